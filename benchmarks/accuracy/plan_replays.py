@@ -132,7 +132,7 @@ def _team(cases: Sequence[StepCase], seed: int) -> Team:
         )
         if binds:
             places = _unbeaten(seconds)
-            kept = seconds[places[random.integers(len(places))]] * late_factor(job, PROBABILITY)
+            kept = seconds[places[random.integers(len(places))]] * late_factor(job.high_factor, PROBABILITY)
             job = replace(job, deadline_seconds=job.release_seconds + kept)
         jobs.append(job)
         measured[job.name] = {place: samples * _per_sample(case.measured_seconds, case) for place, case in own.items()}

@@ -17,6 +17,7 @@ from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.trainer_state import batches_of_fit
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.fit.clock import RunClock
 from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
 
 if TYPE_CHECKING:
@@ -44,11 +45,17 @@ class ProgressFile:
             return None
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
-    def batch_ends(self, trainer: Trainer, *, has_ended: bool = False) -> None:
+    def batch_ends(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
         """Write, if it is time to."""
+
+        def batch_seconds() -> float | None:
+            tempo = clock.tempo(batches_per_window=trainer.accumulate_grad_batches)
+            return None if tempo is None else tempo.step_seconds
+
         progress = None
         if self._keeper is not None:
-            progress = self._keeper.after(trainer.fit_loop.total_batch_idx + 1, has_ended=has_ended)
+            done = trainer.fit_loop.total_batch_idx + 1
+            progress = self._keeper.after(done, has_ended=has_ended, batch_seconds=batch_seconds)
         if progress is None:
             return
         path = self._path

@@ -321,7 +321,7 @@ class RuntimePredictor(Callback):
             return
         self._follow_up.run_clock.batch_ends(optimizer_steps_done=trainer.global_step)
         if self._progress_file is not None:
-            self._progress_file.batch_ends(trainer)
+            self._progress_file.batch_ends(trainer, self._follow_up.run_clock)
         if self._follow_up.is_due():
             self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
         if self._recording is None:
@@ -397,9 +397,9 @@ class RuntimePredictor(Callback):
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
-        if self._progress_file is not None:
-            self._progress_file.batch_ends(trainer, has_ended=True)
         if self._follow_up is not None:
+            if self._progress_file is not None:
+                self._progress_file.batch_ends(trainer, self._follow_up.run_clock, has_ended=True)
             self.outcome = self._follow_up.look_back(trainer)
         self._deactivate()
 

@@ -57,6 +57,9 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))
+        for job in problem.jobs:
+            for note in job.notes:
+                console.print(note, highlight=False)
         if output is not None:
             refused = write_plan(result, problem, output, since)
             names = [one.name + "/" * one.is_dir() for one in sorted(output.iterdir()) if one.name in _WRITTEN]

@@ -135,6 +135,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     begin = 0.0 if since is None else since.now_seconds
     stays, stops = tuple(_stays(plan, problem, since)), tuple(_stops(plan, problem, since))
     names = _file_names(plan, problem)
+    machines = {machine.name: machine for machine in problem.machines}
     tasks: dict[str, str] = {}
     for _, segment, _, machine in stays:
         cluster = _cluster(segment.placement)
@@ -143,11 +144,11 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
             tasks[f"{cluster}.yaml"] = write_sky_task(
                 name=cluster,
                 run=None,
-                accelerators=_accelerators(machine, machine.num_gpus),
+                accelerators=_accelerators(machine, machine.num_gpus // machine.nodes),
                 cloud=cloud,
-                instance_type=None if cloud is None else sky_instance(cloud, machine.instance or machine.name),
+                instance_type=None if cloud is None else sky_instance(cloud, machine.instance or machine.kind),
                 use_spot=True if machine.interruptions_per_hour is not None else None,
-                num_nodes=1,
+                num_nodes=machine.nodes,
                 file_mounts={
                     _mounted(names[job.name]): {"source": job.checkpoint, "mode": "MOUNT"}
                     for _, other, job, _ in stays
@@ -161,8 +162,8 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
         tasks[f"{name}.yaml"] = write_sky_task(
             name=name,
             run=_stoppable(job, pid_file=_pid_file(names[job.name])),
-            accelerators=_accelerators(machine, segment.placement.configuration.num_gpus),
-            num_nodes=1,
+            accelerators=_accelerators(machine, segment.placement.configuration.num_gpus // machine.nodes),
+            num_nodes=machine.nodes,
             envs=_told(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
             comment=(_when(segment, machine),),
         )
@@ -172,7 +173,9 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     for at_seconds, job, placement in stops:
         pid = f"$(cat {_pid_file(names[job.name])})"
         stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
-        line = f"sky exec {_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
+        nodes = machines[placement.configuration.machine].nodes
+        everywhere = f"--num-nodes {nodes} " if nodes > 1 else ""
+        line = f"sky exec {everywhere}{_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
         commands.append((at_seconds, 0, line))
     return {**tasks, SCHEDULE: _schedule(commands, begin)}
 
@@ -199,13 +202,14 @@ def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) 
     names, stops = _file_names(plan, problem), tuple(_stops(plan, problem, since))
     for name, segment, job, machine in _stays(plan, problem, since):
         configuration = segment.placement.configuration
-        limit = (segment.end_seconds - segment.start_seconds) * job.high_factor + problem.restart_seconds
+        late = job.time(configuration).high / job.seconds[configuration]
+        limit = (segment.end_seconds - segment.start_seconds) * late + problem.restart_seconds
         host = hosts.get((segment.placement.node, configuration.machine))
         directives = [
             f"--job-name={names[job.name]}",
             "--dependency=singleton",
-            "--nodes=1",
-            f"--gres=gpu:{_safe(machine.gpu).lower()}:{configuration.num_gpus}",
+            f"--nodes={machine.nodes}",
+            f"--gres=gpu:{_safe(machine.gpu).lower()}:{configuration.num_gpus // machine.nodes}",
             *([] if host is None else [f"--nodelist={host}"]),
             f"--begin=now+{math.floor(segment.start_seconds - begin)}seconds",
         ]

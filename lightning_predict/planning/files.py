@@ -19,8 +19,21 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
 
 `jobs: jobs.csv` reads a table instead: one line per job and configuration, with the columns name, machine, num_gpus,
 hours, deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command, checkpoint. With `remaining_epochs`,
-`hours` is the time of one epoch. The times of a job that names a trace are predicted: on one, two, four, ... GPUs of
-each machine type, as far as it has them, where the step fits (`times_of_trace`).
+`hours` is the time of one epoch.
+
+The times of a job that names a trace, or past runs, are predicted (`times.py`), with their intervals, on one, two,
+four, ... GPUs of each machine type, and on machines together, where a type says so::
+
+    weights: my-weights                   # and gpus_file, release, host, strategy, history: as for `predict`
+    machines:
+      - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
+      - {machine: box, together: 2}       # "2 of box": two of them for one job
+    jobs:
+      - {name: gpt, trace: gpt.json.gz, iterations: 50000, strategy: fsdp, keep_batch: true, deadline_hours: 24}
+      - {name: unet, runs: runs.csv, model: unet, batch_size: 16, iterations: 9000, deadline_hours: 24}
+
+A step is as large as the trace, or as `batch_size` says, on one GPU; with `keep_batch` several share it, else each of
+them takes as much, in as many fewer steps. `runs: history` are the runs that RuntimePredictor remembers.
 
 What an exported plan needs beside times: `command`, which starts the training, and, of a job that may move,
 `checkpoint`, a shared folder or a bucket. Machines of your own may be named for Slurm: `hosts: [dgx1, dgx2]`.
@@ -29,16 +42,17 @@ What an exported plan needs beside times: `command`, which starts the training, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.assumptions import Assumptions
 from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import at_spot_prices
+from lightning_predict.distributed.strategy import strategy_of
 from lightning_predict.errors import PlanningFormatError
-from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
@@ -52,50 +66,14 @@ from lightning_predict.planning.problem import (
     Situation,
     usd,
 )
+from lightning_predict.planning.times import Times, times_of_runs, times_of_trace
 from lightning_predict.planning.validation import check_problem, check_situation
-from lightning_predict.prediction import predict
+from lightning_predict.run.history import read_history
 from lightning_predict.run.progress import PROGRESS_PREFIX, Place, Progress, read_progress
-from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
 
 DEADLINE_PROBABILITY: Final = 0.9
 """Deadlines of a file of jobs are to be kept with this probability, unless it says otherwise."""
-
-
-def times_of_trace(
-    path: Path, iterations: int, machines: tuple[MachineType, ...]
-) -> Mapping[Configuration, Interval[float]]:
-    """Return the seconds of the run that is still to come, with their 90 % interval, by configuration.
-
-    A configuration is left out where the step is known not to fit in its GPUs' memory. A trace that does not know its
-    parameters gives configurations of one GPU, because what several would exchange is unknown.
-
-    Args:
-        path: A trace, as `Trace.save` writes it.
-        iterations: Training steps still to come.
-        machines: Machine types, each with a GPU of the catalogue.
-
-    Raises:
-        TraceError: The file is missing or is not a trace.
-        UnknownGpuError: A machine type has a GPU that the catalogue does not hold.
-    """
-    trace = Trace.load(str(path))
-    layouts = {
-        Configuration(machine=machine.name, num_gpus=count): Layout(layout_of(machine.gpu).gpu, count).name
-        for machine in machines
-        for count in _counts(machine.num_gpus if trace.parameters else 1)
-    }
-    predictions = predict(trace, gpus=list(layouts.values()), iterations=iterations)
-    return {
-        configuration: seconds
-        for configuration, name in layouts.items()
-        if predictions[name].fits is not False and (seconds := predictions[name].total) is not None
-    }
-
-
-def _counts(most: int) -> list[int]:
-    """List powers of two up to the number of GPUs of a machine, and that number."""
-    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
@@ -110,21 +88,34 @@ _TOP_OPTIONAL: Final = frozenset(
         "tardiness_factor",
         "postponement_factor",
         "probability",
+        "weights",
+        "gpus_file",
+        "strategy",
+        "release",
+        "host",
+        "history",
     }
 )
-_JOB_OPTIONAL: Final = frozenset(
-    {
-        "hours",
-        "trace",
-        "iterations",
-        "remaining_epochs",
-        "release_hours",
-        "tardiness_usd_per_hour",
-        "low_factor",
-        "high_factor",
-        "command",
-        "checkpoint",
-    }
+_PREDICTED: Final = frozenset({"iterations", "keep_batch"})
+_OF_TRACES: Final = _PREDICTED | {"strategy"}
+_OF_RUNS: Final = _PREDICTED | {"model", "batch_size"}
+_JOB_OPTIONAL: Final = (
+    frozenset(
+        {
+            "hours",
+            "trace",
+            "runs",
+            "remaining_epochs",
+            "release_hours",
+            "tardiness_usd_per_hour",
+            "low_factor",
+            "high_factor",
+            "command",
+            "checkpoint",
+        }
+    )
+    | _OF_TRACES
+    | _OF_RUNS
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
 _CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
@@ -144,11 +135,16 @@ def read_problem(path: Path) -> Problem:
     """
     document = read_yaml(path, PlanningFormatError)
     document.check_keys(_TOP_KEYS, _TOP_OPTIONAL)
-    machines = tuple(_machine(item) for item in document.member("machines").items(named=["name"]))
+    if document.has("gpus_file"):
+        add_gpus(path.parent / document.member("gpus_file").words())
+    machines: tuple[MachineType, ...] = ()
+    for item in document.member("machines").items(named=["name"]):
+        machines = (*machines, _machine(item, machines))
+    assumptions = _assumptions(document, path.parent)
     jobs = document.member("jobs")
     rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
     problem = Problem(
-        jobs=tuple(_job(row, machines, path.parent) for row in rows),
+        jobs=tuple(_job(row, machines, path.parent, assumptions) for row in rows),
         machines=machines,
         limits=_limits(document),
         formulation=document.optional("formulation", _formulation, Formulation()),
@@ -171,12 +167,13 @@ def read_situation(path: Path, problem: Problem) -> Situation:
         now_hours: 3.5
         spent_usd: 12.4                                          # on machines, so far
         jobs:
-          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5} # it runs
+          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # it runs
           bert: {done: 0.1, machine: box, num_gpus: 1}            # it last ran so, and waits
           unet: {done: 1}                                         # it has ended
 
     `measured_hours` is the time of the whole run where the job ran last, as its progress shows; what it takes elsewhere
-    is predicted anew from it.
+    is predicted anew from it. `beside_hours` are those of them that pass beside the steps, wherever it runs: in waits
+    for data, validation and checkpoints.
 
     Args:
         path: The YAML file.
@@ -193,9 +190,10 @@ def read_situation(path: Path, problem: Problem) -> Situation:
     running: dict[str, Placement] = {}
     started: dict[str, Configuration] = {}
     measured: dict[str, dict[Configuration, float]] = {}
+    beside: dict[str, float] = {}
     for key, row in document.member("jobs").members().items():
         name = str(key)
-        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours"})
+        row.check_keys({"done"}, {"node", "machine", "num_gpus", "measured_hours", "beside_hours"})
         remaining[name] = 1.0 - float(row.member("done").any_number())
         if remaining[name] == 0.0:
             del remaining[name]
@@ -208,12 +206,14 @@ def read_situation(path: Path, problem: Problem) -> Situation:
             running[name] = Placement(node=row.member("node").integer(), configuration=started[name])
         if row.has("measured_hours"):
             measured[name] = {started[name]: hours_to_seconds(row.member("measured_hours").any_number())}
+            beside[name] = hours_to_seconds(_number(row, "beside_hours", 0.0))
     situation = Situation(
         now_seconds=now_seconds,
         remaining=dict(sorted(remaining.items())),
         running=running,
         started=started,
         measured=measured,
+        beside=beside,
         spent_usd=_number(document, "spent_usd", 0.0),
     )
     check_situation(situation, problem)
@@ -288,6 +288,7 @@ def read_progress_of(folder: Path, problem: Problem, *, now: float) -> Situation
             for name, (one, _) in going.items()
             if one.whole_seconds is not None
         },
+        beside={name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None},
     )
     check_situation(situation, problem)
     return situation
@@ -301,11 +302,35 @@ def _number(row: Checked, key: str, default: float) -> float:
     return row.optional(key, _float, default)
 
 
-def _machine(row: Checked) -> MachineType:
+def _assumptions(document: Checked, folder: Path) -> Assumptions:
+    """Return what is assumed of predicted times; paths are seen from the file of jobs."""
+    known = document.value.get("history", True)
+    if not isinstance(known, bool):
+        known = folder / document.member("history").words()
+    weights = document.optional("weights", Checked.words, None)
+    if weights is not None and (folder / weights).exists():
+        weights = str(folder / weights)
+    return Assumptions(
+        strategy=strategy_of(document.optional("strategy", Checked.words, "ddp")),
+        weights=weights,
+        history=() if known is False else read_history(None if known is True else known),
+        release=None if not document.has("release") else str(document.member("release").value),
+        host=document.optional("host", _word_or_number, None),
+    )
+
+
+def _word_or_number(value: Checked) -> str | float:
+    return value.words() if isinstance(value.value, str) else _float(value)
+
+
+def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     if isinstance(row.value, str):
         return _offered(row, row.value)
     if not isinstance(row.value, dict):
         raise row.wrong("the name of an offer, or keys and values")
+    if row.has("machine"):
+        row.check_keys({"machine", "together"})
+        return _together(row, known)
     if row.has("spot"):
         row.check_keys({"spot", "interruptions_per_hour"})
         return _spot(row)
@@ -354,6 +379,23 @@ def _spot(row: Checked) -> MachineType:
     )
 
 
+def _together(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
+    """Return so many machines of a type, one named above or an offer, as one that a job can span."""
+    name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
+    one = next((machine for machine in known if machine.name == name and machine.of is None), None)
+    one = one or _offered(row.member("machine"), name)
+    return replace(
+        one,
+        name=f"{count} of {name}",
+        num_gpus=count * one.num_gpus,
+        usd_per_hour=count * one.usd_per_hour,
+        interruptions_per_hour=None if one.interruptions_per_hour is None else count * one.interruptions_per_hour,
+        hosts=(),
+        nodes=count,
+        of=name,
+    )
+
+
 def _limits(document: Checked) -> Limits:
     quotas = document.member("quotas").members() if "quotas" in document.mapping() else {}
     return Limits(
@@ -368,32 +410,57 @@ def _formulation(value: Checked) -> Formulation:
     return Formulation(**{name: item.flag() for name, item in value.members().items()})
 
 
-def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Job:
+def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Job:
     row.check_keys({"name", "deadline_hours"}, _JOB_OPTIONAL)
-    times = _times(row, machines, folder)
-    # One factor a job: the widest of its intervals.
-    low = min((time.low / time.middle for time in times.values()), default=1.0)
-    high = max((time.high / time.middle for time in times.values()), default=1.0)
+    found = _times(row, machines, folder, assumptions)
+    times = found.seconds
+    is_said = row.has("low_factor") or row.has("high_factor")
     return Job(
         name=row.member("name").words(),
         seconds={configuration: time.middle for configuration, time in times.items()},
         deadline_seconds=hours_to_seconds(row.member("deadline_hours").any_number()),
         release_seconds=hours_to_seconds(_number(row, "release_hours", 0.0)),
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
-        low_factor=_number(row, "low_factor", low),
-        high_factor=_number(row, "high_factor", high),
+        low_factor=_number(row, "low_factor", 1.0),
+        high_factor=_number(row, "high_factor", 1.0),
+        spreads={} if is_said else {place: time.scaled(1 / time.middle) for place, time in times.items()},
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
+        notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
     )
 
 
-def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Mapping[Configuration, Interval[float]]:
-    """Return the seconds of the whole run by configuration, stated or predicted; stated ones have no width."""
-    if row.has("hours") == row.has("trace"):
-        raise row.problem("must state either hours (by machine and number of GPUs) or a trace with iterations.")
-    if row.has("trace"):
-        trace = row.member("trace")
-        return times_of_trace(folder / trace.words(), row.member("iterations").integer(minimum=1), machines)
+def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
+    """Return the time of the whole run by configuration, stated or predicted; stated ones have no width."""
+    sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
+    if len(sources) != 1:
+        raise row.problem(
+            "must state either hours (by machine and number of GPUs), or a trace with iterations, or past runs with "
+            "iterations and batch_size."
+        )
+    (source,) = sources
+    allowed = {"hours": frozenset(), "trace": _OF_TRACES, "runs": _OF_RUNS}[source]
+    if strangers := sorted(key for key in (_OF_TRACES | _OF_RUNS) - allowed if row.has(key)):
+        raise row.problem(f"has {strangers[0]}, which says nothing of times from {source}; leave it out.")
+    keep_batch = row.optional("keep_batch", Checked.flag, False)
+    if source == "trace":
+        own = strategy_of(row.member("strategy").words()) if row.has("strategy") else assumptions.strategy
+        return times_of_trace(
+            folder / row.member("trace").words(),
+            row.member("iterations").integer(minimum=1),
+            machines,
+            assumptions=replace(assumptions, strategy=own),
+            keep_batch=keep_batch,
+        )
+    if source == "runs":
+        return times_of_runs(
+            folder / row.member("runs").words(),
+            row.member("iterations").integer(minimum=1),
+            machines,
+            batch_size=row.member("batch_size").integer(minimum=1),
+            model=row.optional("model", Checked.words, None),
+            keep_batch=keep_batch,
+        )
     epochs = _number(row, "remaining_epochs", 1.0)
     seconds = {}
     for machine, by_gpus in row.member("hours").members().items():
@@ -405,7 +472,7 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path) -> Map
             configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
             stated = hours_to_seconds(hours.any_number()) * epochs
             seconds[configuration] = Interval(stated, stated, stated)
-    return seconds
+    return Times(seconds)
 
 
 def _csv_jobs(path: Path) -> list[Checked]:

@@ -192,13 +192,18 @@ def slots(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Rent no more machines than allowed: Σ_n y_n + Σ_vf z_vf ≤ N, and of a type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v."""
+    """Rent no more machines than allowed: Σ_n y_n + Σ_vf z_vf ≤ N, and of a type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
+
+    A type that stands for several machines counts as so many, in N and in the quota of theirs.
+    """
     machines = [
         *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
         *enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling),
     ]
-    rows: list[Entries] = [[(column, 1.0) for column, _ in machines]]
-    rows += [[(column, 1.0) for column, of in machines if of == index] for index in range(len(options.machines))]
+    sizes = [float(machine.nodes) for machine in options.machines]
+    kinds = [machine.kind for machine in options.machines]
+    rows: list[Entries] = [[(column, sizes[of]) for column, of in machines]]
+    rows += [[(column, sizes[of]) for column, of in machines if kinds[of] == kind] for kind in kinds]
     return _at_most(variables, rows, np.array([options.nodes, *options.quotas.tolist()], dtype=float))
 
 

@@ -93,14 +93,18 @@ the middle, and was that of all tables when it was chosen."""
 def working_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run without interruptions: as predicted, mended by what its progress shows.
 
-    Other configurations of a GPU that it was measured on are off by the same factor, other GPUs by a power of it.
+    Other configurations of a GPU that it was measured on are off by the same factor. What lengthens a run beside its
+    steps is not the GPU's and goes for every GPU, as in `run_correction`; of the rest other GPUs share a power.
     """
     measured = situation.measured.get(job.name)
     if not measured:
         return job.seconds
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     factors = {gpus[item.machine]: seconds / job.seconds[item] for item, seconds in measured.items()}
-    elsewhere = math.prod(factors.values()) ** (ELSEWHERE / len(factors))
+    mean = math.prod(factors.values()) ** (1 / len(factors))
+    predicted = sum(job.seconds[item] for item in measured) / len(measured)
+    of_any_gpu = min(1.0 + situation.beside.get(job.name, 0.0) / predicted, max(mean, 1.0))
+    elsewhere = of_any_gpu * (mean / of_any_gpu) ** ELSEWHERE
     return {
         item: measured.get(item, seconds * factors.get(gpus[item.machine], elsewhere))
         for item, seconds in job.seconds.items()
@@ -111,21 +115,26 @@ INTERVAL_PROBABILITY: Final = 0.95
 """Probability with which a time stays below the upper end of its interval, which holds 90 % of the cases."""
 
 
-def late_factor(job: Job, probability: float) -> float:
-    """Return what the predicted time of a job has to be multiplied by to be kept with a probability.
+def late_factor(high_factor: float, probability: float) -> float:
+    """Return what a predicted time has to be multiplied by to be kept with a probability.
 
     Logarithms of measured over predicted times are taken as normal, with the upper end of the interval at 95 %.
+
+    Args:
+        high_factor: Upper end of the time's interval, over the middle.
+        probability: How surely.
     """
     normal = NormalDist()
-    return float(job.high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
+    return float(high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
 
 
 def late_factors(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
     """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is no longer in doubt."""
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
-    late = late_factor(job, problem.probability)
-    return {item: 1.0 if gpus[item.machine] in known else late for item in job.seconds}
+    late = late_factor(job.high_factor, problem.probability)
+    own = {item: late_factor(spread.high, problem.probability) for item, spread in job.spreads.items()}
+    return {item: 1.0 if gpus[item.machine] in known else own.get(item, late) for item in job.seconds}
 
 
 def behind_share(job: Job, problem: Problem, situation: Situation) -> float:
@@ -213,7 +222,7 @@ class Options:
         reserved_usd: What the budget keeps for a job that waits: its cheapest run, alone on its machine, (J,).
         period_usd: Price of a machine until the next event at the latest, (M,).
         nodes: Machines at one time.
-        quotas: Machines at one time of each type, (M,).
+        quotas: Machines at one time of each type, (M,): of those of several machines, of the type of one.
         budget_usd: What may still be spent; infinite without a budget.
     """
 
@@ -323,7 +332,7 @@ def options_of(problem: Problem, situation: Situation) -> Options:
         period_usd=usd_per_second * horizon,
         nodes=problem.limits.nodes,
         quotas=np.array(
-            [problem.limits.quotas.get(machine.name, problem.limits.nodes) for machine in machines], dtype=np.int64
+            [problem.limits.quotas.get(machine.kind, problem.limits.nodes) for machine in machines], dtype=np.int64
         ),
         budget_usd=_budget_left(problem, situation, by_name.values()),
     )

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, final
 
+from lightning_predict.interval import Interval
 from lightning_predict.units import seconds_to_hours
 
 
@@ -36,6 +37,9 @@ class MachineType:
         interruptions_per_hour: How often a spot machine is taken away, on average: an assumption of whoever plans. None
             if it is not a spot machine.
         hosts: Names of own machines of this type, as Slurm knows them; empty where Slurm chooses.
+        nodes: Machines that it stands for: several are rented together for a job that spans them, and `num_gpus` and
+            `usd_per_hour` are of all of them.
+        of: Name of the type of one of them; None where it stands for one.
     """
 
     name: str
@@ -46,6 +50,13 @@ class MachineType:
     instance: str | None = None
     interruptions_per_hour: float | None = None
     hosts: tuple[str, ...] = ()
+    nodes: int = 1
+    of: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the type of one machine, which quotas count."""
+        return self.of or self.name
 
 
 @final
@@ -69,9 +80,11 @@ class Job:
         release_seconds: Time of its submission; no decision before it knows the job.
         low_factor: Lower end of the interval of its times, as a factor of the predicted ones.
         high_factor: Upper end of that interval.
+        spreads: That interval by configuration, as factors, where times are not known alike; before the two above.
         command: What starts the training, for the exported scripts; None: they are not written.
         checkpoint: Folder that all machines share, or bucket, that the command writes its checkpoint to on SIGTERM and
             goes on from; None: what stops has lost its work, so that a plan in which it moves is not exported.
+        notes: What a reader of a plan has to know of its times.
     """
 
     name: str
@@ -81,8 +94,15 @@ class Job:
     release_seconds: float = 0.0
     low_factor: float = 1.0
     high_factor: float = 1.0
+    spreads: Mapping[Configuration, Interval[float]] = field(default_factory=dict)
     command: str | None = None
     checkpoint: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def time(self, configuration: Configuration) -> Interval[float]:
+        """Give the time of the whole run with its 90 % interval."""
+        spread = self.spreads.get(configuration, Interval(self.low_factor, 1.0, self.high_factor))
+        return spread.scaled(self.seconds[configuration])
 
     @property
     def fastest_seconds(self) -> float:
@@ -194,6 +214,7 @@ class Situation:
         started: Last configuration of each job that has run, whether it runs now or not.
         restarting: Seconds until a job works that has moved, of those that run but do not work yet.
         measured: Time of the whole run that a job's own progress shows, by job and by configuration that it ran on.
+        beside: Seconds of that time, by job, that pass beside its steps: waits for data, validation, checkpoints.
         unproven: Share of the work that is done only as predicted, by job: a plan looks ahead. What nobody has seen yet
             may take longer.
         spent_usd: Paid for machines so far.
@@ -206,6 +227,7 @@ class Situation:
     started: Mapping[str, Configuration] = field(default_factory=dict)
     restarting: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
+    beside: Mapping[str, float] = field(default_factory=dict)
     unproven: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0
     mean_gap_seconds: float | None = None

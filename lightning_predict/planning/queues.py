@@ -122,8 +122,11 @@ class _Nodes:
         return node
 
     def _unused(self, machine: str) -> int | None:
-        rented = sum(other == machine for other in self._type.values())
-        if rented >= self._limits.quotas.get(machine, self._limits.nodes):
+        own, rented = self._machines[machine], [self._machines[name] for name in self._type.values()]
+        alike = sum(other.nodes for other in rented if other.kind == own.kind)
+        if alike + own.nodes > self._limits.quotas.get(own.kind, self._limits.nodes):
+            return None
+        if sum(other.nodes for other in rented) + own.nodes > self._limits.nodes:
             return None
         return next((node for node in range(self._limits.nodes) if node not in self._type), None)
 

@@ -245,6 +245,7 @@ class _Simulation:
                     if work.start_seconds > self.now_seconds
                 },
                 measured={name: dict(self.measured[name]) for name in sorted(self.measured.keys() & self.remaining)},
+                beside={} if self.since is None else self.since.beside,
                 unproven=self._unproven(),
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),

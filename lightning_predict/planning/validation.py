@@ -96,6 +96,9 @@ def _check_nodes(situation: Situation, problem: Problem) -> None:
                 f"Node {node} is both {types[node]!r} and {configuration.machine!r}; a node is one."
             )
         used[node] += configuration.num_gpus
+        count = sum(machines[name].nodes for name in types.values())
+        if count > problem.limits.nodes:
+            raise InvalidArgumentError(f"Jobs run on {count} machines; nodes={problem.limits.nodes}.")
         if used[node] > machines[configuration.machine].num_gpus:
             raise InvalidArgumentError(
                 f"Jobs on node {node} have {used[node]} GPUs; {configuration.machine!r} has "
@@ -110,6 +113,11 @@ def _check_unique(what: str, names: Iterable[str]) -> None:
 
 
 def _check_machine(machine: MachineType) -> None:
+    if machine.nodes < 1 or machine.num_gpus % max(machine.nodes, 1):
+        raise InvalidArgumentError(
+            f"Machine type {machine.name!r} is {machine.nodes} machines with {machine.num_gpus} GPUs in all; expected "
+            "at least 1, each with as many GPUs."
+        )
     if machine.num_gpus < 1:
         raise InvalidArgumentError(
             f"Machine type {machine.name!r} has num_gpus={machine.num_gpus}; expected 1 or more."
@@ -192,9 +200,16 @@ def _check_job(job: Job, machines: dict[str, MachineType], limits: Limits) -> No
         )
     for configuration, seconds in sorted(job.seconds.items()):
         _check_time(job, configuration, seconds, machines)
-    if not any(limits.quotas.get(configuration.machine, 1) > 0 for configuration in job.seconds):
+    for configuration, spread in job.spreads.items():
+        if not 0 < spread.low <= 1 <= spread.high < math.inf:
+            raise InvalidArgumentError(
+                f"Job {job.name!r} has the interval [{spread.low:g}, {spread.high:g}] around its time on "
+                f"{configuration.num_gpus} GPUs of {configuration.machine!r}; expected factors with 0 < low ≤ 1 ≤ high."
+            )
+    possible = [machines[configuration.machine] for configuration in job.seconds]
+    if not any(one.nodes <= min(limits.nodes, limits.quotas.get(one.kind, limits.nodes)) for one in possible):
         reason = (
-            "every machine type that it could use has a quota of 0"
+            f"every machine type that it could use is more than the quotas or nodes={limits.nodes} allow"
             if job.seconds
             else "it has a time on no machine type"
         )

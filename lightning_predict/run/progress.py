@@ -66,6 +66,8 @@ class Progress:
         done: Share of the work that is done.
         has_ended: Training has ended, by its own end.
         whole_seconds: Time of the whole run at the pace of this process; None until that is known.
+        beside_seconds: The part of it that passes beside the steps: waits for data, validation, checkpoints; None where
+            no step was timed.
         began: When this process began to train, in seconds since 1970.
         written: When the file was written, likewise.
     """
@@ -74,6 +76,7 @@ class Progress:
     done: float
     has_ended: bool
     whole_seconds: float | None
+    beside_seconds: float | None
     began: float
     written: float
 
@@ -101,7 +104,7 @@ def read_progress(path: Path) -> Progress:
         InvalidArgumentError: It is missing or damaged.
     """
     row = read_json(path, InvalidArgumentError)
-    row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"})
+    row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"}, {"beside_seconds"})
     done = row.member("done").number()
     if not 0 <= done <= 1:
         raise row.member("done").wrong("a share from 0 to 1")
@@ -111,6 +114,7 @@ def read_progress(path: Path) -> Progress:
         done=done,
         has_ended=row.member("has_ended").flag(),
         whole_seconds=None if whole.value is None else whole.positive(),
+        beside_seconds=row.member("beside_seconds").number() if row.has("beside_seconds") else None,
         began=row.member("began").number(),
         written=row.member("written").number(),
     )
@@ -149,12 +153,15 @@ class ProgressKeeper:
     def __post_init__(self) -> None:
         self._began = self.wall_clock()
 
-    def after(self, batches_done: int, *, has_ended: bool = False) -> Progress | None:
+    def after(
+        self, batches_done: int, *, has_ended: bool = False, batch_seconds: Callable[[], float | None] = lambda: None
+    ) -> Progress | None:
         """Return what to write after a batch, over the whole run; None where it is too early for it.
 
         Args:
             batches_done: Batches of the whole run, those before a resume too.
             has_ended: The run is over.
+            batch_seconds: Gives what a batch takes from its beginning to its end; None before one was timed.
         """
         if not self.batches:
             return None
@@ -166,11 +173,13 @@ class ProgressKeeper:
         done = 1.0 if has_ended else min(1.0, batches_done / self.batches)
         since, trained = now - first_at, batches_done - first_batches
         pace = since / trained if trained > 0 and since >= PACE_SECONDS else None
+        within = None if pace is None else batch_seconds()
         return Progress(
             place=self.place,
             done=done,
             has_ended=has_ended,
             whole_seconds=None if pace is None else pace * self.batches,
+            beside_seconds=None if pace is None or within is None else max(0.0, pace - within) * self.batches,
             began=self._began,
             written=self.wall_clock(),
         )

@@ -53,7 +53,7 @@ def test_a_team_has_the_times_of_rows_by_sample() -> None:
         for place, seconds in first.measured_seconds[job.name].items():
             assert seconds == pytest.approx((1 + 0.1 * model) * job.seconds[place])
         # It binds: the job keeps it with 90 % on one of its GPUs exactly.
-        kept = [seconds * late_factor(job, PROBABILITY) for seconds in job.seconds.values()]
+        kept = [seconds * late_factor(job.high_factor, PROBABILITY) for seconds in job.seconds.values()]
         assert any(job.deadline_seconds - job.release_seconds == pytest.approx(end) for end in kept)
 
 

@@ -130,7 +130,7 @@ def test_a_csv_has_a_line_a_job_and_configuration(tmp_path: Path) -> None:
         ),
         (
             DOCUMENT | {"jobs": [{"name": "a", "deadline_hours": 1}]},
-            "jobs.yaml, line 2: jobs['a'] must state either hours (by machine and number of GPUs) or a",
+            "jobs.yaml, line 2: jobs['a'] must state either hours (by machine and number of GPUs), or a",
         ),
         (
             DOCUMENT | {"jobs": [JOB | {"deadline_hours": "soon"}]},

@@ -167,10 +167,10 @@ def test_machines_are_in_the_order_of_their_names() -> None:
 
 def test_a_deadline_is_kept_with_a_probability_as_far_as_the_interval_says() -> None:
     wide = replace(TWO_JOBS.jobs[0], high_factor=2.0)
-    assert late_factor(wide, 0.5) == 1.0
-    assert late_factor(wide, 0.95) == pytest.approx(2.0)  # the upper end of an interval that holds 90 %
+    assert late_factor(2.0, 0.5) == 1.0
+    assert late_factor(2.0, 0.95) == pytest.approx(2.0)  # the upper end of an interval that holds 90 %
     # The 90 % quantile of a normal distribution lies at 1.2816 deviations, the 95 % one at 1.6449.
-    assert late_factor(wide, 0.9) == pytest.approx(2 ** (1.2816 / 1.6449), rel=1e-4)
+    assert late_factor(2.0, 0.9) == pytest.approx(2 ** (1.2816 / 1.6449), rel=1e-4)
     problem = replace(TWO_JOBS, jobs=(wide, TWO_JOBS.jobs[1]), probability=0.95)
     sure = options_of(problem, at_start(problem))
     middle = options_of(TWO_JOBS, at_start(TWO_JOBS))

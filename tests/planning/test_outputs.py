@@ -374,7 +374,7 @@ SBATCH = {
     "open-mode": "append",
 }
 """The directives that scripts use, as the manual of sbatch documents their values; sbatch 22.05 (`--test-only`) accepts
-such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`; `test_slurm.py` asks sbatch itself."""
+such scripts and refuses `--time=1h`, `--begin=soonish` and `--gres=gpu:a10:four`; `test_slurm.py` asks it."""
 
 
 @pytest.mark.parametrize("name", ["a", "two words", "$(touch x); `id`", 'it\'s "quoted" & more', "größer\nzwei"])

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 import lightning_predict as lp
-from lightning_predict.planning.files import read_problem, times_of_trace
+from lightning_predict.planning.files import read_problem
 from lightning_predict.planning.problem import Configuration, MachineType
+from lightning_predict.planning.times import times_of_trace
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 MACHINES = (
@@ -28,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_a_trace_without_parameters_has_times_on_one_gpu_of_each_machine(trace: Path) -> None:
-    times = times_of_trace(trace, 1000, MACHINES)
+    times = times_of_trace(trace, 1000, MACHINES).seconds
     predicted = lp.predict(Trace.load(str(trace)), gpus=["T4", "A10"])
     assert {item: time.middle for item, time in times.items()} == {
         Configuration(machine="one", num_gpus=1): pytest.approx(1000 * predicted["T4"].iteration_seconds),
@@ -41,7 +42,7 @@ def test_several_gpus_of_a_machine_do_the_same_samples_in_fewer_steps(trace: Pat
     whole = replace(Trace.load(str(trace)), parameters=(Parameter(name="weight", shape=(1024, 1024), dtype="float32"),))
     path = tmp_path / "whole.json"
     whole.save(str(path))
-    times = times_of_trace(path, 1000, MACHINES)
+    times = times_of_trace(path, 1000, MACHINES).seconds
     assert sorted((one.machine, one.num_gpus) for one in times) == [
         ("box", 1),
         ("box", 2),
@@ -65,9 +66,10 @@ def test_a_file_of_jobs_can_name_traces(trace: Path, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     problem = read_problem(path)
     (job,) = problem.jobs
-    ((place, time),) = times_of_trace(trace, 1000, MACHINES[:1]).items()
+    ((place, time),) = times_of_trace(trace, 1000, MACHINES[:1]).seconds.items()
     assert job.seconds == {place: time.middle}
-    # How far the prediction may be off is the job's interval, and deadlines are to be kept within it.
-    assert (job.low_factor, job.high_factor) == (time.low / time.middle, time.high / time.middle)
-    assert job.high_factor > 1
+    # How far the prediction may be off is the time's interval, and deadlines are to be kept within it.
+    assert job.time(place).low == pytest.approx(time.low)
+    assert job.time(place).high == pytest.approx(time.high)
+    assert time.high > time.middle
     assert problem.probability == 0.9

@@ -31,7 +31,7 @@ def with_job(job: Job) -> Problem:
         ),
         (
             replace(TWO_JOBS, limits=Limits(nodes=2, quotas={"small": 0})),
-            "Job 'b' fits nowhere: every machine type that it could use has a quota of 0",
+            "Job 'b' fits nowhere: every machine type that it could use is more than the quotas or nodes=2 allow",
         ),
         (with_job(replace(FIRST, deadline_seconds=-1.0)), "Job 'a' has its deadline at -1 s, which is in the past"),
         (

@@ -22,9 +22,10 @@ def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Pat
     now[0] = 1059.0
     assert keeper.after(110) is None
     now[0] = 1060.0
-    second = keeper.after(131)
+    second = keeper.after(131, batch_seconds=lambda: 1.5)
     assert second is not None
     assert second.whole_seconds == pytest.approx(60 / 30 * 200)  # 30 batches in a minute, of 200
+    assert second.beside_seconds == pytest.approx((2 - 1.5) * 200)  # 1.5 s of each 2 s are the batch's own
     now[0] = 1061.0
     last = keeper.after(150, has_ended=True)  # stopped early by its own rule
     assert last is not None
@@ -49,7 +50,15 @@ def test_the_environment_says_what_runs_where(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
-    row = {"place": None, "done": 1.5, "has_ended": False, "whole_seconds": None, "began": 0.0, "written": 1.0}
+    row = {
+        "place": None,
+        "done": 1.5,
+        "has_ended": False,
+        "whole_seconds": None,
+        "beside_seconds": None,
+        "began": 0.0,
+        "written": 1.0,
+    }
     path.write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(InvalidArgumentError, match="expected a share from 0 to 1"):
         read_progress(path)
