@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,3 +58,15 @@ def test_all_that_the_project_asks_for_is_pinned() -> None:
 def test_a_line_without_a_version_is_noticed() -> None:
     with pytest.raises(ValueError, match="dictionary update sequence"):
         pinned("torch>=2.4\n")
+
+
+def test_the_oldest_python_and_the_oldest_and_newest_torch_run_every_week() -> None:
+    """The oldest Python that pyproject promises is among the weekly ones, with each list of versions of `.ci/compat`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8"))
+    compat = weekly["jobs"]["compat"]
+    runs = {(one["versions"], one["python"]) for one in compat["strategy"]["matrix"]["include"]}
+    assert {("low", oldest), ("newest", oldest)} <= runs
+    assert any("bash .ci/compat" in step.get("run", "") for step in compat["steps"])
+    assert "schedule" in weekly[True]  # `on:` is a Boolean of YAML 1.1
