@@ -11,8 +11,8 @@ import joblib
 from distributed import Client, LocalCluster
 from rich.console import Console
 
-from lightning_predict.planning.pictures import comparison_table
-from lightning_predict.planning.study import Study, StudyRun, compare, run_study
+from benchmarks.planning.pictures import comparison_table
+from benchmarks.planning.study import Study, StudyRun, compare, run_study
 
 STUDY = Study(nodes=(2,), mean_gap_seconds=(150.0,), seeds=(2, 3), policies=("fifo", "edf", "ps", "milp"))
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planning.study import read_study
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.errors import LightningPredictError
@@ -23,7 +24,6 @@ from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.own import read_gpus
 from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.planning.files import read_problem
-from lightning_predict.planning.study import read_study
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
 from lightning_predict.sharding.step import Assignment, plan_document, read_plan, sharded_step

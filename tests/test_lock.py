@@ -61,7 +61,7 @@ def test_a_line_without_a_version_is_noticed() -> None:
 
 
 def test_the_oldest_python_and_the_oldest_and_newest_torch_run_every_week() -> None:
-    """The oldest Python that pyproject promises is among the weekly ones, with each list of versions of `.ci/compat`."""
+    """The oldest Python of pyproject is among the weekly ones, with each list of versions of `.ci/compat`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     oldest = project["requires-python"].removeprefix(">=")
     weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8"))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from benchmarks.planning.pictures import comparison_table
+from benchmarks.planning.study import Study, compare, run_study
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.pictures import comparison_table
-from lightning_predict.planning.study import Study, compare, run_study
 from tests.planning.example import at_start, crowd
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

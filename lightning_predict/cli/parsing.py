@@ -83,6 +83,10 @@ REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
         "--weights-cache": "the variable LIGHTNING_PREDICT_CACHE",
     },
     "shard": {"--zipf-alpha": "--skew", "--indices": "--skew"},
+    "simulate": {
+        "--output": "python -m benchmarks.planning, in a clone of the repository, for studies of planners",
+        "--workers": "python -m benchmarks.planning, in a clone of the repository, for studies of planners",
+    },
 }
 """Options of earlier releases, by command, with what stands for them now."""
 

@@ -3,7 +3,7 @@
 Example::
 
     lightning-predict plan jobs.yaml --output plan
-    lightning-predict simulate study.yaml --output study --workers -1
+    lightning-predict simulate jobs.yaml --replay plan/plan.json --off 0.8,1,1.5
 """
 
 from __future__ import annotations
@@ -75,53 +75,28 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
 
 
 def simulate(
-    study: Path,
+    jobs: Path,
     *,
-    output: Path | None = None,
-    workers: int | None = None,
     replay: Path | None = None,
     off: str | None = None,
     again: int = 0,
 ) -> Answer:
-    """Compare ways of planning on random jobs, with real times that differ from the predicted ones.
+    """Carry out a plan of the jobs in the file against real times that differ from the predicted ones.
 
-    With --replay, carry out one plan of the jobs in the file against other real times. Needs the extra `planning`.
+    Needs the extra `planning`.
 
     Args:
-        study: A YAML file of settings; an empty one takes the defaults. With --replay the file of jobs.
-        output: Folder to write all runs and the figure to.
-        workers: Processes, -1 for all cores.
+        jobs: The YAML file of machines, limits and jobs that was planned.
         replay: The plan.json that `plan --output` wrote of these jobs.
         off: Real over predicted time of all jobs, some separated by commas; as predictions were off where left out.
-        again: With --replay, plan again so often on the way, at equal distances, as `plan --state` would.
+        again: Plan again so often on the way, at equal distances, as `plan --state` would.
     """
-    if replay is not None:
-        return _replayed(study, replay, off, again)
-    if again:
-        raise InvalidArgumentError(f"--again {again} is for a plan that is replayed; name it with --replay.")
-    if off is not None:
-        raise InvalidArgumentError(f"--off {off} is for a plan that is replayed; name it with --replay plan/plan.json.")
-    from rich.console import Console
-
-    from lightning_predict.planning.pictures import comparison_figure, comparison_table
-    from lightning_predict.planning.study import compare, read_study, run_study
-
-    def simulated(console: Console) -> dict[str, object]:
-        settings = read_study(study)
-        with _progress(console, "runs", len(settings.runs)) as advance:
-            runs = run_study(settings, workers=workers, on_run=lambda _: advance())
-        comparisons = compare(runs)
-        console.print(comparison_table(comparisons))
-        document = {"comparisons": json_value(comparisons), "runs": json_value(runs)}
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"version": 1, "study": json_value(settings), **document}, indent=2)
-            (output / "study.json").write_text(text + "\n", encoding="utf-8")
-            comparison_figure(comparisons).savefig(output / "study.svg")
-            console.print(f"Written to {output}: study.json, study.svg")
-        return document
-
-    return Answer(data=lambda: simulated(Console(quiet=True)), show=lambda: _ignored(simulated(_terminal())))
+    if replay is None:
+        raise InvalidArgumentError(
+            "simulate carries out a plan: name it with --replay plan/plan.json. Studies that compare planners on "
+            "random jobs are python -m benchmarks.planning STUDY.yaml, in a clone of the repository."
+        )
+    return _replayed(jobs, replay, off, again)
 
 
 def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Answer:
@@ -131,8 +106,7 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Answe
     from lightning_predict.planning.exports import read_plan
     from lightning_predict.planning.files import read_problem
     from lightning_predict.planning.policies import cheapest_plan
-    from lightning_predict.planning.replay import evenly, replay, slowed
-    from lightning_predict.planning.study import likely_factors
+    from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
     from lightning_predict.reports.format import duration, share, significant, usd
 
     problem, segments = read_problem(jobs), read_plan(plan_file)

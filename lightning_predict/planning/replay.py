@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from types import MappingProxyType
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.planning.exports import IDLE_MINUTES
@@ -34,6 +35,18 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.planning.simulator import MEASURED_SECONDS, ActualSeconds
 from lightning_predict.units import SECONDS_PER_MINUTE
+
+PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
+"""Standard deviations of the logarithm of measured over predicted times of published whole steps, by GPU, by model and
+of what is left (`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later
+fits find smaller ones, and these stay so that published figures can be repeated."""
+
+
+def likely_factors() -> tuple[float, float, float]:
+    """Give the 5th, 50th and 95th percentile of real over predicted times that `PREDICTION_DEVIATIONS` stand for."""
+    deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
+    far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
+    return 1 / far, 1.0, far
 
 
 @final

@@ -275,16 +275,15 @@ def test_plan_plans_jobs_with_stated_and_with_predicted_times(trace: Path, run: 
     assert "There is no policy 'best'" in run("plan", jobs, "--method", "best").err
 
 
-def test_simulate_compares_policies(run: Run, tmp_path: Path) -> None:
-    study = tmp_path / "study.yaml"
-    study.write_text("nodes: [2]\nmean_gap_seconds: [30]\nseeds: [0]\npolicies: [fifo, edf]\n")
-    found = run("simulate", study, "--json").json
-    assert [row["policy"] for row in found["comparisons"]] == ["fifo", "edf"]
-    assert len(found["runs"]) == 2
-    out = run("simulate", study, "--output", tmp_path / "study").out
-    assert "edf" in out
-    assert (tmp_path / "study" / "study.json").exists()
-    assert "nowhere.yaml does not exist" in run("simulate", tmp_path / "nowhere.yaml").err
+def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path) -> None:
+    ran = run("simulate", tmp_path / "study.yaml")
+    assert ran.code == 2
+    assert "name it with --replay plan/plan.json." in ran.err
+    assert "python -m benchmarks.planning STUDY.yaml, in a clone" in ran.err
+    assert (
+        "--workers was removed from simulate; use python -m benchmarks.planning"
+        in run("simulate", "x", "--workers", "2").err
+    )
 
 
 def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

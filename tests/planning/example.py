@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from benchmarks.planning.study import random_problem
 from lightning_predict.planning.problem import (
     Configuration,
     Formulation,
@@ -15,7 +16,6 @@ from lightning_predict.planning.problem import (
     Problem,
     Situation,
 )
-from lightning_predict.planning.study import random_problem
 
 HOUR = 3600.0
 SMALL = MachineType(name="small", gpu="T4", num_gpus=1, usd_per_hour=1.0)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from benchmarks.planning.__main__ import main as study
 from lightning_predict.cli import main
 from tests.planning.test_files import DOCUMENT, written
 
@@ -40,10 +41,10 @@ def test_plan_prints_the_table_and_writes_all_files(tmp_path: Path, capsys: pyte
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["total_usd"] == pytest.approx(6.0)  # 1 h of large
 
 
-def test_simulate_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study_prints_the_comparison_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
-    assert main(["simulate", str(path), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert study([str(path), "--output", str(tmp_path / "out"), "--workers", "1"]) == 0
     document = json.loads((tmp_path / "out" / "study.json").read_text())
     assert {run["policy"] for run in document["runs"]} == {"edf", "milp"}
     assert [row["policy"] for row in document["comparisons"]] == ["edf", "milp"]
@@ -120,4 +121,4 @@ def test_a_plan_is_replayed_against_other_times(tmp_path: Path, capsys: pytest.C
     (replanned,) = json.loads(capsys.readouterr().out)["replays"]
     assert [one["lost_seconds"] for one in replanned["jobs"]] == [0.0]
     assert main(["simulate", str(jobs), "--again", "1"]) == 2
-    assert "is for a plan that is replayed; name it with --replay." in capsys.readouterr().err
+    assert "simulate carries out a plan: name it with --replay plan/plan.json." in capsys.readouterr().err

@@ -21,19 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from benchmarks.planning.pictures import comparison_figure, comparison_table
+from benchmarks.planning.study import Comparison, Saving, random_problem
 from lightning_predict.errors import MissingDependencyError, PlanningFormatError
 from lightning_predict.planning.exports import plan_json, skypilot_tasks, slurm_scripts, write_plan
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.pictures import (
     chart_of,
-    comparison_figure,
-    comparison_table,
     gantt_page,
     plan_table,
 )
 from lightning_predict.planning.problem import Plan, Problem, Situation
 from lightning_predict.planning.simulator import simulate
-from lightning_predict.planning.study import Comparison, Saving, random_problem
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
 

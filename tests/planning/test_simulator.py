@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.planning.study import random_actual_seconds, random_problem
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import interruption_factor
@@ -21,7 +22,6 @@ from lightning_predict.planning.problem import (
 )
 from lightning_predict.planning.queues import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
-from lightning_predict.planning.study import random_actual_seconds, random_problem
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, job, on
 
 

@@ -1,6 +1,6 @@
 """Predict the jobs of the planning study on machines that clouds rent out, and write the table that the study reads.
 
-python -m benchmarks.cloud_jobs lightning_predict/planning/cloud_jobs.json
+python -m benchmarks.planning.cloud_jobs benchmarks/planning/cloud_jobs.json
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 import lightning_predict as lp
 from benchmarks.accuracy.regressions import SWEPT_MODELS, recorded_step
+from benchmarks.planning.study import job_batch, study_job_kinds
 from lightning_predict.cost.offers import Offer, load_offers
-from lightning_predict.planning.study import job_batch, study_job_kinds
 
 MACHINES: Final = (
     ("AWS", "g5.xlarge"),
@@ -68,7 +68,7 @@ def main() -> None:
     offers = [newest_offer(*machine) for machine in MACHINES]
     gpus = {offer.gpu: max(o.num_gpus for o in offers if o.gpu == offer.gpu) for offer in offers}
     document = {
-        "command": "python -m benchmarks.cloud_jobs lightning_predict/planning/cloud_jobs.json",
+        "command": "python -m benchmarks.planning.cloud_jobs benchmarks/planning/cloud_jobs.json",
         "version": lp.__version__,
         "machines": {
             f"{offer.provider} {offer.instance}": {

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import median
 from typing import Final, final
 
 import numpy as np
@@ -52,6 +52,7 @@ from lightning_predict.planning.problem import (
     usd,
 )
 from lightning_predict.planning.queues import QUEUE_RULES
+from lightning_predict.planning.replay import PREDICTION_DEVIATIONS
 from lightning_predict.planning.simulator import ActualSeconds, simulate
 from lightning_predict.planning.validation import check_problem
 
@@ -267,19 +268,6 @@ def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
         }
         for job in sorted(problem.jobs, key=lambda job: job.name)
     }
-
-
-PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
-"""Standard deviations of the logarithm of measured over predicted times of published whole steps, by GPU, by model and
-of what is left (`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later
-fits find smaller ones, and these stay so that published figures can be repeated."""
-
-
-def likely_factors() -> tuple[float, float, float]:
-    """Give the 5th, 50th and 95th percentile of real over predicted times that `PREDICTION_DEVIATIONS` stand for."""
-    deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
-    far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
-    return 1 / far, 1.0, far
 
 
 def cloud_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:

@@ -1,0 +1,58 @@
+"""Compare ways of planning on random jobs, with real times that differ from the predicted ones.
+
+    python -m benchmarks.planning study.yaml --output study --workers -1
+
+An empty file of settings takes the defaults of `study.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.planning.pictures import comparison_figure, comparison_table
+from benchmarks.planning.study import compare, read_study, run_study
+from lightning_predict.cli.answers import json_value
+from lightning_predict.errors import LightningPredictError
+
+WIDTH = 120
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study and print the comparison; the exit code.
+
+    Args:
+        arguments: Words of the command line; None takes the process's.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("study", type=Path, help="YAML file of settings")
+    parser.add_argument("--output", type=Path, default=None, help="folder to write all runs and the figure to")
+    parser.add_argument("--workers", type=int, default=None, help="processes, -1 for all cores")
+    options = parser.parse_args(arguments)
+    try:
+        study = read_study(options.study)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("runs", total=len(study.runs))
+            runs = run_study(study, workers=options.workers, on_run=lambda _: progress.advance(bar))
+        comparisons = compare(runs)
+        Console(width=WIDTH).print(comparison_table(comparisons))
+        if options.output is not None:
+            options.output.mkdir(parents=True, exist_ok=True)
+            document = {"version": 1, "study": study, "comparisons": comparisons, "runs": runs}
+            (options.output / "study.json").write_text(json.dumps(json_value(document), indent=2) + "\n", "utf-8")
+            comparison_figure(comparisons).savefig(options.output / "study.svg")
+            print(f"Written to {options.output}: study.json, study.svg")
+    except (LightningPredictError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
