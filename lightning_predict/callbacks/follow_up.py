@@ -121,7 +121,8 @@ class FollowUp:
             self._moments = Moments(
                 batches_per_window=self._trace.batches, batches=None if whole is None else whole - before
             )
-            self._has_advised = self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+            self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+            self._has_advised = self._moments.has_come
         answer = predict_rest(
             trainer,
             self._question,
@@ -164,7 +165,7 @@ class FollowUp:
         rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self._clock()
         self._rest, self._rest_at = rest, now
-        if rest.left.batches == 0:
+        if rest.left.batches == 0 or not self.advises:
             return None
         is_first, self._has_advised = self.advises and not self._has_advised, self.advises
         if not (is_first or self._has_left(before.rest, rest, now) or host_has_moved(before, rest.workload)):

@@ -46,6 +46,7 @@ def facts_of(
         savings=savings_of(trainer),
         workers=workers_of(trainer),
         has_workers=has_workers(trainer),
+        validation_has_workers=bool(validation) and _have_workers(trainer.val_dataloaders),
         starts_workers=starts_workers(trainer),
         validation_batches=_finite(validation) or 0,
         time_limit_seconds=seconds_left(trainer),
@@ -169,14 +170,21 @@ def _saving(trainer: Any, callback: Any) -> Saving:
 
 def _loaders(trainer: Any) -> list[Any]:
     """Return the training loaders, whichever way several are combined."""
-    leaves = torch.utils._pytree.tree_leaves(trainer.train_dataloader)
-    return [loader for loader in leaves if loader is not None]
+    return _single(trainer.train_dataloader)
+
+
+def _single(loaders: Any) -> list[Any]:
+    return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]
 
 
 def has_workers(trainer: Any) -> bool:
     """Return whether workers make the training batches while it trains."""
-    loaders = _loaders(trainer)
-    return bool(loaders) and all(getattr(loader, "num_workers", 0) > 0 for loader in loaders)
+    return _have_workers(trainer.train_dataloader)
+
+
+def _have_workers(loaders: Any) -> bool:
+    each = _single(loaders)
+    return bool(each) and all(getattr(loader, "num_workers", 0) > 0 for loader in each)
 
 
 def starts_workers(trainer: Any) -> bool:

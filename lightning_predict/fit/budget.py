@@ -393,7 +393,8 @@ class BudgetWatch:
             seconds: Seconds since the first of them began.
         """
         elapsed = self._ledger.elapsed_seconds
-        if batches >= self._warmup_steps and self._moments.is_due(batches, seconds):
+        moments = self._moments
+        if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
             return "forecast"
         if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
             return "outlook"

@@ -14,6 +14,7 @@ Within `clock_of_fits` the callbacks read a clock that a test shows. Example::
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,14 +215,13 @@ class RunClock:
         self._epochs = 0
         self._epoch_began_at: int | None = None
         self._waits_to_skip = 0
-        self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
+        self._steps, self._waits, self._cycles, self._pauses = Evidence(), Evidence(), Evidence(), Evidence()
         self._last_step = 0.0
         self._first_pause: float | None = None
-        self._pauses: list[float] = []
         self._validation: _ValidationRun | None = None
         self._check: _ValidationRun | None = None
-        self._validated, self._validation_waits = Evidence(), Evidence()
-        self._around: list[float] = []
+        self._validated, self._validation_waits, self._around = Evidence(), Evidence(), Evidence()
+        self._validation_batches = 1
 
     @property
     def batches(self) -> int:
@@ -361,27 +361,36 @@ class RunClock:
         if run.is_check:
             self._check = run
         elif run.batch_seconds:
-            plain = [seconds for seconds, is_recorded in run.batch_seconds if not is_recorded]
-            all_batches = sum(seconds for seconds, _ in run.batch_seconds)
-            self._around.append(max(0.0, now - run.before - run.waited - all_batches))
-            for seconds in plain or [seconds for seconds, _ in run.batch_seconds]:
-                self._validated.add(seconds)
-            if len(run.batch_seconds) > 1:
-                self._validation_waits.add(run.waited / len(run.batch_seconds))
+            every = [seconds for seconds, _ in run.batch_seconds]
+            plain = [seconds for seconds, is_recorded in run.batch_seconds if not is_recorded] or every
+            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
+            # Of a run as a whole: its first batches are cold and its last is small in each.
+            self._validated.add(statistics.fmean(plain))
+            self._validation_batches = len(plain)
+            if len(every) > 1:
+                self._validation_waits.add(run.waited / len(every))
 
     # What is known.
 
-    def tempo(self, *, batches_per_window: int, overlaps: bool = False) -> Tempo | None:
+    def tempo(self, *, batches_per_window: int, workers: int = 0) -> Tempo | None:
         """Find what a batch takes; None before any step was timed.
 
         Args:
             batches_per_window: Batches in turn that differ by their place.
-            overlaps: Workers make the batches. At first they hand over what they made while they started.
+            workers: Workers that make the batches, 0 without any. They start together, so that one long wait stands for
+                a batch of each; and at first they hand over what they made while they started.
         """
-        waits = self._waits.believed(after=self.buffered if overlaps else 0)
+        buffered = self.buffered if workers else 0
+        waits = self._waits.believed(together=max(1, workers), turns=1, after=buffered)
         wait = NOTHING if waits is None else waits.mean
+        if workers and self._waits.count <= buffered:  # all were ready; how fast others are made is not known
+            wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU the host waits for the loader while the device still computes: only both together are known.
-        found = (self._cycles if self._is_asynchronous else self._steps).believed(together=batches_per_window)
+        found = (
+            self._cycles.believed(together=max(batches_per_window, workers))
+            if self._is_asynchronous
+            else self._steps.believed(together=batches_per_window)
+        )
         if found is None and self.device_seconds is not None:
             found = believe([self.device_seconds])
         if found is None:
@@ -412,18 +421,21 @@ class RunClock:
         low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
 
-    def validation_tempo(self, *, batch_seconds: float | None = None) -> ValidationTempo | None:
+    def validation_tempo(
+        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING
+    ) -> ValidationTempo | None:
         """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
 
         Args:
             batch_seconds: What a training batch takes. A sanity check that takes longer was cold or is slow: the
                 geometric mean of both.
+            made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
+                were ready before they were asked for.
         """
-        found = self._validated.believed()
-        if found is not None:
+        found, around = self._validated.believed(of_each=self._validation_batches), self._around.believed()
+        if found is not None and around is not None:
             waits = self._validation_waits.believed()
-            around = believe(self._around).mean
-            return ValidationTempo(around=around, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
+            return ValidationTempo(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
         check = self._check
         if check is None or not check.batch_seconds:
             return None
@@ -435,7 +447,7 @@ class RunClock:
         start = check.start_seconds or 0.0
         return ValidationTempo(
             around=Interval(0.0, start, UNSEEN_LONGER * start),
-            wait=Interval(0.0, waited, UNSEEN_LONGER * waited),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).each(max, made_in.added(-middle)),
             batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
         )
 
@@ -446,8 +458,9 @@ class RunClock:
             starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.
         """
         wait = self._wait_so_far()
-        if self._pauses:
-            return believe(self._pauses).mean.added(-wait).at_least(0.0)
+        pauses = self._pauses.believed()
+        if pauses is not None:
+            return pauses.mean.added(-wait).at_least(0.0)
         first = max(0.0, (self._first_pause or 0.0) - wait)
         return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
 
@@ -484,7 +497,7 @@ class RunClock:
         if is_first:
             self._first_pause = now - before
             return False
-        self._pauses.append(now - before)
+        self._pauses.add(now - before)
         return has_doubled
 
 

@@ -118,22 +118,24 @@ class Evidence:
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
 
-    def believed(self, *, together: int = 1, after: int = 0) -> Belief | None:
+    def believed(self, *, together: int = 1, turns: int = 4, after: int = 0, of_each: int = 1) -> Belief | None:
         """Return what is believed of the next values; None before the first.
 
         Args:
-            together: Values in turn that differ by their place, as the batches of an accumulation window do: the mean
-                of as many is one value.
+            together: Values in turn that differ by their place, as the batches of an accumulation window do, or what
+                several workers hand over at once: the mean of as many is one value.
+            turns: Such means from which on they count, in place of single values.
             after: First values that say little, such as waits for what was made beforehand; half at most are left out.
+            of_each: Values of which each of these is the mean.
         """
         values, size = self._means, self._size
         values = values[min(after // size, len(values) // 2) :] if after else values
-        if size < together and len(values) >= 4 * together:
+        if size < together and len(values) >= turns * together:
             each = together // size
-            last = len(values) - len(values) % each
-            values = [statistics.fmean(values[start : start + each]) for start in range(0, last, each)]
+            starts = range(len(values) % each, len(values), each)
+            values = [statistics.fmean(values[start : start + each]) for start in starts]
             size *= each
-        return believe(values, of_each=size) if values else None
+        return believe(values, of_each=size * of_each) if values else None
 
 
 def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:

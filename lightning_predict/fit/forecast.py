@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from lightning_predict.fit.clock import NOTHING, RunClock, Tempo, ValidationTempo
-from lightning_predict.fit.remaining import Position, Remaining, Saving, checkpoints_left, remaining, workload
+from lightning_predict.fit.remaining import (
+    Position,
+    Remaining,
+    Saving,
+    batches_so_far,
+    checkpoints_left,
+    remaining,
+    workload,
+)
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, run_of
@@ -59,7 +67,8 @@ class Facts:
         savings: When checkpoints are written.
         workers: Workers of the loaders; None if unknown.
         has_workers: They make the batches while it trains.
-        starts_workers: Each epoch restarts them.
+        validation_has_workers: Workers make the batches of validation.
+        starts_workers: Each epoch restarts the workers.
         validation_batches: Batches of the validation that follows the end of training; 0 if none does.
         time_limit_seconds: Until a time limit ends the run; None without one.
     """
@@ -68,6 +77,7 @@ class Facts:
     savings: Sequence[Saving] = ()
     workers: int | None = None
     has_workers: bool = False
+    validation_has_workers: bool = False
     starts_workers: bool = False
     validation_batches: int = 0
     time_limit_seconds: float | None = None
@@ -120,9 +130,13 @@ def rest_of(
     """
     left, position = remaining(facts.position), facts.position
     size = batches_per_window or position.batches_per_window
-    tempo = clock.tempo(batches_per_window=size, overlaps=facts.has_workers)
-    step = None if tempo is None else tempo.step.middle
-    validation = clock.validation_tempo(batch_seconds=step)
+    tempo = clock.tempo(batches_per_window=size, workers=facts.workers or 1 if facts.has_workers else 0)
+    validation = clock.validation_tempo()
+    if tempo is not None:
+        tempo = _of_whole_batches(tempo, position)
+        validation = clock.validation_tempo(
+            batch_seconds=tempo.step.middle, made_in=_made_in(tempo) if facts.validation_has_workers else NOTHING
+        )
     pauses = clock.pause(starts_workers=facts.starts_workers).scaled(left.epochs or 0)
     around = NOTHING if validation is None else validation.around.scaled(left.validation_runs or 0)
     work = replace(
@@ -175,7 +189,7 @@ class Moments:
         batches: Batches of the run; None if unknown.
 
     Attributes:
-        has_come: What was seen is enough to advise and to stop by.
+        has_come: What was seen is enough to advise and to stop by; before, it is enough to count by.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
@@ -191,16 +205,17 @@ class Moments:
             batches: Batches that were trained.
             seconds: Seconds since the first of them began.
         """
-        if self.has_come:
-            if batches < self._next:
-                return False
-        elif batches < 2 or not (
-            seconds >= SECONDS_ENOUGH
-            or batches >= self._half
-            or (batches >= self._enough and seconds >= SECONDS_BELIEVED)
-        ):
+        has_come = self.has_come or (
+            batches > 1
+            and (
+                seconds >= SECONDS_ENOUGH
+                or batches >= self._half
+                or (batches >= self._enough and seconds >= SECONDS_BELIEVED)
+            )
+        )
+        if batches < self._next and has_come == self.has_come:
             return False
-        self.has_come, self._next = True, 2 * batches
+        self.has_come, self._next = has_come, 2 * batches
         return True
 
 
@@ -210,6 +225,22 @@ def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
     return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
+
+
+def _of_whole_batches(tempo: Tempo, position: Position) -> Tempo:
+    """Scale what a batch takes, a mean over all of them, to one that is not the smaller last one of an epoch."""
+    batches, per_epoch = batches_so_far(position), position.batches_per_epoch
+    if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
+        return tempo
+    missing = (1 - position.last_batch_share) * (batches // per_epoch) / batches
+    return replace(tempo, step=tempo.step.scaled(1 / (1 - missing)))
+
+
+def _made_in(tempo: Tempo) -> Interval[float]:
+    """Return what workers take for a batch, as far as training shows: never longer than from one batch to the next."""
+    longest = tempo.step.middle + tempo.wait.middle
+    waits_for_them = tempo.wait.middle > STALL_SHARE * tempo.step.middle
+    return Interval(0.0, longest if waits_for_them else 0.0, longest)
 
 
 def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:

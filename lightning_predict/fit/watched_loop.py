@@ -279,7 +279,7 @@ class Run:
             self._record()
         with self._guarded():
             if self.trace is not None and self._moments.is_due(self.clock.batches, self.clock.training_seconds):
-                self._predict(is_rough=False)
+                self._predict() if self._moments.has_come else self._rest_now()
         self._judge()
 
     def _record(self) -> None:
@@ -293,7 +293,8 @@ class Run:
         self.trace, self._recorder = replace(trace, world_size=self.world_size), None
         self.clock.memory = trace.memory
         self.clock.device_seconds = measured_seconds(trace)
-        self._predict(is_rough=not self._moments.is_due(self.clock.batches, self.clock.training_seconds))
+        self._moments.is_due(self.clock.batches, self.clock.training_seconds)
+        self._predict()
 
     def _rest_now(self) -> Rest:
         self._rest, self._rest_at = (
@@ -302,9 +303,10 @@ class Run:
         )
         return self._rest
 
-    def _predict(self, *, is_rough: bool) -> None:
+    def _predict(self) -> None:
         """Predict what is left; show the table first, then what to rent, and later what has left what was shown."""
         assert self.trace is not None
+        is_rough = not self._moments.has_come
         rest, began = self._rest_now(), self.clock.now()
         shown = None if self._shown is None else self._shown.added(self._shown_at - began)
         if self._has_advised and shown is not None and rest.forecast is not None and shown.holds(rest.forecast.middle):

@@ -113,6 +113,18 @@ def test_a_total_that_stays_within_what_was_said_is_not_predicted_again(
     assert watching.left[70] == pytest.approx(30 * 1.04, rel=0.03)  # it is known all the same
 
 
+def test_what_is_left_is_counted_anew_at_each_doubling_before_anything_is_said_of_it(
+    lightning: Small, tmp_path: Path, time: Clock, calls: list[Call]
+) -> None:
+    # 40 steps are over within 3 s, too soon to advise; of 5 ms at the capture, and later of 10 ms.
+    watching = Watching(lightning, (4, 17, 40))
+    watching.fit(tmp_path, timed_model(lightning, time, [0.005] * 5 + [0.01]), 200)
+    assert watching.left[4] == pytest.approx(196 * 0.005)
+    assert watching.left[17] == pytest.approx(183 * 0.01, rel=0.25)  # from the first 16, 5 of them of 5 ms
+    assert watching.left[40] == pytest.approx(160 * 0.01, rel=0.1)
+    assert len(calls) == 2  # at the capture, and at half of the run
+
+
 def test_after_fifty_steps_periodic_work_is_in_the_mean(lightning: Small, tmp_path: Path, time: Clock) -> None:
     # Every tenth step takes 2 s longer, none of the first nine: 1.2 s on average.
     watching = Watching(lightning, (4, 50))

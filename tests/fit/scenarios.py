@@ -34,6 +34,8 @@ class Scenario:
         validation: Seconds of the batches of a validation run, by its number.
         between: Seconds between two epochs, beyond the wait.
         accumulation: Batches of a window.
+        workers: Workers that make the batches of training and of validation.
+        last_share: Samples of an epoch's last batch over those of others.
     """
 
     step: Of
@@ -44,6 +46,13 @@ class Scenario:
     validation: Callable[[int], Sequence[float]] = lambda run: ()
     between: float = 0.0
     accumulation: int = 1
+    workers: int = 0
+    last_share: float = 1.0
+
+    @property
+    def buffered(self) -> int:
+        """Batches that the workers have ready after a break."""
+        return PREFETCHED * self.workers
 
     @property
     def steps(self) -> int:
@@ -90,6 +99,52 @@ def wandering(of: Of, seed: int, *, spread: float = 0.15, length: int = 20) -> O
     return lambda batch: of(batch) * levels[batch % len(levels)]
 
 
+PREFETCHED: Final = 2
+"""Batches that a worker of torch's loader makes ahead."""
+
+
+def waits_for(make: Of, *, step: float, workers: int, batches: int, runs: int, starts: float = 0.05) -> list[float]:
+    """Return the waits for each batch that workers make in turn, each one ahead, in runs of so many batches.
+
+    Args:
+        make: Seconds that a worker takes for a batch.
+        step: Seconds that a batch is used.
+        workers: How many there are, which start anew with each run.
+        batches: Batches of a run.
+        runs: How many.
+        starts: Seconds until a worker has started.
+    """
+    waits = []
+    for run in range(runs):
+        now, free, ready = 0.0, [starts] * workers, []
+        for number in range(batches):
+            while len(ready) < min(batches, number + PREFETCHED * workers):
+                worker = len(ready) % workers
+                free[worker] = max(free[worker], now) + make(run * batches + len(ready))
+                ready.append(free[worker])
+            waits.append(max(0.0, ready[number] - now))
+            now = max(now, ready[number]) + step
+    return waits
+
+
+def made_by_workers(make: Of, *, step: float, workers: int, batches: int = 100, validation: int = 25) -> Scenario:
+    """A run that waits for its workers, in training and in validation, of whose check all batches were ready."""
+    epochs = 4
+    waits, later = (
+        waits_for(make, step=seconds, workers=workers, batches=count, runs=epochs)
+        for seconds, count in ((step, batches), (step / 3, validation))
+    )
+    return Scenario(
+        step=listed((), step),
+        wait=lambda batch: waits[batch],
+        epochs=epochs,
+        batches=batches,
+        check=(step / 3, step / 3),
+        validation=lambda run: [step / 3 + wait for wait in later[run * validation : (run + 1) * validation]],
+        workers=workers,
+    )
+
+
 CONSTANT: Final = listed(())
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -118,6 +173,18 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "loader alone": Scenario(step=listed((), 0.05), wait=noisy(CONSTANT, 0.2, 5)),
     "decay with noise": Scenario(step=noisy(decay(1.0, 15), 0.05, 6)),
     "one epoch": Scenario(step=noisy(CONSTANT, 0.05, 7), epochs=1, batches=400),
+    # And those at which its first version failed:
+    "two workers too slow": made_by_workers(noisy(listed((), 0.03), 0.05, 9), step=0.003, workers=2),
+    "eight workers too slow": made_by_workers(noisy(listed((), 0.2), 0.05, 10), step=0.01, workers=8),
+    "workers that keep up": made_by_workers(noisy(listed((), 0.03), 0.05, 11), step=0.03, workers=2),
+    "small last batches": Scenario(
+        step=lambda batch: 0.5 * (0.3 if batch % 12 == 11 else 1.0),
+        epochs=8,
+        batches=12,
+        check=(0.2, 0.15),
+        validation=lambda run: [0.16, 0.16, 0.05],
+        last_share=0.3,
+    ),
     "short": Scenario(step=noisy(listed([2.5, 1.3]), 0.05, 8), epochs=2, batches=20),
 }
 

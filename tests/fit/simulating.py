@@ -21,8 +21,13 @@ def facts_of(scenario: Scenario, batches: int) -> Facts:
             batches_per_epoch=scenario.batches,
             max_epochs=scenario.epochs,
             accumulation={0: scenario.accumulation},
+            last_batch_share=scenario.last_share,
             validation=Validation(batches=validation, every_batches=scenario.batches) if validation else None,
-        )
+        ),
+        workers=scenario.workers,
+        has_workers=scenario.workers > 0,
+        validation_has_workers=scenario.workers > 0,
+        starts_workers=scenario.workers > 0,
     )
 
 
@@ -30,6 +35,7 @@ def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, 
     """Return what was believed after so many batches, with the time by then, and when the run ended."""
     now = 0.0
     clock = RunClock(lambda: now)
+    clock.buffered = scenario.buffered
     found: dict[int, tuple[float, Rest]] = {}
 
     def advance(seconds: float) -> None:

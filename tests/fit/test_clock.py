@@ -41,8 +41,8 @@ class Fit:
             self.clock.validation_batch_ends()
         self.clock.validation_ends()
 
-    def tempo(self, *, overlaps: bool = False, together: int = 1) -> Tempo:
-        found = self.clock.tempo(batches_per_window=together, overlaps=overlaps)
+    def tempo(self, *, workers: int = 0, together: int = 1) -> Tempo:
+        found = self.clock.tempo(batches_per_window=together, workers=workers)
         assert found is not None
         return found
 
@@ -84,7 +84,7 @@ def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither
         fit.batch(wait=0.0)
     for _ in range(20):
         fit.batch(wait=0.5)
-    assert fit.tempo(overlaps=True).wait_seconds == pytest.approx(0.5)
+    assert fit.tempo(workers=2).wait_seconds == pytest.approx(0.5)
 
 
 def test_of_the_first_waits_for_workers_those_count_that_were_not_made_beforehand() -> None:
@@ -92,8 +92,21 @@ def test_of_the_first_waits_for_workers_those_count_that_were_not_made_beforehan
     fit.clock.buffered = 4
     for wait in (0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.4, 0.4, 0.4, 0.4):
         fit.batch(wait=wait)
-    assert fit.tempo(overlaps=True).wait_seconds == pytest.approx(0.4)
+    assert fit.tempo(workers=2).wait_seconds == pytest.approx(0.4)
     assert fit.tempo().wait_seconds < 0.4
+
+
+def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_first() -> None:
+    fit = Fit()
+    fit.clock.buffered = 4
+    fit.clock.epoch_starts()
+    fit.batch(wait=8.0)  # two workers start, and each makes a batch
+    for _ in range(3):
+        fit.batch(wait=0.0)
+    assert fit.tempo(workers=2).wait == Interval(0.0, 0.0, 4.0)
+    for _ in range(8):
+        fit.batch(wait=0.0)
+    assert fit.tempo(workers=2).wait.high < 0.1
 
 
 def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:

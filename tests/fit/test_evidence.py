@@ -69,6 +69,12 @@ def test_batches_of_a_window_are_one_value_together() -> None:
     assert believed(values, together=4).mean.middle == 1.5
 
 
+def test_what_workers_hand_over_together_is_one_value_from_the_first_turn_on() -> None:
+    # Two workers, a second for each batch: every other wait takes it, and half a second is the mean.
+    assert believed([0.0, 1.0, 0.0], together=2, turns=1, after=4).mean.middle == 0.5
+    assert believed([0.0, 1.0, 0.0], after=4).mean.middle == 0.0
+
+
 def test_waits_for_what_was_made_beforehand_are_left_out() -> None:
     assert believed([0.0] * 4 + [1.0] * 8, after=4).mean.middle == 1.0
     assert believed([0.0] * 4 + [1.0] * 2, after=100).mean.middle > 0.5  # half of them count at least

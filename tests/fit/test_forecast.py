@@ -109,9 +109,38 @@ def test_a_run_without_an_end_has_no_total() -> None:
     assert rest.tempo is not None
 
 
-def test_moments_come_once_enough_was_seen_and_then_at_each_doubling() -> None:
+def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_once() -> None:
+    # Epochs of 3 batches of 2 s and one of half the samples, which takes 1 s: 7 s. Of 8 epochs, 4 are left.
+    seconds = 0.0
+    run = RunClock(lambda: seconds)
+    for number in range(16):
+        run.batch_starts()
+        seconds += 1.0 if number % 4 == 3 else 2.0
+        run.batch_ends()
+    position = Position(
+        epoch=3, batches_done=4, batches_per_epoch=4, max_epochs=8, accumulation={0: 1}, last_batch_share=0.5
+    )
+    assert middle(rest_of(Facts(position=position), run)) == pytest.approx(4 * 7.0, rel=0.02)  # the first is left out
+
+
+def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_for_them() -> None:
+    # A batch of training comes each 1.5 s, of which 0.5 s are waits: its workers are too slow. Validation of 10 batches
+    # of 0.1 s takes 15 s if its own are as slow, and the check, which found two ready, says 1 s.
+    position = replace(FACTS.position, validation=Validation(batches=10, every_batches=50))
+    facts = replace(FACTS, position=position, has_workers=True, workers=1)
+    run = clock(wait=0.5, check=0.1)
+    hidden, shown = rest_of(replace(facts, validation_has_workers=True), run), rest_of(facts, run)
+    assert middle(hidden) - middle(shown) == pytest.approx(2 * 10 * (1.5 - 0.1))
+    # Where training does not wait, theirs are as fast as that at least: the middle stays, and the high end admits it.
+    run = clock(check=0.1)
+    hidden, shown = rest_of(replace(facts, validation_has_workers=True), run), rest_of(facts, run)
+    assert middle(hidden) == middle(shown)
+    assert hidden.forecast is not None
+    assert hidden.forecast.high > middle(shown) + 2 * 10 * (1.0 - 0.1)
+
+
+def test_moments_count_at_each_doubling_and_are_believed_once_enough_was_seen() -> None:
     moments = Moments(batches_per_window=4)
-    assert not moments.has_come
-    due = [batch for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
-    assert due == [16 * 4 - 4, 120, 240]  # 60 batches of half a second are 30 s, before 16 windows of 4 are over
-    assert moments.has_come
+    due = [(batch, moments.has_come) for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
+    # 60 batches of half a second are 30 s, before 16 windows of 4 are over.
+    assert due == [*((2**power, False) for power in range(1, 6)), (60, True), (120, True), (240, True)]
