@@ -101,6 +101,10 @@ class Session(Protocol):
         """Whether of a window of many batches the first and the last are enough to record."""
 
     @property
+    def retry(self) -> Callable[[], Session] | None:
+        """Make sessions for other steps, where this recording failed and other means are left."""
+
+    @property
     def optimizers_seen(self) -> Sequence[object] | None:
         """Optimizers that made an update while it recorded; None if that cannot be seen."""
 
@@ -410,6 +414,10 @@ class StepRecorder:
             self._must_record_all = True  # It was longer or shorter than those before: what was left out is not known.
             self._windows.append(kind)
             return
+        if not self._is_last and (retry := session.retry) is not None:
+            self._new_session = retry
+            self._windows.append(kind)
+            return
         seen = session.optimizers_seen
         updated = self._due if seen is None else self._positions(seen)
         is_rejected = (was_compiled or not self._due <= updated) and self._rejected < MOST_REJECTED_WINDOWS
@@ -590,6 +598,7 @@ class ValidationRecorder:
         self._prefers_first = prefers_first and records_first
         self._session: Session | None = None
         self._recorded: Session | None = None
+        self._is_lost = False
         self._samples: int | None = None
         self._seconds: list[float] = []
         self._batch_start: float | None = None
@@ -626,7 +635,7 @@ class ValidationRecorder:
         is_wanted = number == 1 or (
             number == 0 and (self._prefers_first or (batches_in_run == 1 and self._records_first))
         )
-        if self._recorded is None and is_wanted:
+        if (self._recorded is None and is_wanted) or self._is_lost:
             self._session = self._new_session()
             self._session.start()
         elif number > 0 and len(self._seconds) < TIMED_VALIDATION_BATCHES:
@@ -639,8 +648,12 @@ class ValidationRecorder:
             samples: Samples of the batch; None if unknown.
         """
         if self._session is not None:
-            self._session.stop()
-            self._recorded, self._session, self._samples = self._session, None, samples
+            session, self._session = self._session, None
+            session.stop()
+            self._is_lost = (retry := session.retry) is not None
+            if retry is not None:
+                self._new_session = retry
+            self._recorded, self._samples = session, samples
         elif self._batch_start is not None:
             start, self._batch_start = self._batch_start, None
             self._seconds.append(self._clock() - start)

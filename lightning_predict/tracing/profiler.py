@@ -103,12 +103,10 @@ class ProfilerRecorder:
         cuda: Record what runs on the GPU as well.
 
     Attributes:
-        notes: Sentences for the user on what could not be recorded.
         peak_bytes: Most memory allocated on a GPU at once; None if no allocation on one was recorded.
     """
 
     def __init__(self, *, cuda: bool) -> None:
-        self.notes: tuple[str, ...] = ()
         self.peak_bytes: int | None = None
         self._cuda = cuda
         self._profile: profile | None = None
@@ -119,7 +117,7 @@ class ProfilerRecorder:
         self._parts: list[Trace] = []
 
     def start(self) -> None:
-        """Start the profiler; where it cannot record the GPU, without.
+        """Start the profiler.
 
         Raises:
             CaptureError: Another profiler is running, or warming up.
@@ -129,19 +127,13 @@ class ProfilerRecorder:
             _RECORDING.add(self)
         if self._cuda:
             torch.cuda.synchronize()
-            try:
-                self._begin([ProfilerActivity.CPU, ProfilerActivity.CUDA])
-            except Exception as error:
-                self._abandon()
-                self._cuda = False
-                self.notes = (_without_gpu(error),)
-        if self._profile is None:
-            self._begin([ProfilerActivity.CPU])
+        self._begin()
         # From here on the step's own time counts, before its first operation, too.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
 
-    def _begin(self, activities: list[ProfilerActivity]) -> None:
+    def _begin(self) -> None:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
         # Memory events give tensors their storage numbers.
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         try:
@@ -149,7 +141,8 @@ class ProfilerRecorder:
             _torchs._is_profiler_enabled = self._token
             self._has_begun = True
         finally:
-            _OWN.add(self._profile.profiler)
+            if self._profile.profiler is not None:
+                _OWN.add(self._profile.profiler)
 
     def _abandon(self) -> None:
         """Leave nothing of a profiler that could not be started."""
@@ -238,14 +231,7 @@ class ProfilerRecorder:
         if between and len(rest) == 1:
             rest = [*[_without_update(rest[0])] * between, *rest]
         with _collector_paused():
-            return _joined(replace(first, notes=(*first.notes, *self.notes)), rest)
-
-
-def _without_gpu(error: Exception) -> str:
-    return (
-        f"The profiler could not record the GPU ({type(error).__name__}: {error}), so times are predicted, not scaled "
-        "from measurements."
-    )
+            return _joined(first, rest)
 
 
 def _stop(running: profile) -> None:
@@ -255,6 +241,7 @@ def _stop(running: profile) -> None:
     except BaseException:
         if torch._C._autograd._profiler_enabled():
             torch._C._autograd._disable_profiler()
+        _torchs._is_profiler_enabled = False
         raise
 
 

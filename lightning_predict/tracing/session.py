@@ -1,7 +1,8 @@
 """`CaptureSession`: records one step of a loop that it does not own and gives it back as a Trace.
 
 It picks the recorder: `torch.profiler` on CUDA and wherever compiled code runs, the dispatch modes on the CPU and the
-meta device. Nothing that fails in here reaches the step, and `stop` leaves nothing patched or running. Example::
+meta device. Where the profiler itself fails, it is tried without the GPU, and then left out. Nothing that fails in here
+reaches the step, and `stop` leaves nothing patched or running. Example::
 
     session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
     session.start()
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Final, final
 
 import torch
@@ -68,6 +70,7 @@ class CaptureSession:
         compiled_before: What had been compiled before whatever the step belongs to. None takes what has been so far as
             no sign of a compiled step, and all of it as the time that compiling took.
         step: The function that runs the step, to look for compiled code in where no model is given.
+        lost: Errors of the profiler in the steps before: after one it records no GPU, after two it is left out.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class CaptureSession:
         compiled: bool | None = None,
         compiled_before: environment.Compilations | None = None,
         step: Callable[[], object] | None = None,
+        lost: Sequence[Exception] = (),
     ) -> None:
         self._device = device
         self._model = model
@@ -87,6 +91,7 @@ class CaptureSession:
         self._compiled_before = compiled_before
         self._compiled_at_start = compiled_before or environment.compilations()
         self._step = step
+        self._lost = tuple(lost)
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
@@ -98,14 +103,25 @@ class CaptureSession:
         self._reserved_bytes: int | None = None
 
     def start(self) -> None:
-        """Begin to record.
+        """Begin to record; where the profiler fails, by the next means that is left.
+
+        A later part of a step that cannot be recorded any more loses the whole of it, see `retry`.
 
         Raises:
             CaptureError: Another profiler is running, or the recorder cannot be started.
         """
         if self._running:
             raise CaptureError("This session is recording already; call stop() before the next start().")
+        if self._failure is not None:
+            return
         refuse_second_profiler()
+        while not self._starts():
+            pass
+        self._parts += 1
+        self._started_at = time.perf_counter()
+
+    def _starts(self) -> bool:
+        """Try to begin; False where there is another means to try."""
         try:
             if self._recorder is None:
                 self._prepare()
@@ -120,9 +136,31 @@ class CaptureSession:
             self.stop()
             if not isinstance(error, Exception):
                 raise
-            raise CaptureError(f"The step cannot be recorded: {error}") from error
-        self._parts += 1
-        self._started_at = time.perf_counter()
+            self._failure = error
+            if self.retry is None:
+                raise CaptureError(f"The step cannot be recorded: {error}") from error
+            if self._parts > 0:
+                return True
+            self._lost, self._failure = (*self._lost, error), None
+            self._recorder = self._module_watch = self._optimizer_watch = None
+            return False
+        return True
+
+    @property
+    def retry(self) -> Callable[[], CaptureSession] | None:
+        """Make sessions for other steps, where the profiler failed in this one; None where no other means is left."""
+        if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._means):
+            return None
+        return partial(
+            CaptureSession,
+            device=self._device,
+            model=self._model,
+            optimizers=self._optimizers,
+            compiled=self._compiled,
+            compiled_before=self._compiled_before,
+            step=self._step,
+            lost=(*self._lost, self._failure),
+        )
 
     def stop(self) -> None:
         """Stop recording; never raises, and stopping twice is harmless."""
@@ -212,17 +250,22 @@ class CaptureSession:
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
+        self._recorder = self._means[len(self._lost)]()
+        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # it would compile again for hooks
+            self._module_watch = ModuleWatch(self._model, marks=True)
+            self._optimizer_watch = OptimizerWatch()
+
+    @property
+    def _means(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
+        """Recorders that may be taken, the best first."""
         is_cuda = self._device.type == "cuda"
         needs_profiler = (
             self._compiled or environment.has_fast_evaluation(self._model) or environment.makes_own_tensors()
         )
-        if not is_cuda and (self._device.type == "meta" or not needs_profiler):
-            self._recorder = DispatchRecorder(self._model)
-            return
-        self._recorder = ProfilerRecorder(cuda=is_cuda)
-        if not self._compiled:  # hooks would make compiled code compile again
-            self._module_watch = ModuleWatch(self._model, marks=True)
-            self._optimizer_watch = OptimizerWatch()
+        dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
+        if is_cuda:
+            return [partial(ProfilerRecorder, cuda=True), partial(ProfilerRecorder, cuda=False), *dispatch]
+        return dispatch or [partial(ProfilerRecorder, cuda=False)]
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -246,7 +289,6 @@ class CaptureSession:
     def _recorded(self, between: int = 0) -> Trace:
         """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
-        peak_bytes: int | None = None
         modules, updates = self._module_watch, self._optimizer_watch
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
@@ -263,7 +305,6 @@ class CaptureSession:
         else:
             assert self._recorder is not None
             trace = self._recorder.trace(between=between)
-            peak_bytes = self._peak_of(self._recorder)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
@@ -276,7 +317,7 @@ class CaptureSession:
             optimizers,
             has_backward=any(operation.phase == "backward" for operation in trace.operations),
             forward_gradient_bytes=self._forward_gradient_bytes,
-            peak_bytes=peak_bytes,
+            peak_bytes=self._peak_bytes,
             reserved_bytes=self._reserved_bytes,
         )
         return self._with_device(
@@ -294,14 +335,16 @@ class CaptureSession:
     def _forward_gradient_bytes(self) -> int | None:
         return self._recorder.forward_gradient_bytes if isinstance(self._recorder, DispatchRecorder) else None
 
-    def _peak_of(self, recorder: ProfilerRecorder) -> int | None:
-        """Return the most memory that was allocated on the GPU, without resetting the user's own peak.
+    @property
+    def _peak_bytes(self) -> int | None:
+        """The most memory that was allocated on the GPU, without resetting the user's own peak.
 
         The recorded allocations tell; without them, the run's own peak so far, which most runs reach in each step.
         """
         if self._device.type != "cuda":
             return None
-        return recorder.peak_bytes or torch.cuda.max_memory_allocated(self._device)
+        recorded = self._recorder.peak_bytes if isinstance(self._recorder, ProfilerRecorder) else None
+        return recorded or torch.cuda.max_memory_allocated(self._device)
 
     def _compile_seconds(self) -> float | None:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
@@ -319,5 +362,15 @@ class CaptureSession:
             device="cuda",
             gpu_reported_name=torch.cuda.get_device_name(self._device),
             gpu_memory_bytes=int(properties.total_memory),
-            notes=trace.notes if trace.has_measured_kernels else (*trace.notes, _NO_KERNELS),
+            notes=trace.notes if trace.has_measured_kernels else (*trace.notes, self._without_kernels),
+        )
+
+    @property
+    def _without_kernels(self) -> str:
+        if not self._lost:
+            return _NO_KERNELS
+        errors = "; then ".join(f"{type(one).__name__}: {one}" for one in self._lost)
+        return (
+            f"Recording with torch's profiler failed ({errors}), so the step was recorded without times of the GPU, "
+            "and times are predicted from shapes, not scaled from measurements."
         )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.profiler import profile
 
 from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.tracing import environment
 from lightning_predict.tracing.trace import Trace, read_json
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import Small
@@ -195,16 +198,69 @@ def test_accumulation_of_64_batches_is_recorded_in_parts_and_runs_without_a_wait
     assert trace.step_seconds == pytest.approx([64 * 0.035] * len(trace.step_seconds))
 
 
-def test_a_profiler_that_fails_leaves_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+TAKEN = "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"
+
+
+def failing(function: Callable[..., Any], calls: set[int]) -> Callable[..., Any]:
+    """The profiler of torch where another program has CUPTI: it fails at some calls, counted from 0."""
+    numbers = count()
+
+    def fails(*args: Any) -> Any:
+        if next(numbers) in calls:
+            raise RuntimeError(TAKEN)
+        return function(*args)
+
+    return fails
+
+
+# A window of two batches is recorded in two parts. Its profile is exported where the profiler stops.
+@pytest.mark.parametrize("where", ["start", "export"])
+@pytest.mark.parametrize(
+    ("calls", "recorder"), [({0}, "profiler"), ({1}, "profiler"), ({0, 1}, "dispatch"), ({0, 2}, "dispatch")]
+)
+def test_where_the_profiler_fails_the_step_is_recorded_without_it_and_predicted_from_shapes(
+    where: str, calls: set[int], recorder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(without_device_work(small_document()))
+    broken = failing(profile.start if where == "start" else device.export, calls)
+    monkeypatch.setattr(*((profile, "start") if where == "start" else (device, "export")), broken)
+    predictor, model = fitted(device, tmp_path, monkeypatch, accumulate_grad_batches=2)
+    trace = check_predictions(predictor)
+    assert model.batches_trained == STEPS
+    assert trace.recorder == recorder
+    assert trace.device == "cuda"
+    assert trace.batches == 2
+    assert trace.operations
+    errors = "; then ".join([f"RuntimeError: {TAKEN}"] * len(calls))
+    assert [note for note in trace.notes if "profiler" in note] == [
+        f"Recording with torch's profiler failed ({errors}), so the step was recorded without times of the GPU, and "
+        "times are predicted from shapes, not scaled from measurements."
+    ]
+    assert predictor.predictions is not None
+    assert "measured" not in predictor.predictions["T4"].coverage
+
+
+def test_a_validation_that_the_profiler_fails_in_is_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(without_device_work(small_document()))
+    monkeypatch.setattr(device, "export", failing(device.export, {0}))
+    small = Small("lightning.pytorch")
+    predictor = RuntimePredictor(gpus=GPUS, learn_from_history=False, print_table=False)
+    with device.plugged_in(monkeypatch, SingleDeviceStrategy):
+        trainer = small.trainer(tmp_path, callbacks=[predictor], max_epochs=1, num_sanity_val_steps=3)
+        trainer.fit(device.drives(small.model(validates=True)), small.loader(STEPS), small.loader(4))
+    check_predictions(predictor)
+    assert device.recorded == 2  # the validation's second attempt, and the step
+
+
+def test_a_profiler_that_fails_in_compiled_code_leaves_training_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = FakeDevice(small_document())
-
-    def broken(stopped: object) -> Document:
-        raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
-
-    monkeypatch.setattr(device, "export", broken)
-    with pytest.warns(
-        UserWarning, match="RuntimePredictor is off, and training goes on: .*CUPTI_ERROR_NOT_INITIALIZED"
-    ):
+    monkeypatch.setattr(device, "export", failing(device.export, set(range(9))))
+    monkeypatch.setattr(environment, "has_compiled_code", lambda *args, **options: True)
+    with pytest.warns(UserWarning, match=f"RuntimePredictor is off, and training goes on: .*{TAKEN}"):
         predictor, model = fitted(device, tmp_path, monkeypatch)
     assert model.batches_trained == STEPS
     assert predictor.predictions is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from lightning_predict.fit import recorder as recorders
 from lightning_predict.fit.recorder import (
     TIMED_VALIDATION_BATCHES,
+    Session,
     StepRecorder,
     ValidationRecorder,
 )
@@ -40,6 +41,7 @@ class FakeSession:
     events: list[str] = field(default_factory=list)
     optimizers_seen: Sequence[object] | None = None
     takes_batches_from_the_last: bool = False
+    retry: Callable[[], Session] | None = None
 
     def start(self) -> None:
         self.events.append("start")
