@@ -77,9 +77,9 @@ class Started:
 
 
 def run(
-    *program: str | Path, variables: Mapping[str, str] | None = None, folder: Path | None = None, seconds: float = 120
+    *program: str | Path, variables: Mapping[str, str] | None = None, folder: Path | None = None, seconds: float = 1200
 ) -> Ran:
-    """Run a program to its end; see `Started`."""
+    """Run a program to its end; see `Started`. The limit is for one that hangs, on a machine with much else to do."""
     return Started(*program, variables=variables, folder=folder).wait(seconds)
 
 

@@ -50,7 +50,7 @@ def example(name: str, folder: Path) -> str:
         "pauses.SHORTEST_PAUSE_SECONDS = float('inf'); "
         f"sys.path.insert(0, {str(path.parent)!r}); runpy.run_path({str(path)!r}, run_name='__main__')"
     )
-    done = run(code, variables={"COLUMNS": "110", "TERM": "dumb"}, folder=folder, seconds=300)
+    done = run(code, variables={"COLUMNS": "110", "TERM": "dumb"}, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -127,7 +127,7 @@ def test_every_command_works(command: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program, *words = command.split()
     assert program == "lightning-predict"
-    done = run("-m", "lightning_predict.cli", *words, folder=tmp_path, seconds=300)
+    done = run("-m", "lightning_predict.cli", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -166,13 +166,13 @@ def test_links_work_on_the_package_index_and_name_what_is_there() -> None:
 )
 def test_examples_run(name: str, tmp_path: Path) -> None:
     variables = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COLUMNS": "110"}
-    done = run(ROOT / "examples" / f"{name}.py", variables=variables, folder=tmp_path, seconds=300)
+    done = run(ROOT / "examples" / f"{name}.py", variables=variables, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "H100-SXM-80GB" in done.stdout
 
 
 def test_the_example_of_past_runs_predicts_and_compares(tmp_path: Path) -> None:
-    done = run(ROOT / "examples" / "past_runs.py", folder=tmp_path, seconds=300)
+    done = run(ROOT / "examples" / "past_runs.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("seconds per iteration = ")
     assert "batch size 128 is 2 times the largest of the past runs (64)" in done.stdout

@@ -236,7 +236,7 @@ def launched(module: str, *words: str | Path, world_size: int, folder: Path) -> 
         Started("-m", module, *words, variables=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, folder=folder)
         for rank in range(world_size)
     ]
-    return [rank.wait(300) for rank in ranks]
+    return [rank.wait(1200) for rank in ranks]
 
 
 def start(folder: Path, world_size: int, scenarios: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -222,8 +222,8 @@ def test_where_the_profiler_fails_the_step_is_recorded_without_it_and_predicted_
     where: str, calls: set[int], recorder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = FakeDevice(without_device_work(small_document()))
-    broken = failing(profile.start if where == "start" else device.export, calls)
-    monkeypatch.setattr(*((profile, "start") if where == "start" else (device, "export")), broken)
+    holder: Any = profile if where == "start" else device
+    monkeypatch.setattr(holder, where, failing(getattr(holder, where), calls))
     predictor, model = fitted(device, tmp_path, monkeypatch, accumulate_grad_batches=2)
     trace = check_predictions(predictor)
     assert model.batches_trained == STEPS

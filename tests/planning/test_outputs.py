@@ -428,7 +428,7 @@ def test_a_job_that_is_told_to_stop_writes_its_checkpoint_before_its_script_ends
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(getattr(signal, f"SIG{how}"))
-        process.wait(timeout=60)
+        process.wait()
     finally:
         process.kill()
     assert (tmp_path / "checkpoint").read_text() == "whole"
