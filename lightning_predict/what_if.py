@@ -17,7 +17,6 @@ from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.changes.batch_size import Batches, why_no_other_batch, with_samples
-from lightning_predict.changes.followed import with_followed
 from lightning_predict.changes.gains import predicted_with
 from lightning_predict.changes.largest_batch import LargestBatch, largest_batches
 from lightning_predict.changes.table import change_named
@@ -32,6 +31,7 @@ from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
+from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.precision import PRECISIONS
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours

@@ -1,9 +1,13 @@
-"""Tell what to change first, below the table of predictions: `RuntimePredictor(advice=True)`."""
+"""Tell what to change first, below the table of predictions: `RuntimePredictor(advice=True)`.
+
+On a GPU the profiler does not see which operation hands which tensor to which; the window behind the recorded one is
+followed by the dispatch recorder, so that compiling, other batches and the rest can be told, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
@@ -12,6 +16,10 @@ from lightning_predict.changes.advice import Advice, advice_for
 from lightning_predict.changes.advice_text import short_lines
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.fit.recorder import Session, stop_for_sure
+from lightning_predict.fit.windows import WindowCount
+from lightning_predict.tracing.followed import with_followed
+from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
@@ -43,3 +51,63 @@ def tell_advice(
     for refusal in log_values(trainer, "predict", told):
         warn(refusal)
     return advice
+
+
+@final
+class Following:
+    """Follows the tensors of the window that comes next, for a step whose kernels were measured.
+
+    Args:
+        trainer: The Trainer.
+        pl_module: Its module.
+        trace: The recorded step.
+        count: Counts the windows of the fit.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, trace: Trace, count: WindowCount) -> None:
+        self.trace = trace
+        self._count = count
+        self._window: int | None = None
+        self._is_in_batch = self._is_over = False
+        self._session: Session = CaptureSession(
+            device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, follows=True
+        )
+
+    @staticmethod
+    def is_useful(trace: Trace) -> bool:
+        """Return whether the window behind a recorded step can tell what the step does not hold."""
+        return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
+
+    def batch_starts(self) -> None:
+        """Record the batch that begins, from the beginning of a window on."""
+        if self._is_over or (self._window is None and not self._count.between_windows):
+            return
+        if self._window is None:
+            self._window = self._count.windows
+        try:
+            self._session.start()
+        except LightningPredictError as error:
+            self._ends(error)
+        else:
+            self._is_in_batch = True
+
+    def batch_ends(self) -> bool:
+        """End the batch; True once the window is over and `trace` knows its tensors, or cannot come to know them."""
+        if self._is_in_batch:
+            self.stop()
+            if self._count.windows != self._window:
+                try:
+                    self.trace = with_followed(self.trace, self._session.trace(batches=self.trace.batches))
+                except LightningPredictError as error:
+                    self._ends(error)
+                self._is_over = True
+        return self._is_over
+
+    def _ends(self, error: LightningPredictError) -> None:
+        note = f"Tensors could not be followed: {str(error).rstrip('.')}."
+        self._is_over, self.trace = True, replace(self.trace, notes=(*self.trace.notes, note))
+
+    def stop(self) -> None:
+        """Stop recording."""
+        self._is_in_batch = False
+        stop_for_sure(self._session)

@@ -63,6 +63,7 @@ from lightning_predict.weights.source import AnyWeights
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+    from lightning_predict.callbacks.advising import Following
     from lightning_predict.changes.advice import Advice
 
 
@@ -104,7 +105,7 @@ class RuntimePredictor(Callback):
             predict later and elsewhere; rank zero writes it after the capture. None writes none.
         gpus_file: TOML file of GPUs of your own (see `gpus/own.py`).
         advice: Say below the first table, in at most three lines, what to change first and what it gains, and log the
-            gains; it takes some seconds more.
+            gains; it takes some seconds more, and on a GPU another step in which tensors are followed.
         progress_bar: Show what is left of the whole run, in time and money, among the items of the Trainer's progress
             bar; what is logged stays as it is.
         progress_file: File for how far the run is and how fast, `.json`, renewed each minute, from which
@@ -127,6 +128,7 @@ class RuntimePredictor(Callback):
 
     _recording: FitRecording | None = None
     _follow_up: FollowUp | None = None
+    _following: Following | None = None
     _in_bar: ShownInBar | None = None
     _memory_ahead: MemoryAhead | None = None
     _progress_file: ProgressFile | None = None
@@ -229,7 +231,8 @@ class RuntimePredictor(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
-        left_out = LIGHTNINGS_OWN | {"_recording", "_follow_up", "_in_bar", "_memory_ahead", "_progress_file"}
+        own = {"_recording", "_follow_up", "_following", "_in_bar", "_memory_ahead", "_progress_file"}
+        left_out = LIGHTNINGS_OWN | own
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @never_raises
@@ -303,7 +306,10 @@ class RuntimePredictor(Callback):
         follow_up = self._follow_up
         if follow_up is not None and follow_up.run_clock.batch_starts():
             self.predictions = follow_up.renew(trainer, moment="batch start") or self.predictions
-        if self._recording is not None and self._recording.batch_starts(trainer) and follow_up is not None:
+        is_recorded = self._recording is not None and self._recording.batch_starts(trainer)
+        if self._following is not None and not is_recorded:
+            self._following.batch_starts()
+        if (is_recorded or self._following is not None) and follow_up is not None:
             follow_up.run_clock.batch_is_recorded()
 
     @never_raises
@@ -324,6 +330,8 @@ class RuntimePredictor(Callback):
             self._progress_file.batch_ends(trainer, self._follow_up.run_clock)
         if self._follow_up.is_due():
             self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
+        if self._following is not None and self._following.batch_ends():
+            self._tell_advice(trainer, pl_module, self._following)
         if self._recording is None:
             return
         trace = self._recording.batch_ends(batch)
@@ -397,6 +405,8 @@ class RuntimePredictor(Callback):
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
+        if self._following is not None:
+            self._tell_advice(trainer, pl_module, self._following)
         if self._follow_up is not None:
             if self._progress_file is not None:
                 self._progress_file.batch_ends(trainer, self._follow_up.run_clock, has_ended=True)
@@ -451,11 +461,14 @@ class RuntimePredictor(Callback):
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
         show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason, advises=follow_up.advises)
-        if self.asks_advice and self.advice is None and self.trace is not None:
-            from lightning_predict.callbacks.advising import tell_advice
+        if self.asks_advice and self.advice is None and self._following is None and self.trace is not None:
+            from lightning_predict.callbacks.advising import Following
 
-            left = next(iter(self.predictions.values())).iterations
-            self.advice = tell_advice(trainer, pl_module, self.trace, self._question, iterations=left)
+            following = Following(trainer, pl_module, self.trace, follow_up.run_clock.windows)
+            if following.is_useful(self.trace) and moment == "batch end":
+                self._following = following
+            else:
+                self._tell_advice(trainer, pl_module, following)
         if self._memory_ahead is not None and self.trace is not None:
             self._memory_ahead.tell(trainer, self.trace, validation=validation)
         if self.progress_bar and self._in_bar is None:
@@ -463,6 +476,18 @@ class RuntimePredictor(Callback):
         follow_up.was_shown()
         if recording is not None and (validation is not None or not trainer.enable_validation):
             recording.forget_validation()
+
+    def _tell_advice(self, trainer: Trainer, pl_module: LightningModule, following: Following) -> None:
+        """Keep what was followed of the step, and say what to change first."""
+        from lightning_predict.callbacks.advising import tell_advice
+
+        following.stop()
+        self._following = None
+        if following.trace is not self.trace:
+            self.trace = following.trace
+            self._save(trainer)
+        left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
+        self.advice = tell_advice(trainer, pl_module, following.trace, self._question, iterations=left)
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether the code has one already and the environment asks for a second, which would interfere."""
@@ -473,7 +498,10 @@ class RuntimePredictor(Callback):
         """Forget everything but the predictions, with nothing left recording."""
         in_bar, self._in_bar, self._progress_file = self._in_bar, None, None
         recording, self._recording, self._follow_up, self._memory_ahead = self._recording, None, None, None
+        following, self._following = self._following, None
         if in_bar is not None:
             in_bar.remove()
+        if following is not None:
+            following.stop()
         if recording is not None:
             recording.stop()

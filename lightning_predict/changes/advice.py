@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.changes.change import PRICES, Change
 from lightning_predict.changes.evidence import Evidence, evidence_for
-from lightning_predict.changes.followed import with_followed
 from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.layers import LayerTable, layer_table
 from lightning_predict.changes.table import CHANGES, change_named
@@ -32,6 +31,7 @@ from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.step import layout_in_use
+from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights

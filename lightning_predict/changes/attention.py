@@ -14,6 +14,7 @@ from typing import Final, final
 
 from lightning_predict.changes.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.tracing.followed import knows_tensors
 from lightning_predict.tracing.signatures import ATTENTION
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
@@ -174,7 +175,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
         return "attention is one call already"
     if not any(one.name == "aten::_softmax" for one in trace.operations):
         return "the step holds no attention that is written out"
-    if not any(one.outputs for one in trace.operations):
+    if not knows_tensors(trace):
         return (
             "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
             "capture the same step on the meta device (or the CPU) and give that trace as `followed`"

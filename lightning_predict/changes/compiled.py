@@ -7,6 +7,7 @@ from typing import Final
 from lightning_predict.changes.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.fusion import fused
+from lightning_predict.tracing.followed import knows_tensors
 from lightning_predict.tracing.trace import Trace
 
 OLDEST_FOR_TRITON: Final = (7, 0)
@@ -16,7 +17,7 @@ OLDEST_FOR_TRITON: Final = (7, 0)
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     if trace.compiled:
         return "the step runs compiled already"
-    if not any(one.outputs for one in trace.operations):
+    if not knows_tensors(trace):
         return (
             "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
             "capture the same step on the meta device (or the CPU) and give that trace as `followed`"

@@ -23,6 +23,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
+from lightning_predict.cost.memory import step_memory
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import EXPONENTS, Kinship, timed_work
 from lightning_predict.kernels.estimates import KernelModels
@@ -35,7 +36,7 @@ from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.same_gpu import same_gpu_check
 from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, simulate
 from lightning_predict.tracing.reported_gpu import gpu_in_use
-from lightning_predict.tracing.trace import Kernel, Operation, Trace
+from lightning_predict.tracing.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.source import AnyWeights
 
@@ -75,6 +76,7 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
     )
     places = [_place_of(one, trace.operations) for one in changed.operations]
     plain = replace(changed, operations=tuple(map(_unmarked, changed.operations)))
+    plain = replace(plain, memory=_measured_memory(trace, plain))
     if origin is None or not (trace.has_measured_kernels or trace.measured_steps):
         return _without_host_times(plain)
     plain = replace(plain, gpu_reported_name=trace.gpu_reported_name, gpu_memory_bytes=trace.gpu_memory_bytes)
@@ -86,6 +88,25 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
         return plain
     (step,) = iterations(plain, timed_work(plain, [origin], origin=None, models=models), [origin])
     return replace(plain, running_step_seconds=step.seconds * check.measured_seconds / check.predicted_seconds)
+
+
+def _measured_memory(before: Trace, after: Trace) -> Memory:
+    """Return the memory of a changed step: what was measured of the step before, at the ratio of what both derive."""
+    own = before.memory
+    if own.reserved_bytes is None and own.peak_bytes is None:
+        return after.memory
+    derived = [
+        step_memory(replace(one, memory=replace(one.memory, peak_bytes=None, reserved_bytes=None)))
+        for one in (before, after)
+    ]
+    if derived[0] is None or derived[1] is None:
+        return after.memory
+    one, other = (each.lasting_bytes + each.passing_bytes + each.slack_bytes for each in derived if each is not None)
+
+    def scaled(measured: int | None) -> int | None:
+        return None if measured is None else round(measured * other / one)
+
+    return replace(after.memory, peak_bytes=scaled(own.peak_bytes), reserved_bytes=scaled(own.reserved_bytes))
 
 
 def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:

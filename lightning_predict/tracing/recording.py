@@ -17,14 +17,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
 
 import torch
 
-from lightning_predict.errors import CaptureError, InvalidArgumentError
+from lightning_predict.errors import CaptureError, InvalidArgumentError, LightningPredictError
 from lightning_predict.tracing.environment import compilations
+from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.meta_device import fused_optimizers_on_meta
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import FEWEST_BATCHES, Block, with_running_loop
@@ -49,9 +51,10 @@ def capture(
 
     Works on CUDA (with the kernels' times), on the CPU and on the meta device, eager or compiled. The step may be
     anything up to the next optimizer update: several batches under accumulation, or two optimizers of a GAN. Your
-    parameters advance by as many steps. The first step is never timed, because it is cold; with `warmup_steps` of 2 or
-    more the others are, and become the anchor of predictions for the same GPU. On a GPU, with 6 or more, all but two of
-    these run as in a training loop, which does not wait for the device between its steps.
+    parameters advance by as many steps, on CUDA by one more, in which tensors are followed: what-ifs ask which one is
+    handed to which operation, and the profiler does not see it. The first step is never timed, because it is cold; with
+    `warmup_steps` of 2 or more the others are, and become the anchor of predictions for the same GPU. On a GPU, with 6
+    or more, all but two of these run as in a training loop, which does not wait for the device between its steps.
 
     Args:
         step: Runs one step; what it returns is ignored.
@@ -96,9 +99,25 @@ def capture(
         session.stop()
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
+    if trace.has_measured_kernels and not trace.compiled:
+        trace = _followed(trace, step)
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
+
+
+def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
+    """Run one step more to see which operation hands which tensor to which; what cannot be seen is a note."""
+    session = CaptureSession(device=torch.device(trace.device), follows=True)
+    try:
+        session.start()
+        try:
+            step()
+        finally:
+            session.stop()
+        return with_followed(trace, session.trace())
+    except LightningPredictError as error:
+        return replace(trace, notes=(*trace.notes, f"Tensors could not be followed: {str(error).rstrip('.')}."))
 
 
 _HAS_NO_VALUE: Final = "cannot be called on meta tensors"

@@ -1,8 +1,9 @@
 """`CaptureSession`: records one step of a loop that it does not own and gives it back as a Trace.
 
 It picks the recorder: `torch.profiler` on CUDA and wherever compiled code runs, the dispatch modes on the CPU and the
-meta device. Where the profiler itself fails, it is tried without the GPU, and then left out. Nothing that fails in here
-reaches the step, and `stop` leaves nothing patched or running. Example::
+meta device, and on CUDA for a step that is to be followed. Where the profiler itself fails, it is tried without the
+GPU, and then left out. Nothing that fails in here reaches the step, and `stop` leaves nothing patched or running.
+Example::
 
     session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
     session.start()
@@ -71,6 +72,7 @@ class CaptureSession:
             no sign of a compiled step, and all of it as the time that compiling took.
         step: The function that runs the step, to look for compiled code in where no model is given.
         lost: Errors of the profiler in the steps before: after one it records no GPU, after two it is left out.
+        follows: Follow tensors with the dispatch modes on a GPU, too, where the profiler would time kernels.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class CaptureSession:
         compiled_before: environment.Compilations | None = None,
         step: Callable[[], object] | None = None,
         lost: Sequence[Exception] = (),
+        follows: bool = False,
     ) -> None:
         self._device = device
+        self._follows = follows
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
@@ -262,6 +266,8 @@ class CaptureSession:
         needs_profiler = (
             self._compiled or environment.has_fast_evaluation(self._model) or environment.makes_own_tensors()
         )
+        if self._follows:
+            return [partial(DispatchRecorder, self._model)]
         dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
         if is_cuda:
             return [partial(ProfilerRecorder, cuda=True), partial(ProfilerRecorder, cuda=False), *dispatch]

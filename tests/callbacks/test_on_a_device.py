@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.profiler import profile
 
+import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.trace import Trace, read_json
 from tests.callbacks.fake_device import FakeDevice
-from tests.callbacks.small import Small
+from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 from tests.recordings import recording
 from tests.tracing.kineto_files import Device, mark
 
@@ -40,11 +42,17 @@ def small_document(*, products: int = 40, microseconds: float = 200.0) -> Docume
 
 
 def fitted(
-    device: FakeDevice, folder: Path, monkeypatch: pytest.MonkeyPatch, *, batches: int = STEPS, **options: Any
+    device: FakeDevice,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    batches: int = STEPS,
+    asked: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
 ) -> tuple[RuntimePredictor, Any]:
-    """Train on the fake device; returns the callback and the model."""
+    """Train on the fake device; returns the callback, made with what is `asked` of it, and the model."""
     small = Small("lightning.pytorch")
-    predictor = RuntimePredictor(gpus=GPUS, learn_from_history=False, print_table=False)
+    predictor = RuntimePredictor(gpus=GPUS, learn_from_history=False, print_table=False, **asked)
     with device.plugged_in(monkeypatch, SingleDeviceStrategy):
         trainer = small.trainer(folder, callbacks=[predictor], max_epochs=1, **options)
         model = device.drives(small.model())
@@ -264,6 +272,52 @@ def test_a_profiler_that_fails_in_compiled_code_leaves_training_alone(
         predictor, model = fitted(device, tmp_path, monkeypatch)
     assert model.batches_trained == STEPS
     assert predictor.predictions is None
+
+
+def document_of_a_small_step(batch: int = BATCH_SIZE) -> Document:
+    """What a profiler shows of the small model's own step: its calls, a kernel of 100 us behind each."""
+    model, rows = network(), torch.randn(batch, FEATURES)
+
+    def train() -> None:
+        model.zero_grad()
+        model(rows).square().mean().backward()
+
+    step = lp.capture(train)
+    device = Device(shapes=False)
+    for number, one in enumerate(one for one in step.operations if one.kernels or one.outputs):
+        shapes = [list(tensor.shape) for tensor in one.inputs]
+        kinds = ["float"] * len(shapes)
+        device.product(1000 + 25.0 * number, 100.0, name=one.name, **{"Input Dims": shapes, "Input type": kinds})
+    end = device.ends + 100
+    return {
+        "traceEvents": [mark(0, 900, end), *device.events],
+        "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-32GB"}],
+    }
+
+
+def test_one_step_more_is_followed_where_advice_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile does not say which operation hands which tensor to which; compiling asks for it, and answers then."""
+    saved = tmp_path / "step.json.gz"
+    predictor, model = fitted(
+        FakeDevice(document_of_a_small_step()), tmp_path, monkeypatch, asked={"advice": True, "save_trace": saved}
+    )
+    assert predictor.advice is not None
+    assert predictor.advice["compile"].simulated_gain is not None
+    assert predictor.advice["batch_size"].simulated_gain is not None
+    assert predictor.trace is not None
+    assert predictor.trace.has_measured_kernels
+    assert any(one.outputs for one in predictor.trace.operations)
+    assert Trace.load(str(saved)) == predictor.trace
+    assert model.batches_trained == STEPS
+
+
+def test_a_step_that_cannot_be_followed_is_advised_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor, model = fitted(FakeDevice(small_document()), tmp_path, monkeypatch, asked={"advice": True})
+    assert predictor.advice is not None
+    assert "capture the same step on the meta device" in (predictor.advice["compile"].why_not or "")
+    assert predictor.trace is not None
+    assert any(note.startswith("Tensors could not be followed: Of the operations") for note in predictor.trace.notes)
+    assert model.batches_trained == STEPS
 
 
 RECORDED = {

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.changes.followed import with_followed
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.changes.table import CHANGES
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.followed import knows_tensors, with_followed
 from lightning_predict.tracing.precision import in_precision
+from lightning_predict.tracing.recording import _followed
 from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.what_if import compile_what_if
 from tests.changes.example_steps import GPU, REPORTED, profiled, trained
@@ -71,6 +76,33 @@ def test_compiling_a_profile_asks_for_the_followed_step_and_then_answers(capture
     before = lp.predict(profile, [GPU], history=False)[GPU]
     after = compile_what_if(profile, [GPU], followed=captured)[GPU]
     assert after.iteration_seconds < before.iteration_seconds
+
+
+def test_capture_follows_one_step_more_and_says_so_where_it_cannot(captured: Trace) -> None:
+    with torch.device("meta"):
+        layer, rows = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step() -> None:
+        layer.zero_grad()
+        layer(rows).sum().backward()
+
+    profile = replace(as_profiled(lp.capture(step)), device="meta")
+    followed = _followed(profile, step)
+    assert knows_tensors(followed)
+    assert not knows_tensors(profile)
+    assert followed.kernels == profile.kernels
+    other = _followed(replace(as_profiled(captured), device="meta"), step)
+    assert other.notes[-1].startswith("Tensors could not be followed: Of the operations that ran on the GPU only")
+
+
+def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived(captured: Trace) -> None:
+    """Half of what the blocks keep for twice the measured bytes: the changed step is told by the ratio."""
+    followed = with_followed(as_profiled(captured), captured)
+    measured = replace(followed, memory=replace(followed.memory, reserved_bytes=10**10))
+    fresh = [CHANGES["checkpointing"].apply(one, Assumptions())[0].memory for one in (followed, measured)]
+    assert fresh[0].reserved_bytes is None
+    assert fresh[1].reserved_bytes is not None
+    assert 0 < fresh[1].reserved_bytes < 10**10
 
 
 def test_another_step_is_refused(captured: Trace) -> None:

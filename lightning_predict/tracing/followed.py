@@ -1,8 +1,8 @@
-"""Marry a profile of a GPU with the same step captured elsewhere, which knows which tensor goes where.
+"""Marry a profile of a GPU with the same step seen by the dispatch recorder, which knows which tensor goes where.
 
-The profiler times operations and does not see their results; a capture on the meta device or the CPU sees them and
-times nothing. Both list the same calls in the same order, apart from what only one of them sees: operations are matched
-by name and shapes, in order.
+The profiler times operations and does not see their results; the dispatch recorder sees them and slows the step. So on
+a GPU one step more is run under it, or the same step is captured on the meta device. Both list the same calls in the
+same order, apart from what only one of them sees: operations are matched by name and shapes, in order.
 """
 
 from __future__ import annotations
@@ -46,12 +46,18 @@ def with_followed(trace: Trace, followed: Trace) -> Trace:
     return replace(
         trace,
         operations=operations,
+        held=followed.held,
         parameters=trace.parameters or followed.parameters,
         samples=trace.samples if trace.samples is not None else followed.samples,
         memory=trace.memory
         if trace.memory.parameter_bytes is not None
         else replace(followed.memory, peak_bytes=trace.memory.peak_bytes),
     )
+
+
+def knows_tensors(trace: Trace) -> bool:
+    """Return whether it was seen which operation hands which tensor to which."""
+    return any(one.outputs for one in trace.operations)
 
 
 def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
@@ -78,6 +84,7 @@ def _married(recorded: Operation, followed: Operation) -> Operation:
         recorded,
         inputs=own.inputs,
         outputs=own.outputs,
+        freed=followed.freed,
         arguments={**own.arguments, **recorded.arguments},
         module=recorded.module or followed.module,
     )
