@@ -1,0 +1,107 @@
+"""What else decides by validation, after each kind of stop: the best checkpoint, early stopping, a sweep's summary."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.callbacks import CostBudget
+from lightning_predict.errors import BudgetExceededError
+from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.testing import Clock
+from tests.callbacks.small import Small
+
+TRAINED, VALIDATED = 10, 20
+"""Batches of an epoch and of its validation."""
+
+
+@pytest.fixture
+def time() -> Iterator[Clock]:
+    """The time that budgets see."""
+    shown = Clock()
+    with clock_of_fits(shown):
+        yield shown
+
+
+def worsening(small: Small, time: Clock, validation_seconds: float) -> Any:
+    """A model that trains a batch in a second, whose validations have the means 1, 2, 3 and so on.
+
+    The first batch of each is 190 below its mean and the others 10 above, so that every part of it looks better.
+    """
+    model = small.model()
+    step = model.training_step
+
+    def training_step(batch: torch.Tensor, batch_idx: int) -> Any:
+        time.advance(1.0)
+        return step(batch, batch_idx)
+
+    def validation_step(batch: torch.Tensor, batch_idx: int) -> None:
+        time.advance(validation_seconds)
+        mean = 1 + model.validated // VALIDATED
+        model.validated += 1
+        model.log("monitored", float(mean - 190 if batch_idx == 0 else mean + 10))
+
+    model.training_step, model.validation_step, model.validated = training_step, validation_step, 0
+    return model
+
+
+# An epoch is 10 s of training and 20 batches of validation, of 0.1 s or of a minute each. Of 17.5 s the first takes 12;
+# after 4 batches more 1.5 s are left, less than the validation that ends a run takes, and after 6 nothing.
+STOPS: dict[str, tuple[float, float, str, int, int]] = {
+    # name: budget in seconds, a validation batch's, on_exceed, batches trained, batches validated
+    "a forecast": (100.0, 0.1, "stop", 16, 40),
+    "what is used": (17.5, 0.1, "stop", 14, 40),
+    "what is used, by an error": (17.5, 0.1, "raise", 16, 20),
+    "a validation that ends a little over it": (1190.0, 60.0, "stop", 10, 20),
+    "within a validation": (1300.0, 60.0, "stop", 11, 22),
+    "within a validation, by an error": (1300.0, 60.0, "raise", 20, 22),
+    "none, only a warning": (17.5, 0.1, "warn", 30, 60),
+}
+
+
+@pytest.mark.parametrize("kind", STOPS)
+def test_only_whole_validations_count_for_what_else_decides_by_them(
+    kind: str, small: Small, tmp_path: Path, time: Clock
+) -> None:
+    seconds, validation_seconds, on_exceed, trained, validated = STOPS[kind]
+    model = worsening(small, time, validation_seconds)
+    budget = CostBudget(hours=seconds / 3600, on_exceed=on_exceed)  # type: ignore[arg-type]
+    callbacks = small.lightning.callbacks
+    best = callbacks.ModelCheckpoint(tmp_path / "best", monitor="monitored", save_top_k=1, filename="{monitored:.2f}")
+    stopping = callbacks.EarlyStopping("monitored", patience=10**6)
+    logger = small.lightning.loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=10**6)
+    trainer = small.trainer(
+        tmp_path,
+        # A run that may end early is not stopped by a forecast.
+        callbacks=[budget, best, *([stopping] if kind != "a forecast" else [])],
+        num_sanity_val_steps=0,
+        max_epochs=3 if kind != "a forecast" else 100,
+        logger=logger,
+        enable_checkpointing=True,
+    )
+    rows: list[dict[str, float]] = []
+    log = logger.log_metrics
+    logger.log_metrics = lambda metrics, step=None: (rows.append(dict(metrics)), log(metrics, step))
+    raised = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that most of the budget is used
+        try:
+            trainer.fit(model, small.loader(TRAINED), small.loader(VALIDATED))
+        except BudgetExceededError as error:
+            raised = error
+    assert (model.batches_trained, model.validated) == (trained, validated)
+    assert (raised is not None) == ("error" in kind or "within" in kind)
+    whole = validated // VALIDATED
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["monitored=1.00.ckpt"]
+    assert float(best.best_model_score) == 1.0
+    if kind != "a forecast":
+        assert float(stopping.best_score) == 1.0
+        assert stopping.wait_count == whole - 1
+    # What a sweep compares is the value that was logged last.
+    assert float(trainer.callback_metrics["monitored"]) == whole
+    assert [row["monitored"] for row in rows if "monitored" in row] == list(range(1, whole + 1))
