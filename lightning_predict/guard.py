@@ -31,7 +31,7 @@ FAILURES: Final = (Exception, GeneratorExit)
 generator GeneratorExit for its own."""
 
 
-def say(message: str) -> None:
+def log_sentence(message: str) -> None:
     """Log what cannot be a warning: under `-W error` a warning is an exception. Logging raises nothing."""
     _LOG.warning(message)
 
@@ -68,7 +68,7 @@ def never_raises(
             try:
                 self.give_up(as_error(error))
             except FAILURES as another:
-                say(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
+                log_sentence(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
 
@@ -95,7 +95,7 @@ def gives_instead(
                     report(self, as_error(error))
                 except FAILURES as another:
                     name = f"{type(self).__name__}.{method.__name__}"
-                    say(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
+                    log_sentence(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
             instead: Result = value()
             return instead
 

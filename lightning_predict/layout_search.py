@@ -23,7 +23,7 @@ from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.distributed.memory import ModelMemory
-from lightning_predict.distributed.search import BatchLimits, Candidate, Found, best_strategies
+from lightning_predict.distributed.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layouts_of
@@ -174,7 +174,7 @@ def best_layouts(
 
 def _found(
     step: Step, layout: Layout, batch: BatchLimits, *, count: int, on_progress: Callable[[int, int], None]
-) -> tuple[Found, ...]:
+) -> tuple[FoundStrategy, ...]:
     (single,) = step.kinds
     row = step.setting.gpus.index(layout.gpu)
     need = step_memory(step.trace)
@@ -207,7 +207,7 @@ def _found(
     return (*tables, *found)
 
 
-def _with_shared_tables(step: Step, layout: Layout) -> tuple[Found, ...]:
+def _with_shared_tables(step: Step, layout: Layout) -> tuple[FoundStrategy, ...]:
     """Return the fastest way to share a step's bags of embeddings; none if it has none, or nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
@@ -219,10 +219,10 @@ def _with_shared_tables(step: Step, layout: Layout) -> tuple[Found, ...]:
     needed = step.memory_need(layout, strategy).memory_bytes
     if needed is not None and needed > usable_bytes(layout.gpu):
         return ()
-    return (Found(Candidate(strategy, needed, layout.count), shared),)
+    return (FoundStrategy(StrategyCandidate(strategy, needed, layout.count), shared),)
 
 
-def _ranked(step: Step, found: Found, layout: Layout) -> RankedLayout:
+def _ranked(step: Step, found: FoundStrategy, layout: Layout) -> RankedLayout:
     strategy = found.candidate.strategy
     need = memory_need(layout, found.candidate.memory_bytes)
     return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
-from lightning_predict.changes.batch_size import Batches, why_no_other_batch, with_samples
+from lightning_predict.changes.batch_size import BatchSizes, why_no_other_batch, with_samples
 from lightning_predict.changes.gains import predicted_with
 from lightning_predict.changes.largest_batch import LargestBatch, largest_batches
 from lightning_predict.changes.table import change_named
@@ -30,7 +30,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.batch_size import BatchSizeOption, Line, largest_power_of_two, line_through
+from lightning_predict.run.batch_size import BatchSizeOption, StraightLine, largest_power_of_two, line_through
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.precision import PRECISIONS
 from lightning_predict.tracing.trace import Trace
@@ -214,7 +214,7 @@ def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
         one = traces[size] if traces[size].samples is not None else replace(traces[size], samples=size)
         if why_no_other_batch(one) is not None or memory[size] is None or one.has_measured_kernels:
             continue
-        batches = Batches(one)
+        batches = BatchSizes(one)
         if all(_agree(step_memory(batches.of(max(own // one.batches, 1))), memory[own]) for own in traces):
             return one
     return None
@@ -252,7 +252,9 @@ def _scaled_option(
     )
 
 
-def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line], relative: Interval[float]) -> BatchSizeOption:
+def _option(
+    by_size: Mapping[int, Prediction], memory: Sequence[StraightLine], relative: Interval[float]
+) -> BatchSizeOption:
     first = next(iter(by_size.values()))
     device = line_through({size: one.device_seconds for size, one in by_size.items()})
     available = safe_bytes(first.layout.gpu, relative)
@@ -276,7 +278,7 @@ def _option(by_size: Mapping[int, Prediction], memory: Sequence[Line], relative:
     )
 
 
-def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[Line, ...], Interval[float]]:
+def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[StraightLine, ...], Interval[float]]:
     """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts.
 
     The interval over the value goes with them.

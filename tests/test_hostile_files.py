@@ -26,7 +26,7 @@ from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.planning.files import read_problem
 from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
-from lightning_predict.sharding.step import Assignment, plan_document, read_plan, sharded_step
+from lightning_predict.sharding.step import Assignment, plan_document, read_sharding_plan, sharded_step
 from lightning_predict.sharding.tables import EmbeddingTable, read_skew
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (
@@ -247,7 +247,9 @@ READERS = {
         "s.yaml", text("s.yaml", "nodes: [2]\nseeds: [2]\nerror: 0.1\n"), lambda folder: read_study(folder / "s.yaml")
     ),
     "sharding plan": Reader(
-        "plan.json", text("plan.json", json.dumps(PLAN)), lambda folder: read_plan(folder / "plan.json", [TABLE])
+        "plan.json",
+        text("plan.json", json.dumps(PLAN)),
+        lambda folder: read_sharding_plan(folder / "plan.json", [TABLE]),
     ),
     "sample of indices": Reader(
         "s.csv", text("s.csv", "table,index\ntables.0,1\n"), lambda folder: read_skew(folder / "s.csv", LOOK_UP)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.offers import Offer
-from lightning_predict.distributed.overlap import FRICTION, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.fabric import Interconnect
@@ -120,8 +120,8 @@ def test_measured_links_count() -> None:
 
     # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s.
     single = lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds
-    waiting = float(FRICTION.spread(np.array(single))) * slowest_of(8) * single
-    assert seconds(1e9) == pytest.approx(single + FRICTION.pcie_slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
+    waiting = float(OVERLAP_COSTS.spread(np.array(single))) * slowest_of(8) * single
+    assert seconds(1e9) == pytest.approx(single + OVERLAP_COSTS.pcie_slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
     assert seconds(100e9) < seconds(1e9)
 
 

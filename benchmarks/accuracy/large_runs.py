@@ -27,7 +27,7 @@ from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronCon
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
-from lightning_predict.distributed.overlap import FRICTION
+from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -194,7 +194,7 @@ class LargeRunResult:
             spread: Standard deviation of a GPU's pace.
         """
         alone, waiting = self.studied[FRAMEWORK_HOSTS.index(host)]
-        return alone + spread / FRICTION.straggler_spread * waiting
+        return alone + spread / OVERLAP_COSTS.straggler_spread * waiting
 
 
 def read_mpt_cases(path: Path) -> tuple[LargeRunCase, ...]:
@@ -359,9 +359,9 @@ def predicted_runs(
         on = partial(shared.on, case.layout, single.steps[row], row, case.strategy, case.interconnect)
         studied = []
         for host in FRAMEWORK_HOSTS if studies else ():
-            friction = replace(FRICTION, framework_host=host)
-            alone = on(friction=replace(friction, straggler_spread=0.0)).seconds
-            studied.append((alone, on(friction=friction).seconds - alone))
+            overlap_costs = replace(OVERLAP_COSTS, framework_host=host)
+            alone = on(overlap_costs=replace(overlap_costs, straggler_spread=0.0)).seconds
+            studied.append((alone, on(overlap_costs=overlap_costs).seconds - alone))
         results.append(LargeRunResult(case, on(), tuple(studied)))
     return results
 

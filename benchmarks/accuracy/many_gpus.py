@@ -34,7 +34,7 @@ from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.overlap import HOPPER, Friction, slowest_of
+from lightning_predict.distributed.overlap import HOPPER, OverlapCosts, slowest_of
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -322,7 +322,7 @@ BUS_BANDWIDTHS: Final = tuple(gigabytes_to_bytes(0.5 * 2**step) for step in rang
 SLOWDOWNS: Final = (1.0, 1.5, 2.0, 2.5, 3.0)
 CONTENTIONS: Final = (0.3, 0.5, 0.7, 0.9)
 SPREADS: Final = (0.02, 0.03, 0.04, 0.05, 0.06)
-"""The grid of friction."""
+"""The grid of overlap costs."""
 
 
 @final
@@ -334,7 +334,7 @@ class Study:
         walked: (step, hidden communication) at each slowdown.
         by_bandwidth: Efficiency at each of `BUS_BANDWIDTHS`.
         seconds: The step of one GPU.
-        has_nvlink: Whose friction the grid is of; cards without have their own.
+        has_nvlink: Whose overlap costs the grid is of; cards without have their own.
     """
 
     walked: tuple[tuple[float, float], ...]
@@ -343,14 +343,14 @@ class Study:
     has_nvlink: bool = True
     is_hopper: bool = False
 
-    def efficiency(self, friction: Friction, count: int) -> float:
-        """With other figures of friction; its slowdown is one of `SLOWDOWNS`."""
-        step, hidden = self.walked[SLOWDOWNS.index(friction.slowdown)]
-        waiting = float(friction.spread(np.array(self.seconds))) * slowest_of(count)
+    def efficiency(self, overlap_costs: OverlapCosts, count: int) -> float:
+        """With other figures of overlap costs; its slowdown is one of `SLOWDOWNS`."""
+        step, hidden = self.walked[SLOWDOWNS.index(overlap_costs.slowdown)]
+        waiting = float(overlap_costs.spread(np.array(self.seconds))) * slowest_of(count)
         if self.is_hopper:
-            contention = friction.hopper_contention
+            contention = overlap_costs.hopper_contention
         else:
-            contention = friction.contention if self.has_nvlink else friction.pcie_contention
+            contention = overlap_costs.contention if self.has_nvlink else overlap_costs.pcie_contention
         return 1 / (step + contention * hidden + waiting)
 
 
@@ -365,7 +365,7 @@ class ScalingResult:
         efficiency: As predicted.
         low: Lower end of its 90 % interval.
         high: Upper end.
-        left_out: As predicted with the friction that suits the other GPUs' rows.
+        left_out: As predicted with the overlap costs that suits the other GPUs' rows.
         calibrated: As predicted at the bus bandwidth that suits the machine's other benchmarks; None if it has none.
         link_share: That bandwidth over the one that the GPU's name promises; None likewise.
     """
@@ -393,10 +393,10 @@ class ScalingResult:
 @final
 @dataclass(frozen=True, slots=True)
 class ScalingReport:
-    """Results, the friction that suits each GPU's others, and the rows that were left out by reason."""
+    """Results, the overlap costs that suits each GPU's others, and the rows that were left out by reason."""
 
     results: tuple[ScalingResult, ...]
-    friction_without: Mapping[str, Friction]
+    overlap_costs_without: Mapping[str, OverlapCosts]
     excluded: Mapping[str, Sequence[str]]
 
 
@@ -409,7 +409,7 @@ def evaluate_scaling(path: Path, *, weights: Path | None = None, jobs: int = 2) 
         evaluate=partial(_predicted, weights=weights),
         jobs=jobs,
     )
-    without = {gpu: best_friction(results, without=gpu) for gpu in dict.fromkeys(case.gpu for case in cases)}
+    without = {gpu: best_overlap_costs(results, without=gpu) for gpu in dict.fromkeys(case.gpu for case in cases)}
     complete = (
         replace(result, left_out=result.study.efficiency(without[result.case.gpu], result.case.count))
         for result in _calibrated(results)
@@ -417,7 +417,7 @@ def evaluate_scaling(path: Path, *, weights: Path | None = None, jobs: int = 2) 
     return ScalingReport(tuple(complete), without, excluded)
 
 
-def best_friction(results: Iterable[ScalingResult], *, without: str | None = None) -> Friction:
+def best_overlap_costs(results: Iterable[ScalingResult], *, without: str | None = None) -> OverlapCosts:
     """The figures of the grid with the least mean error, over rows that exchange gradients.
 
     Args:
@@ -426,14 +426,14 @@ def best_friction(results: Iterable[ScalingResult], *, without: str | None = Non
     """
     rows = [one for one in results if one.case.gpu != without and one.case.exchanges]
     grid = [
-        Friction(slowdown=slowdown, contention=contention, straggler_spread=spread)
+        OverlapCosts(slowdown=slowdown, contention=contention, straggler_spread=spread)
         for slowdown, contention, spread in product(SLOWDOWNS, CONTENTIONS, SPREADS)
     ]
-    return min(grid, key=lambda friction: _mean_error(rows, friction))
+    return min(grid, key=lambda overlap_costs: _mean_error(rows, overlap_costs))
 
 
-def _mean_error(rows: Sequence[ScalingResult], friction: Friction) -> float:
-    errors = [abs(one.study.efficiency(friction, one.case.count) - one.case.efficiency) for one in rows]
+def _mean_error(rows: Sequence[ScalingResult], overlap_costs: OverlapCosts) -> float:
+    errors = [abs(one.study.efficiency(overlap_costs, one.case.count) - one.case.efficiency) for one in rows]
     return sum(errors) / max(len(errors), 1)
 
 
@@ -469,7 +469,7 @@ def _prepared(
 def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Study:
     walked = []
     for slowdown in SLOWDOWNS:
-        found = shared.walked(layout, step, row, Strategy(), friction=Friction(slowdown=slowdown))
+        found = shared.walked(layout, step, row, Strategy(), overlap_costs=OverlapCosts(slowdown=slowdown))
         hidden = max(float((found.communication_seconds - found.exposed_seconds)[1]), 0.0)
         walked.append((float(found.seconds[1]) / step.seconds, hidden / step.seconds))
     at_each = (
@@ -534,7 +534,7 @@ def _by_link(results: Sequence[ScalingResult]) -> Table:
             "rows",
             "median",
             "90th",
-            "friction without this GPU: median",
+            "overlap costs without this GPU: median",
             "90th",
             "links measured: median",
             "90th",

@@ -31,8 +31,8 @@ from benchmarks.training.report import report_table
 from lightning_predict.cost.offers import offers_for
 from lightning_predict.planning.objective import late_factor
 from lightning_predict.planning.policies import policy
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Plan, Problem, Situation
-from lightning_predict.planning.replay import Replay, evenly, replay, slowed
+from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Plan, PlanningProblem, Situation
+from lightning_predict.planning.replay import PlanReplay, evenly, replay, slowed
 from lightning_predict.planning.simulator import ActualSeconds, simulate
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 
@@ -65,14 +65,14 @@ class Team:
         binds: Deadlines are those that a configuration just keeps.
     """
 
-    problem: Problem
+    problem: PlanningProblem
     measured_seconds: ActualSeconds
     binds: bool
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class PlanReplay:
+class TeamReplay:
     """A team's plan, carried out.
 
     Attributes:
@@ -85,7 +85,7 @@ class PlanReplay:
     team: int
     binds: bool
     times: str
-    replay: Replay
+    replay: PlanReplay
 
 
 def teams(cases: Sequence[StepCase], number: int) -> Iterator[Team]:
@@ -139,7 +139,7 @@ def _team(cases: Sequence[StepCase], seed: int) -> Team:
     gpus = sorted({place.machine for job in jobs for place in job.seconds})
     machines = tuple(MachineType(name=gpu, gpu=gpu, num_gpus=1, usd_per_hour=_usd_per_hour(gpu)) for gpu in gpus)
     limits = Limits(nodes=JOBS if binds else JOBS // 2)
-    problem = Problem(
+    problem = PlanningProblem(
         jobs=tuple(jobs), machines=machines, limits=limits, probability=PROBABILITY, period_seconds=PERIOD_SECONDS
     )
     return Team(problem, measured, binds)
@@ -169,7 +169,7 @@ def measured_over_predicted(cases: Iterable[StepCase]) -> tuple[float, ...]:
     return tuple(map(float, found))
 
 
-def replays(cases: Sequence[StepCase], number: int) -> Iterator[PlanReplay]:
+def replays(cases: Sequence[StepCase], number: int) -> Iterator[TeamReplay]:
     """Plan for each team, and carry the plan out with each of the real times.
 
     Args:
@@ -188,14 +188,14 @@ def replays(cases: Sequence[StepCase], number: int) -> Iterator[PlanReplay]:
         }
         for name, seconds in times.items():
             found = replay(plan.segments, team.problem, seconds, again=again)
-            yield PlanReplay(index, team.binds, name, found)
+            yield TeamReplay(index, team.binds, name, found)
 
 
-def _planned(problem: Problem, *, since: Situation | None = None) -> Plan:
+def _planned(problem: PlanningProblem, *, since: Situation | None = None) -> Plan:
     return simulate(problem, policy("milp"), since=since)
 
 
-def replays_table(found: Sequence[PlanReplay]) -> Table:
+def replays_table(found: Sequence[TeamReplay]) -> Table:
     """Deadlines kept and work lost, by what the real times were."""
     table = report_table(
         f"Plans carried out, planned again {AGAIN} times; deadlines asked at {100 * PROBABILITY:.0f} %",
@@ -210,7 +210,7 @@ def replays_table(found: Sequence[PlanReplay]) -> Table:
     return table
 
 
-def _cells(found: Sequence[PlanReplay]) -> Iterator[str]:
+def _cells(found: Sequence[TeamReplay]) -> Iterator[str]:
     jobs = [job for one in found for job in one.replay.jobs]
     late = [(job.end_seconds - job.deadline_seconds) / SECONDS_PER_MINUTE for job in jobs if not job.is_in_time]
     yield str(len(found))

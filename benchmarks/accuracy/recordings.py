@@ -28,7 +28,7 @@ from lightning_predict.prediction import predict
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.reported_gpu import gpu_in_use
-from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_json
+from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_trace_json
 from lightning_predict.units import seconds_to_milliseconds
 
 PAIRS: Final = (("married_resnet50_v100.json.gz", "married_resnet50_a100.json.gz"),)
@@ -196,7 +196,7 @@ def load_recording(path: Path) -> Trace:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what they say stands in the report
-        document = read_json(str(path), strict=False)
+        document = read_trace_json(str(path), strict=False)
         own = isinstance(document, dict) and document.get("format") == FORMAT
         trace = Trace.load(str(path)) if own else import_trace(path)
     return replace(trace, operations=in_todays_words(trace.operations)) if own else trace

@@ -40,7 +40,7 @@ from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.planning.milp import check_scipy
-from lightning_predict.planning.objective import share, tardiness_usd
+from lightning_predict.planning.objective import machine_share, tardiness_usd
 from lightning_predict.planning.policies import policy
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
@@ -48,8 +48,8 @@ from lightning_predict.planning.problem import (
     Job,
     Limits,
     MachineType,
-    Problem,
-    usd,
+    PlanningProblem,
+    rental_usd,
 )
 from lightning_predict.planning.queues import QUEUE_RULES
 from lightning_predict.planning.replay import PREDICTION_DEVIATIONS
@@ -211,7 +211,7 @@ def random_problem(
     restart_seconds: float = RESTART_SECONDS,
     interruptions_per_hour: float | None = None,
     checkpoint_seconds: float | None = None,
-) -> Problem:
+) -> PlanningProblem:
     """Return an instance of the fixed setting: ρ = 1, H = 300 s.
 
     Args:
@@ -222,7 +222,7 @@ def random_problem(
         setting: `published` or `clouds`.
         restart_seconds: Time that a job loses when it moves or goes on after a pause.
         interruptions_per_hour: Of spot machines of the clouds; None offers none.
-        checkpoint_seconds: Work between two checkpoints; see `Problem`.
+        checkpoint_seconds: Work between two checkpoints; see `PlanningProblem`.
     """
     random = np.random.default_rng([seed, nodes])
     number = JOBS_PER_NODE * nodes
@@ -246,7 +246,7 @@ def random_problem(
             high_factor=1.0 + error,
         )
         jobs.append(job)
-    return Problem(
+    return PlanningProblem(
         jobs=tuple(jobs),
         machines=machines,
         limits=Limits(nodes=nodes),
@@ -255,7 +255,7 @@ def random_problem(
     )
 
 
-def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
+def random_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSeconds:
     """Draw real times: each time of each job off by a factor drawn evenly from the job's interval.
 
     Jobs are drawn by name, so the order of `problem.jobs` does not matter.
@@ -270,7 +270,7 @@ def random_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
     }
 
 
-def cloud_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
+def cloud_actual_seconds(problem: PlanningProblem, *, seed: int) -> ActualSeconds:
     """Real times of predicted jobs: off as predictions of whole steps were from published measurements.
 
     Logarithms of measured over predicted times deviate by GPU, by model and by what is left (`PREDICTION_DEVIATIONS`).
@@ -298,7 +298,7 @@ def cloud_actual_seconds(problem: Problem, *, seed: int) -> ActualSeconds:
     }
 
 
-def least_usd(problem: Problem, seconds: ActualSeconds) -> float:
+def least_usd(problem: PlanningProblem, seconds: ActualSeconds) -> float:
     """Return what no plan costs less than.
 
     Each job begins at its release and pays for no GPU that idles and no restart, on one configuration or, where that
@@ -314,7 +314,12 @@ def least_usd(problem: Problem, seconds: ActualSeconds) -> float:
     for job in problem.jobs:
         slack = job.deadline_seconds - job.release_seconds
         ways = [
-            (time, usd(seconds=time, usd_per_hour=machine.usd_per_hour * share(machine, item, problem.formulation)))
+            (
+                time,
+                rental_usd(
+                    seconds=time, usd_per_hour=machine.usd_per_hour * machine_share(machine, item, problem.formulation)
+                ),
+            )
             for item, time in seconds[job.name].items()
             for machine in [machines[item.machine]]
         ]
@@ -543,7 +548,7 @@ def check_study(study: Study) -> None:
         check_problem(_problem(study, Instance(nodes=1, mean_gap_seconds=1.0, restart_seconds=restart, seed=0)))
 
 
-def _problem(study: Study, instance: Instance) -> Problem:
+def _problem(study: Study, instance: Instance) -> PlanningProblem:
     return random_problem(
         nodes=instance.nodes,
         mean_gap_seconds=instance.mean_gap_seconds,

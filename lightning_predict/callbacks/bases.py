@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.guard import say
+from lightning_predict.guard import log_sentence
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -96,7 +96,7 @@ def warn(message: str) -> None:
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:
-        say(message)
+        log_sentence(message)
 
 
 def samples_of(batch: Any) -> int | None:

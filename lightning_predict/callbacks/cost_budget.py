@@ -47,12 +47,12 @@ from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.budget import (
     CHECK_SECONDS,
     GO_ON,
+    BudgetQuestion,
+    BudgetVerdict,
     BudgetWatch,
     Ledger,
     Limit,
-    Question,
-    Verdict,
-    gpu_in_use,
+    gpu_name_in_use,
     judge_use,
     limits_of_fit,
     named_offer,
@@ -61,7 +61,7 @@ from lightning_predict.fit.budget import (
 from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
 from lightning_predict.fit.forecast import Moments, Rest, end_seconds, rest_of
 from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, Kept, job_in_use, keep, read_kept
-from lightning_predict.guard import gives_instead, never_raises, say
+from lightning_predict.guard import gives_instead, log_sentence, never_raises
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import seconds_to_hours
@@ -74,7 +74,7 @@ CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Machine:
+class RentedMachine:
     """The machine that a fit runs on.
 
     Attributes:
@@ -86,15 +86,15 @@ class Machine:
     world_size: int
 
     @staticmethod
-    def of(trainer: Trainer) -> Machine:
+    def of(trainer: Trainer) -> RentedMachine:
         """Return the machine that this fit runs on."""
         device = trainer.strategy.root_device
-        return Machine(gpu_in_use(device) or device.type, trainer.world_size)
+        return RentedMachine(gpu_name_in_use(device) or device.type, trainer.world_size)
 
     @staticmethod
-    def of_state(state: dict[str, Any]) -> Machine | None:
+    def of_state(state: dict[str, Any]) -> RentedMachine | None:
         """Return the machine that a checkpoint names; None if it names none."""
-        return Machine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
+        return RentedMachine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def as_state(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
@@ -104,7 +104,7 @@ class Machine:
         return f"{self.world_size} x {self.device}"
 
 
-def say_if_moved(before: Machine | None, now: Machine) -> None:
+def say_if_moved(before: RentedMachine | None, now: RentedMachine) -> None:
     """Warn if a run resumes on another machine."""
     if before is not None and before != now:
         warn(
@@ -223,8 +223,8 @@ class CostBudget(Callback):
         self._warned: set[str] = set()
         self._run = uuid4().hex
         self._kept_seconds = 0.0
-        self._machine: Machine | None = None
-        self._machine_before: Machine | None = None
+        self._machine: RentedMachine | None = None
+        self._machine_before: RentedMachine | None = None
         # State of the current fit, on every rank.
         self._meetings: Meetings | None = None
         self._schedule: Schedule | None = None
@@ -236,8 +236,8 @@ class CostBudget(Callback):
         # On rank zero only.
         self._watch: BudgetWatch | None = None
         self._run_clock: RunClock | None = None
-        self._judge: Callable[[], Verdict] | None = None
-        self._question: Question = "use"
+        self._judge: Callable[[], BudgetVerdict] | None = None
+        self._question: BudgetQuestion = "use"
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the terms and what was used, but nothing of a fit under way."""
@@ -278,7 +278,7 @@ class CostBudget(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what was used before the checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
-        machine = Machine.of_state(state_dict)
+        machine = RentedMachine.of_state(state_dict)
         if self.scope == "cumulative":
             self._ledger.resume(seconds=seconds, usd=usd)
         self._machine_before = machine
@@ -456,7 +456,7 @@ class CostBudget(Callback):
         self._deactivate()
         self._ledger.close()
         if failure is not None:
-            (warn if trainer.is_global_zero else say)(f"CostBudget was off at the end of this fit: {failure}")
+            (warn if trainer.is_global_zero else log_sentence)(f"CostBudget was off at the end of this fit: {failure}")
 
     def _deactivate(self) -> None:
         self._watch = self._run_clock = self._judge = self._meetings = self._schedule = None
@@ -491,7 +491,7 @@ class CostBudget(Callback):
         limits = self.terms.limits_of(trainer, self._ledger)
         if not limits:
             return {"action": "off"}
-        self._machine = Machine.of(trainer)
+        self._machine = RentedMachine.of(trainer)
         say_if_moved(self._machine_before, self._machine)
         minimums = unmet_minimums(trainer)
         if minimums and self.on_exceed == "stop":
@@ -564,7 +564,9 @@ class CostBudget(Callback):
         self._question = question or "use"
         self._judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
-    def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: Question) -> Verdict:
+    def _judge_now(
+        self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: BudgetQuestion
+    ) -> BudgetVerdict:
         """Judge the use, and the rest of the run where that is asked for."""
         rest: Rest | None = None
         if question != "use":
@@ -645,7 +647,7 @@ class CostBudget(Callback):
             return
         self.on_exceed, self.warmup_steps = common["on_exceed"], common["warmup_steps"]
         given, instead = (", ".join(f"{name}={value!r}" for name, value in one.items()) for one in (own, common))
-        say(
+        log_sentence(
             f"CostBudget: this rank was given {given}, and rank zero {instead}; what rank zero was given counts on all."
         )
 
@@ -780,7 +782,7 @@ class Terms:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
                 offer=self.offer,
-                gpu=gpu_in_use(trainer.strategy.root_device),
+                gpu=gpu_name_in_use(trainer.strategy.root_device),
                 world_size=trainer.world_size,
                 num_nodes=trainer.num_nodes,
             )

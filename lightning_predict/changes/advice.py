@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.changes.change import PRICES, Change
-from lightning_predict.changes.evidence import Evidence, evidence_for
+from lightning_predict.changes.evidence import MeasuredPairs, evidence_for
 from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.layers import LayerTable, layer_table
 from lightning_predict.changes.table import CHANGES, change_named
@@ -44,7 +44,7 @@ WORTH_IT: Final = 1.02
 
 HARM: Final = 0.98
 
-Verdict = Literal["faster", "noise", "slower", "untested", "no"]
+ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
 """What is said of a change: it is faster or slower, its gain is inside the noise, nobody measured its like, or it does
 not apply."""
 
@@ -58,7 +58,7 @@ class Advised:
         name: Its name.
         words: What to type.
         note: What it costs besides time.
-        verdict: See `Verdict`.
+        verdict: See `ChangeVerdict`.
         gain: Throughput after over before with its 90 % interval; None where nothing proves a number.
         simulated_gain: What the simulation says, proven or not; None where the change does not apply.
         seconds: A step with the change, the wait for the loader included; None likewise.
@@ -73,7 +73,7 @@ class Advised:
     name: str
     words: str
     note: str
-    verdict: Verdict
+    verdict: ChangeVerdict
     gain: Interval[float] | None = None
     simulated_gain: float | None = None
     seconds: float | None = None
@@ -300,7 +300,7 @@ def advice_for(
 
 
 def _rank(advised: Advised) -> tuple[int, float]:
-    order: tuple[Verdict, ...] = ("faster", "untested", "noise", "slower", "no")
+    order: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
     told = advised.simulated_gain if advised.gain is None else advised.gain.middle
     return order.index(advised.verdict), -(told or 0.0)
 
@@ -419,13 +419,13 @@ class _Trial:
         return Interval.around(middle, math.exp(math.hypot(*widths)))
 
 
-def _evidence(name: str, trace: Trace) -> Evidence:
+def _evidence(name: str, trace: Trace) -> MeasuredPairs:
     found = evidence_for(CHANGES[name], trace)
     assert found is not None, name  # the chain holds proven changes alone
     return found
 
 
-def _verdict(interval: Interval[float]) -> Verdict:
+def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
     doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval reaches to the other side

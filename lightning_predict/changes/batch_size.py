@@ -44,11 +44,11 @@ def with_samples(trace: Trace, count: int) -> Trace:
         trace: The step.
         count: Samples of a batch, at least 1.
     """
-    return Batches(trace).of(count)
+    return BatchSizes(trace).of(count)
 
 
 @final
-class Batches:
+class BatchSizes:
     """A step, ready to be told at any batch.
 
     Args:
@@ -67,7 +67,7 @@ class Batches:
         trace, samples = self._trace, self._samples
         sized: dict[tuple[TensorInfo, int], TensorInfo] = {}
 
-        def at(tensors: Sequence[TensorInfo], places: Sequence[Place]) -> tuple[TensorInfo, ...]:
+        def at(tensors: Sequence[TensorInfo], places: Sequence[SampleDimension]) -> tuple[TensorInfo, ...]:
             return tuple(
                 one if place is None else sized.setdefault((one, place), _sized(one, place, samples, count))
                 for one, place in zip(tensors, places, strict=True)
@@ -93,7 +93,7 @@ def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorIn
     return replace(tensor, shape=shape)
 
 
-Place = int | None
+SampleDimension = int | None
 """The dimension of a tensor that counts samples; None without one."""
 
 
@@ -110,12 +110,12 @@ class _Places:
         }
         # Every parameter was updated, so that what looks like one and was not is none; but for statistics, say.
         self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
-        self._of: dict[tuple[int | None, tuple[int, ...]], Place] = {}
+        self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
         self._lengths: dict[int | None, int] = {}  # of the side that counts samples, by storage
         self._by_shape: dict[tuple[int, ...], int] = {}
         self._met: set[int | None] = set()
 
-    def of(self, operation: Operation) -> tuple[list[Place], list[Place]]:
+    def of(self, operation: Operation) -> tuple[list[SampleDimension], list[SampleDimension]]:
         """Find the places of what an operation reads and writes."""
         inputs = [self._given(tensor) for tensor in operation.inputs]
         outputs = []
@@ -132,11 +132,11 @@ class _Places:
                     self._by_shape.setdefault(tensor.shape, place)
         return inputs, outputs
 
-    def _given(self, tensor: TensorInfo) -> Place:
+    def _given(self, tensor: TensorInfo) -> SampleDimension:
         key = (tensor.id, tensor.shape)
         if tensor.id is None or key in self._of:
             return self._of.get(key)
-        place: Place = None
+        place: SampleDimension = None
         if tensor.id in self._lengths:  # a view that no operation was seen to make
             place = self._like(tensor.shape, (self._lengths[tensor.id],))
         elif tensor.id not in self._met and self._is_data(tensor):
@@ -155,7 +155,9 @@ class _Places:
             return True
         return self._knows_parameters and len(tensor.shape) > 1
 
-    def _written(self, operation: Operation, inputs: Sequence[Place], number: int, tensor: TensorInfo) -> Place:
+    def _written(
+        self, operation: Operation, inputs: Sequence[SampleDimension], number: int, tensor: TensorInfo
+    ) -> SampleDimension:
         if not tensor.shape or (tensor.id in self._updated and operation.name not in _REPEATS):
             return None
         known = [(one.shape, place) for one, place in zip(operation.inputs, inputs, strict=True) if place is not None]
@@ -174,7 +176,7 @@ class _Places:
             place = self._alike(known, tensor.shape)
         return place if place is None or tensor.shape[place] % self._samples == 0 else None
 
-    def _expanded(self, operation: Operation, place: Place, shape: tuple[int, ...]) -> Place:
+    def _expanded(self, operation: Operation, place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
         """Find the dimension that was repeated for each sample."""
         before = operation.inputs[0].shape
         more = len(shape) - len(before)
@@ -186,7 +188,7 @@ class _Places:
         repeated = (at for at, side in enumerate(shape) if at < more or before[at - more] != side)
         return next((at for at in repeated if shape[at] == self._samples), None)
 
-    def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> Place:
+    def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
         """Find the place of a result among those of operands that are as long there, counted from the last dimension.
 
         Args:
@@ -201,7 +203,7 @@ class _Places:
                 return place
         return self._like(shape, [own[place] for own, place in known]) if known else None
 
-    def _viewed(self, before: tuple[int, ...], place: Place, shape: tuple[int, ...]) -> Place:
+    def _viewed(self, before: tuple[int, ...], place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
         """Find the dimension of a view in which as many values lie before the samples."""
         if place is None:
             return None
@@ -212,7 +214,7 @@ class _Places:
             seen *= side
         return self._like(shape, (before[place],))
 
-    def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> Place:
+    def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
         """Find the side that is as long as one that counts samples, else one that is a multiple of them."""
         same = next((place for place, side in enumerate(shape) if side in lengths), None)
         if same is not None:
@@ -224,7 +226,7 @@ _REPEATS: Final = frozenset({"aten::expand", "aten::repeat"})
 _VIEWS: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
 
 
-def _transposed(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _transposed(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     place, count = inputs[0], len(shape)
     if place is None:
         return None
@@ -238,7 +240,7 @@ def _transposed(operation: Operation, inputs: Sequence[Place], shape: tuple[int,
     return order.index(place)
 
 
-def _reduced(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _reduced(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     place, count = inputs[0], len(operation.inputs[0].shape)
     dims = operation.arguments.get("dim")
     if place is None or dims is None:
@@ -251,7 +253,7 @@ def _reduced(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ..
     return place if len(shape) == count else place - sum(one < place for one in gone)
 
 
-def _stacked(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _stacked(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     place = next((one for one in inputs if one is not None), None)
     if place is None:
         return None
@@ -259,7 +261,7 @@ def _stacked(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ..
     return place + (at <= place)
 
 
-def _unbound(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     place = inputs[0]
     at = int(operation.arguments.get("dim", 0)) % (len(shape) + 1)
     if place is None or at == place:
@@ -267,7 +269,7 @@ def _unbound(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ..
     return place - (at < place)
 
 
-def _multiplied(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     """Find rows of the first factor, columns of the second, or the batch of both."""
     del operation
     first, second = inputs[-2:]
@@ -279,22 +281,22 @@ def _multiplied(operation: Operation, inputs: Sequence[Place], shape: tuple[int,
     return None
 
 
-def _convolved_back(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _convolved_back(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     """Find the gradient of the images, which is as large as they are; the others are of parameters."""
     return inputs[1] if len(inputs) > 1 and shape == operation.inputs[1].shape else None
 
 
-def _looked_up(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _looked_up(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     del operation, shape
     return inputs[1]
 
 
-def _of_parameters(operation: Operation, inputs: Sequence[Place], shape: tuple[int, ...]) -> Place:
+def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
     del operation, inputs, shape
     return None
 
 
-Rule = Callable[[Operation, Sequence[Place], tuple[int, ...]], Place]
+Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
 """Finds the place of a result, by its shape and the places of what was read."""
 
 _RULES: Final[Mapping[str, Rule]] = {

@@ -21,11 +21,11 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
-Price = Literal["numerics", "digits", "memory", "samples"]
+ChangePrice = Literal["numerics", "digits", "memory", "samples"]
 """What a change may ask besides time: another rounding of products, parameters that lose digits for good, more memory,
 other samples in a step."""
 
-PRICES: Final[tuple[Price, ...]] = ("numerics", "digits", "memory", "samples")
+PRICES: Final[tuple[ChangePrice, ...]] = ("numerics", "digits", "memory", "samples")
 
 Apply = Callable[[Trace, Assumptions], tuple[Trace, Assumptions]]
 WhyNot = Callable[[Trace, Gpu | None], str | None]
@@ -61,7 +61,7 @@ class Change:
     apply: Apply
     why_not: WhyNot
     why_not_shared: WhyNotShared = _shared_anyhow
-    asks: frozenset[Price] = frozenset()
+    asks: frozenset[ChangePrice] = frozenset()
     slot: str
     useless_after: frozenset[str] = frozenset()
     kind: str

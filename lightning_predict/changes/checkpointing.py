@@ -16,7 +16,7 @@ _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
 """A block is a member of a list of modules: `encoder.layers.3` of `encoder.layers.3.mlp.fc1`."""
 
 
-def block_of(module: str | None) -> str | None:
+def list_member_of(module: str | None) -> str | None:
     """Return the member of a list of modules that a module belongs to; None if it is in none."""
     found = None if module is None else _BLOCK.match(module)
     return None if found is None else found.group(1)
@@ -40,7 +40,7 @@ def _again(trace: Trace) -> Iterator[Operation]:
         1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
     )
     for operation in trace.operations:
-        block = block_of(operation.module)
+        block = list_member_of(operation.module)
         if block is not None and operation.phase == "forward":
             if block in done:  # another batch of the window
                 done.discard(block)
@@ -64,7 +64,7 @@ def _read_by_others(trace: Trace) -> set[int | None]:
     for operation in trace.operations:
         if operation.phase != "forward":
             continue
-        block = block_of(operation.module)
+        block = list_member_of(operation.module)
         shared |= {tensor.id for tensor in operation.inputs if writers.get(tensor.id, block) != block}
         for tensor in operation.outputs:
             writers.setdefault(tensor.id, block)
@@ -112,7 +112,7 @@ def recomputed(trace: Trace) -> dict[int, int]:
     repeated: dict[str, list[tuple[int, int]]] = {}
     is_over: set[str] = set()
     for place, operation in enumerate(trace.operations):
-        block = block_of(operation.module)
+        block = list_member_of(operation.module)
         if block is None or operation.phase == "optimizer" or not _is_written(operation):
             continue
         if operation.phase == "forward":
@@ -169,7 +169,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     del gpu
     if not has_backward(trace):
         return "the step has no backward pass"
-    if not any(block_of(one.module) for one in trace.operations):
+    if not any(list_member_of(one.module) for one in trace.operations):
         return "the recording does not hold blocks of modules"
     return "blocks compute their activations again already" if recomputed(trace) else None
 

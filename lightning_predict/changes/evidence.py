@@ -35,7 +35,7 @@ FEWEST_PAIRS: Final = 10
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class MeasuredPairs:
     """Measured pairs of one kind of change.
 
     Attributes:
@@ -104,8 +104,8 @@ class Evidence:
         return Interval.around(gain, math.exp(self.half_width(gain)))
 
 
-EVIDENCE: Final[Mapping[str, Evidence]] = {
-    "amp train": Evidence(
+EVIDENCE: Final[Mapping[str, MeasuredPairs]] = {
+    "amp train": MeasuredPairs(
         pairs=71,
         families=5,
         source="whole trainings in FP32 (TF32) and FP16 (ResNet-50, BERT, GNMT, NCF, Transformer-XL) on 16 GPUs",
@@ -118,7 +118,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         share=0.1,
         limits="their scripts kept all activations in 16 bits; told for autocast of the same steps, gains are 14% off",
     ),
-    "half train": Evidence(
+    "half train": MeasuredPairs(
         pairs=56,
         families=3,
         source="torchvision's VGG, DenseNet and SqueezeNet by model.half() on four cards, 2019-20",
@@ -130,7 +130,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.334,
         share=0.0,
     ),
-    "half infer": Evidence(
+    "half infer": MeasuredPairs(
         pairs=56,
         families=3,
         source="torchvision's VGG, DenseNet and SqueezeNet by model.half() on four cards, 2019-20",
@@ -142,7 +142,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.334,
         share=0.0,
     ),
-    "channels_last train": Evidence(
+    "channels_last train": MeasuredPairs(
         pairs=241,
         families=17,
         source="timm in float16 autocast on the RTX 3090, torch 1.10 to 1.12",
@@ -156,7 +156,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         share=0.1,
         limits="releases of torch before 1.13 alone",
     ),
-    "channels_last infer": Evidence(
+    "channels_last infer": MeasuredPairs(
         pairs=409,
         families=58,
         source="timm in float16 autocast on the RTX 3090 and 4090, torch 2.1 and 2.4",
@@ -169,7 +169,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.125,
         share=0.1,
     ),
-    "channels_last infer before torch 2.1": Evidence(
+    "channels_last infer before torch 2.1": MeasuredPairs(
         pairs=496,
         families=45,
         source="timm in float16 autocast on the RTX 3090, torch 1.10 to 1.13",
@@ -182,7 +182,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.15,
         share=0.2,
     ),
-    "compile infer": Evidence(
+    "compile infer": MeasuredPairs(
         pairs=905,
         families=149,
         source="KernelBench's modules in float32, forward, of at least 1 ms on six GPUs",
@@ -194,7 +194,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.278,
         share=0.2,
     ),
-    "compile infer mixed": Evidence(
+    "compile infer mixed": MeasuredPairs(
         pairs=239,
         families=27,
         source="timm in float16 autocast on the RTX 4090 and 5090, torch 2.4 to 2.9",
@@ -207,7 +207,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         least=0.219,
         share=0.0,
     ),
-    "loader": Evidence(
+    "loader": MeasuredPairs(
         pairs=0,
         families=0,
         source="the waits for the loader that were timed in this very step: at most these are saved",
@@ -220,7 +220,7 @@ EVIDENCE: Final[Mapping[str, Evidence]] = {
         share=0.0,
         is_own=True,
     ),
-    "batch": Evidence(
+    "batch": MeasuredPairs(
         pairs=12,
         families=1,
         source="GPT-2 and GPT-3 in float32 on seven GPUs, 2 to 4 times the batch",
@@ -240,7 +240,7 @@ TODAY: Final = (2, 1)
 """First release of torch whose convolutions channels last are those of today."""
 
 
-def evidence_for(change: Change, trace: Trace) -> Evidence | None:
+def evidence_for(change: Change, trace: Trace) -> MeasuredPairs | None:
     """Find the evidence of a change of a step; None if there is not enough to state a number."""
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.changes.batch_size import Batches, samples_per_batch, why_no_other_batch
+from lightning_predict.changes.batch_size import BatchSizes, samples_per_batch, why_no_other_batch
 from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, step_memory
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -97,7 +97,7 @@ class ScaledMemory:
         if why_not is not None:
             raise InvalidArgumentError(f"The memory of other batches cannot be told: {why_not}.")
         self.recorded = samples_per_batch(trace)
-        self._kinds = [Batches(kind.trace) for kind in trace.kinds]
+        self._kinds = [BatchSizes(kind.trace) for kind in trace.kinds]
         self._known: dict[int, list[tuple[Trace, StepMemory]]] = {}
         self._correction = 1.0
         measured = trace.memory.reserved_bytes

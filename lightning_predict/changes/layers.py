@@ -147,12 +147,12 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
     return LayerTable(columns=tuple(columns), rows=tuple(rows))
 
 
-def folded(module: str | None) -> str:
+def module_kind(module: str | None) -> str:
     """Name a module's kind: members of lists as `*`, cut one below the last of them.
 
     Example::
 
-        >>> folded("transformer.h.3.mlp.c_fc")
+        >>> module_kind("transformer.h.3.mlp.c_fc")
         'transformer.h.*.mlp'
     """
     if not module:
@@ -181,7 +181,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
                 for module, weight in _updated(operation, owners).items():
                     shares[module] += weight * size  # type: ignore[assignment]
             else:
-                shares[folded(operation.module)] += size
+                shares[module_kind(operation.module)] += size
         total = sum(shares.values())
         for row, own in enumerate(found):
             seconds = float(timed.seconds[row, column])
@@ -194,7 +194,7 @@ def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
     """Count, by the shape of a parameter, the folded modules that have such ones."""
     owners: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for parameter in trace.parameters:
-        owners[parameter.shape][folded(parameter.name.rpartition(".")[0])] += 1
+        owners[parameter.shape][module_kind(parameter.name.rpartition(".")[0])] += 1
     return owners
 
 
@@ -217,7 +217,7 @@ def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
     calls: dict[str, Counter[str]] = defaultdict(Counter)
     for operation in operations:
         if operation.phase == "forward":
-            calls[folded(operation.module)][operation.name] += 1
+            calls[module_kind(operation.module)][operation.name] += 1
     found = {}
     for module, own in calls.items():
         for words, (written, instead) in PATTERNS.items():

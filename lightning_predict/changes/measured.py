@@ -34,7 +34,7 @@ from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.same_gpu import same_gpu_check
-from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, simulate
+from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, run_queues
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.units import MICROSECOND
@@ -289,4 +289,4 @@ def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | No
     """Simulate a step with measured kernels under a host and corrections that are known."""
     timed = timed_work(trace, [origin], origin=origin, models=models)
     work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
-    return simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor)
+    return run_queues(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor)

@@ -22,7 +22,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.simulation import blocks_of, simulated
-from lightning_predict.reports.memory import MemoryReport, Saving
+from lightning_predict.reports.memory import MemoryReport, MemorySaving
 from lightning_predict.tracing.trace import Trace
 
 LEAST_SAVING: Final = 0.02
@@ -67,7 +67,7 @@ def _largest(trace: Trace, layout: Layout) -> str | None:
         return None
 
 
-def _savings(trace: Trace, gpu: Gpu) -> Iterator[Saving]:
+def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
     # Both sides are derived, whatever was measured of one.
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     before = _reserved(trace, gpu)
@@ -75,19 +75,19 @@ def _savings(trace: Trace, gpu: Gpu) -> Iterator[Saving]:
     samples = samples_per_batch(trace)
     if samples > 1 and why_no_other_batch(trace) is None:
         half = with_samples(trace, samples // 2)
-        yield Saving(f"a batch of {samples // 2:,}", before - _reserved(half, gpu))
+        yield MemorySaving(f"a batch of {samples // 2:,}", before - _reserved(half, gpu))
     for name in CHANGES_ASKED:
         change = change_named(name)
         if change.why_not(trace, gpu) is None:
             changed, _ = change.apply(trace, Assumptions())
-            yield Saving(change.words, before - _reserved(changed, gpu), change.note)
+            yield MemorySaving(change.words, before - _reserved(changed, gpu), change.note)
     if trace.memory.optimizer_state_bytes:
         small = round(EIGHT_BITS * trace.memory.optimizer_state_bytes)
         changed = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=small))
-        yield Saving("an optimizer with 8-bit state", before - _reserved(changed, gpu))
+        yield MemorySaving("an optimizer with 8-bit state", before - _reserved(changed, gpu))
     blocks = blocks_of(trace)
     apart = simulated(blocks).reserved_bytes - simulated(blocks, expandable_segments=True).reserved_bytes
-    yield Saving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
+    yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
 
 
 def _reserved(trace: Trace, gpu: Gpu) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import CommandAnswer
 
 if TYPE_CHECKING:
     from lightning_predict.changes.advice import Advice
@@ -33,7 +33,7 @@ def advise(
     try_: str | None = None,
     script: str | None = None,
     output: Path | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Say what to change first about a recorded step, what it gains, and which GPU to rent with it.
 
     A number stands only where measured pairs prove that such gains are foretold; the rest is to be tried.
@@ -80,11 +80,11 @@ def advise(
     more = {} if tried is None else {"tried": tried.as_dict()}
     if output is None:
         lines = [str(found)] if tried is None else [str(found), "", f"Tried: {tried}"]
-        return Answer(data=lambda: found.as_dict() | more, show=lambda: print(*lines, sep="\n"))
+        return CommandAnswer(data=lambda: found.as_dict() | more, show=lambda: print(*lines, sep="\n"))
     forms = {".html": found.to_html, ".json": found.to_json, ".txt": found.__str__}
     output.write_text(forms[output.suffix](), encoding="utf-8")
     written = [f"Written: {output}"] if tried is None else [f"Tried: {tried}", f"Written: {output}"]
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"written": str(output), **found.as_dict(), **more}, show=lambda: print(*written, sep="\n")
     )
 

@@ -25,7 +25,7 @@ GAP = 2
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandAnswer:
     """The result of a command as text and as JSON values; one of the two is called.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.units import (
     bytes_to_gibibytes,
     bytes_to_gigabytes,
@@ -34,7 +34,7 @@ def gpus(
     search: str | None = None,
     architecture: str | None = None,
     min_memory_gib: float = 0.0,
-) -> Answer:
+) -> CommandAnswer:
     """List GPUs, or show all that is known of one, with its sources.
 
     A word directly after the command is what to search for: `gpus H100`.
@@ -69,7 +69,9 @@ def gpus(
             raise
         return _gpu_list(related)
     others = [row.name for row in related if row != found]
-    return Answer(data=lambda: json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)])))
+    return CommandAnswer(
+        data=lambda: json_value(found), show=lambda: print("\n".join([*_gpu_lines(found), *_others(others)]))
+    )
 
 
 def offers(
@@ -80,7 +82,7 @@ def offers(
     region: str | None = None,
     date: str | None = None,
     update: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """List what GPUs rent for, with dates; the cheapest of each GPU first.
 
     Args:
@@ -114,13 +116,13 @@ def offers(
             raise UnknownOfferError(f"No offer of {provider!r} is listed. {nearest(provider, known)}")
     if not chosen:
         raise UnknownOfferError(f"No offer of {' from '.join(filter(None, (gpu, provider)))} is listed.")
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"offers": json_value(chosen), "notes": list(file.notes)},
         show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)),
     )
 
 
-def _update(source: str, date: str | None) -> Answer:
+def _update(source: str, date: str | None) -> CommandAnswer:
     from lightning_predict.cost.price_update import update_prices
 
     updated = update_prices(source, date=date)
@@ -131,13 +133,13 @@ def _update(source: str, date: str | None) -> Answer:
         f"Predict with them: lightning-predict predict step.json.gz --offers {shlex.quote(str(updated.path))}",
         *updated.file.notes,
     ]
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"written": str(updated.path), "offers": json_value(found), "notes": list(updated.file.notes)},
         show=lambda: print("\n".join(lines)),
     )
 
 
-def _gpu_list(rows: Sequence[Gpu]) -> Answer:
+def _gpu_list(rows: Sequence[Gpu]) -> CommandAnswer:
     headers = ["GPU", "architecture", "year", "GiB", "GB/s", "fp32 TFLOP/s", "bf16 TFLOP/s", "W"]
     texts = [
         [
@@ -153,7 +155,7 @@ def _gpu_list(rows: Sequence[Gpu]) -> Answer:
         for row in rows
     ]
     text = aligned(headers, texts, right={2, 3, 4, 5, 6, 7})
-    return Answer(
+    return CommandAnswer(
         data=lambda: json_value(rows),
         show=lambda: print(f"{text}\n\n{len(rows)} GPUs. Peaks are dense; e: emulated. All of one: gpus NAME."),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import CommandAnswer
 
 _BASH = """_lightning_predict() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -28,7 +28,7 @@ _CASE = '    {name}) COMPREPLY=($(compgen -W "{options}" -- "$word"));;'
 _FISH = "complete -c lightning-predict -n '__fish_seen_subcommand_from {name}' -l {option}"
 
 
-def completion(shell: Literal["bash", "zsh", "fish"]) -> Answer:
+def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
     """Print what a shell needs to complete commands, options and names of GPUs.
 
     Add it to the shell's start: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc` or
@@ -37,20 +37,20 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> Answer:
     Args:
         shell: Whose words are printed.
     """
-    from lightning_predict.cli.parsing import COMMANDS, options_of
+    from lightning_predict.cli.parsing import COMMANDS, option_names
     from lightning_predict.gpus import gpu_names
 
     gpus = " ".join(gpu_names())
     if shell == "fish":
         lines = [f"complete -c lightning-predict -f -n __fish_use_subcommand -a '{' '.join(COMMANDS)}'"]
         for name in COMMANDS:
-            for option in options_of(name):
+            for option in option_names(name):
                 values = f" -x -a '{gpus}'" if option in ("--gpus", "--gpu") else ""
                 lines.append(_FISH.format(name=name, option=option.removeprefix("--")) + values)
         text = "\n".join(lines) + "\n"
     else:
-        cases = "\n".join(_CASE.format(name=name, options=" ".join(options_of(name))) for name in COMMANDS)
+        cases = "\n".join(_CASE.format(name=name, options=" ".join(option_names(name))) for name in COMMANDS)
         text = _BASH.format(commands=" ".join(COMMANDS), gpus=gpus, cases=cases)
         if shell == "zsh":
             text = f"autoload -U +X bashcompinit && bashcompinit\n{text}"
-    return Answer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
+    return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from lightning_predict.cli.answers import Answer, aligned
+from lightning_predict.cli.answers import CommandAnswer, aligned
 
 if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
@@ -32,7 +32,7 @@ def history(
     gpu: str | None = None,
     model: str | None = None,
     count: int = 20,
-) -> Answer:
+) -> CommandAnswer:
     """Show how earlier runs went beside what was predicted of them, and what was learnt; or forget them.
 
     A folder in place of the file (LIGHTNING_PREDICT_HISTORY=/shared/history) is shared by a team: each machine writes
@@ -58,12 +58,12 @@ def history(
             forgotten += len(records) - len(kept)
             _rewrite(path, kept)
         where = history_path(file)
-        return Answer(
+        return CommandAnswer(
             data=lambda: {"forgotten": forgotten, "path": str(where)},
             show=lambda: print(f"{_runs(forgotten)} forgotten in {where}."),
         )
     found = [record for record in read_history(file) if is_meant(record)]
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"runs": [asdict(record) for record in found], "learnt": _learnt(found)},
         show=lambda: print("\n".join(_lines(found, count, history_path(file)))),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.layout_search import RankedLayout
@@ -38,7 +38,7 @@ def parallel(
     release: str | None = None,
     host: str | None = None,
     weights: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
 
     Every data-parallel group works on a batch as large as the recorded one, or on as many of them as make the global
@@ -103,7 +103,7 @@ def parallel(
             host=host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
-    return Answer(
+    return CommandAnswer(
         data=lambda: [_values(one, tokens) for one in found], show=lambda: print("\n".join(_lines(found, tokens)))
     )
 
@@ -122,7 +122,7 @@ def curve(
     host: str | None = None,
     weights: str | None = None,
     output: Path | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Show time, dollars and efficiency for 1, 2, 4, ... GPUs, and where another machine stops paying.
 
     Args:
@@ -172,7 +172,7 @@ def curve(
         headers, rows = table_of(one)
         lines += [aligned(headers, rows, right=range(1, len(headers))), "", *one.sentences]
     written = [] if output is None else [str(output)]
-    return Answer(
+    return CommandAnswer(
         data=lambda: {
             "curves": json_value(curves),
             "sentences": [line for one in curves for line in one.sentences],

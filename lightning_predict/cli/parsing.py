@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from lightning_predict.cli.advice_commands import advise
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import CommandAnswer
 from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.completion import completion
 from lightning_predict.cli.history_commands import history
@@ -39,7 +39,7 @@ from lightning_predict.gpus.lookup import LISTING
 
 PROGRAM: Final = "lightning-predict"
 
-COMMANDS: Final[Mapping[str, Callable[..., Answer]]] = {
+COMMANDS: Final[Mapping[str, Callable[..., CommandAnswer]]] = {
     function.__name__: function
     for function in (
         predict,
@@ -224,7 +224,7 @@ def option_of(parameter: str) -> str:
     return f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
-def options_of(name: str) -> tuple[str, ...]:
+def option_names(name: str) -> tuple[str, ...]:
     """List the options of a command.
 
     Args:
@@ -269,7 +269,7 @@ def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
     if unknown is not None and unknown[1] in removed:
         return f"{unknown[1]} was removed from {name}; use {removed[unknown[1]]}."
     if unknown is not None:
-        near = difflib.get_close_matches(unknown[1], options_of(name), n=1)
+        near = difflib.get_close_matches(unknown[1], option_names(name), n=1)
         meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."
         return f"{unknown[1]} is not an option of {name}. {meant}"
     return f"{problem.removeprefix('argument ').rstrip('.')}. See {PROGRAM} {name} --help."

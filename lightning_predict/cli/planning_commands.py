@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ FILE_WIDTH: Final = 120
 """Columns of tables that are not printed on a terminal."""
 
 
-def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> Answer:
+def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> CommandAnswer:
     """Plan the jobs of a team on machines to rent: cheapest within deadlines and a budget.
 
     The file lists machines, limits and jobs, whose times are stated or come from a recorded step each. Needs the extra
@@ -68,7 +68,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
                 console.print(words, style="yellow", highlight=False)
         return result
 
-    return Answer(
+    return CommandAnswer(
         data=lambda: json.loads(plan_json(planned(Console(quiet=True)))),
         show=lambda: _ignored(planned(_terminal())),  # it prints while it runs
     )
@@ -80,7 +80,7 @@ def simulate(
     replay: Path | None = None,
     off: str | None = None,
     again: int = 0,
-) -> Answer:
+) -> CommandAnswer:
     """Carry out a plan of the jobs in the file against real times that differ from the predicted ones.
 
     Needs the extra `planning`.
@@ -99,7 +99,7 @@ def simulate(
     return _replayed(jobs, replay, off, again)
 
 
-def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Answer:
+def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> CommandAnswer:
     """Carry out a plan with each of some factors, the same for all jobs, and say what became of it."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
@@ -132,7 +132,7 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Answe
     late = {job.job: factor for factor, one in found.items() for job in one.jobs if not job.is_in_time}
     said = [f"{name} misses its deadline at {significant(factor)}." for name, factor in sorted(late.items())]
     lines = [aligned(headers, rows, right=range(len(headers))), *([""] if said else []), *said]
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"replays": [{"factor": factor, **json_value(one)} for factor, one in found.items()]},
         show=lambda: print("\n".join(lines)),
     )

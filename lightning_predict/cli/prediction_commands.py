@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.cli.answers import Answer, json_value
+from lightning_predict.cli.answers import CommandAnswer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.changes.advice import Advice
     from lightning_predict.cost.energy import Energy
-    from lightning_predict.cost.grids import Grid
+    from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.memory import MemoryReport
@@ -57,7 +57,7 @@ def predict(
     offline: bool = False,
     verbose: bool = False,
     output: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Predict a recorded training step on GPUs: time, cost, memory, and which GPU to rent.
 
     Record the step with `lightning_predict.capture(step).save("run.json")`.
@@ -139,7 +139,7 @@ def predict(
         path.write_text(findings.text(path.suffix), encoding="utf-8")
     files = [str(path) for path in outputs]
     show = partial(print, *files, sep="\n") if files else partial(findings.show, verbose=verbose)
-    return Answer(data=lambda: findings.as_dict() | {"written": files}, show=show)
+    return CommandAnswer(data=lambda: findings.as_dict() | {"written": files}, show=show)
 
 
 @final
@@ -184,7 +184,7 @@ class Findings:
     ranking: Ranking
     offers: Sequence[Offer]
     energies: Mapping[str, Energy | None] | None = None
-    grid: Grid | None = None
+    grid: PowerGrid | None = None
     advice: Advice | None = None
     memory: MemoryReport | None = None
 
@@ -209,7 +209,7 @@ class Findings:
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
         return replace(self, advice=advice_for(trace, layouts, assumptions, iterations=iterations))
 
-    def with_energy(self, grid: Grid | None) -> Findings:
+    def with_energy(self, grid: PowerGrid | None) -> Findings:
         """Add the energy of each run, and its CO2 on a grid."""
         from lightning_predict.cost.energy import prediction_energy
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.regression.end_to_end import EndToEndRegression, RunEstimate
@@ -39,7 +39,7 @@ def regress(
     degree: int = 2,
     max_terms: int | None = None,
     absolute: bool = False,
-) -> Answer:
+) -> CommandAnswer:
     """Predict runs with other settings from the times of your own past runs, by a regression.
 
     Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, where they differ,
@@ -85,7 +85,7 @@ def regress(
     }
     settings = _settings(chosen, asked) if any(asked.values()) else ()
     estimates = [regression.predict(setting) for setting in settings]
-    return Answer(
+    return CommandAnswer(
         data=lambda: _data(regression, table, estimates), show=lambda: print(_text(regression, table, estimates))
     )
 

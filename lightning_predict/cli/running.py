@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from lightning_predict import __version__
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import CommandAnswer
 from lightning_predict.cli.parsing import (
     ALIASES,
     COMMANDS,
@@ -36,7 +36,9 @@ _ANSWERED_AT_ONCE: Final[Mapping[str, Callable[[], str]]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable[..., Answer]] = COMMANDS) -> int:
+def main(
+    arguments: Sequence[str] | None = None, commands: Mapping[str, Callable[..., CommandAnswer]] = COMMANDS
+) -> int:
     """Run the command line.
 
     Args:
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, commands: Mapping[str, Callable
         return _refused("interrupted")
 
 
-def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., Answer]]) -> int:
+def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., CommandAnswer]]) -> int:
     try:
         options = parsed(name, words)
     except SystemExit:  # --help, already printed

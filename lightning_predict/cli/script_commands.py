@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning_predict.cli.answers import Answer
+from lightning_predict.cli.answers import CommandAnswer
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     gpus: str | None = None,
     usd: float | None = None,
     usd_per_hour: float | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Run a training script as it is, and predict what its Lightning Trainer does.
 
     Options of this command stand before the script; what follows is the script's own. The exit code is the script's.
@@ -54,7 +54,7 @@ def run(
             "watched by lp.watch, Hugging Face's Trainer by RuntimePredictorCallback.",
             file=sys.stderr,
         )
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"command": command, "exit_code": code, "predicted": predicted},
         show=lambda: None,  # the script has printed
         exit_code=code,

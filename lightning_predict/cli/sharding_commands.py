@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 
 if TYPE_CHECKING:
-    from lightning_predict.sharding.placement import Placement
+    from lightning_predict.sharding.placement import TablePlacement
     from lightning_predict.sharding.step import ShardingPlan
     from lightning_predict.sharding.whole_step import WholeStep
     from lightning_predict.tracing.trace import Trace
@@ -34,7 +34,7 @@ def shard(
     output: Path | None = None,
     timeline: Path | None = None,
     weights: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Find the fastest sharding of a model's embedding tables over several GPUs, among those that fit.
 
     The tables' own time is that of look-ups, updates, and what the GPUs exchange for them, one after the other. The
@@ -70,7 +70,7 @@ def shard(
     if skew is not None:
         step = with_skew(step, skew_of(skew, step))
     traced = tables_of_trace(step)
-    placements: dict[str, Placement] = {}
+    placements: dict[str, TablePlacement] = {}
     problems: dict[str, InfeasiblePlanError] = {}
     for layout in layouts:
         try:
@@ -99,14 +99,14 @@ def shard(
             raise InvalidArgumentError("--timeline shows the step as it was recorded; leave out --batch-size.")
         timeline.write_text(json.dumps(whole.chrome_trace()), encoding="utf-8")
         written.append(str(timeline))
-    return Answer(
+    return CommandAnswer(
         data=lambda: found.as_dict() | {"written": written},
         show=lambda: print("\n".join([*found.lines(), *(f"Written: {path}" for path in written)])),
     )
 
 
 def _whole_steps(
-    trace: Trace, placements: Mapping[str, Placement], optimizer: str, weights: str | None
+    trace: Trace, placements: Mapping[str, TablePlacement], optimizer: str, weights: str | None
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step under every plan, by layout and plan; none of a step that cannot be predicted so."""
     from lightning_predict.distributed.layout_steps import Setting, single_steps
@@ -144,7 +144,7 @@ def _whole_steps(
 class _Shardings:
     """The plans of each layout, why the other layouts have none, and the whole step by layout and plan."""
 
-    placements: Mapping[str, Placement]
+    placements: Mapping[str, TablePlacement]
     problems: Mapping[str, str]
     wholes: Mapping[tuple[str, str], WholeStep]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from lightning_predict.cli.answers import Answer, aligned
+from lightning_predict.cli.answers import CommandAnswer, aligned
 
 if TYPE_CHECKING:
     from lightning_predict.gpus.records import Gpu
@@ -38,7 +38,7 @@ def trace(
     keep_modules: bool = False,
     step: int | None = None,
     weights: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Check a file of a recorded step, hide its names, import another tool's, or see its prediction on a GPU.
 
     `check` reads a trace and says what it holds. `anonymise` writes it without names of modules and parameters and
@@ -75,12 +75,12 @@ def trace(
         return _memory(load_trace(file), gpu)
     read = _imported(file, step, gpu) if action == "import" else load_trace(file)
     if action == "check":
-        return Answer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
+        return CommandAnswer(data=lambda: _summary(read), show=lambda: print("\n".join(_lines(read))))
     if action == "anonymise":
         read = anonymised(read, keep_modules=keep_modules)
     written = output or _beside(file, "anonymous.json.gz" if action == "anonymise" else "imported.json.gz")
     save_trace(read, written)
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"written": str(written), **_summary(read)},
         show=lambda: print("\n".join([*_lines(read), f"Written: {written}"])),
     )
@@ -152,7 +152,7 @@ EXPLAINED: Final = 30
 """Rows that `explain` prints; its JSON has all."""
 
 
-def _explain(recorded: Trace, name: str | None, weights: str | None) -> Answer:
+def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
     from lightning_predict.kernels.models import kernel_models
     from lightning_predict.kernels.timing import explain
     from lightning_predict.kernels.translation import work_items
@@ -179,7 +179,9 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> Answer:
         }
         for one, times in found
     ]
-    return Answer(data=lambda: {"gpu": gpu.name, "problems": rows}, show=lambda: print(_explained(gpu.name, found)))
+    return CommandAnswer(
+        data=lambda: {"gpu": gpu.name, "problems": rows}, show=lambda: print(_explained(gpu.name, found))
+    )
 
 
 def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
@@ -204,7 +206,7 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
     )
 
 
-def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
+def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
     from lightning_predict.changes.layers import layer_table
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
@@ -218,10 +220,10 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> Answer:
     if not gpus:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
     table = layer_table(recorded, gpus, weights)
-    return Answer(data=table.as_dict, show=lambda: print(table))
+    return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
-def _memory(recorded: Trace, name: str | None) -> Answer:
+def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
     from lightning_predict.changes.relief import memory_report
     from lightning_predict.errors import InvalidArgumentError
 
@@ -232,10 +234,10 @@ def _memory(recorded: Trace, name: str | None) -> Answer:
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "
             "Record the step with lightning_predict.capture on the CPU or the meta device."
         )
-    return Answer(data=report.as_dict, show=lambda: print(*report.lines(), sep="\n"))
+    return CommandAnswer(data=report.as_dict, show=lambda: print(*report.lines(), sep="\n"))
 
 
-def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> Answer:
+def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) -> CommandAnswer:
     import json
 
     from lightning_predict.kernels.models import kernel_models
@@ -248,7 +250,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) 
     target.write_text(json.dumps(timeline), encoding="utf-8")
     count = len(timeline["traceEvents"])
     data = {"written": str(target), "gpu": gpu.name, "events": count}
-    return Answer(
+    return CommandAnswer(
         data=lambda: data,
         show=lambda: print(f"{count} events on {gpu.name}. Open it at https://ui.perfetto.dev.\nWritten: {target}"),
     )

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final, Literal
 
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.units import bytes_to_mebibytes, minutes_to_seconds
 
 NO_SCORES: Final = (
@@ -37,7 +37,7 @@ def measure(
     seed: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
     gpu: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Measure operations on the GPU at hand, into tables that `train` reads.
 
     How long it takes is said before it begins. The operations take turns, each with those problems first that lie
@@ -90,7 +90,7 @@ def measure(
         lines.append(f"{len(found.eager)} rows no CUDA graph holds, and train leaves them out: {found.eager[0]}")
     if found.left:
         lines.append(f"{found.left} problems are left; the same command goes on with them.")
-    return Answer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))
+    return CommandAnswer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))
 
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
@@ -105,7 +105,7 @@ def _announced(problems: int, seconds: float | None, minutes: float | None) -> s
     return f"Measuring {problems:,} problems, in about {duration(seconds)}."
 
 
-def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Answer:
+def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
     """Tune the weights to your own GPU, from the tables of `measure`, and score them on rows that no fit saw.
 
     It starts from the weights that ship and takes minutes; progress is on standard error. Use the result with
@@ -137,13 +137,13 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Ans
     lines = [aligned(headers, rows, right=range(3, 7)) if rows else NO_SCORES]
     if eager:
         lines.append(f"{eager} rows are left out: no CUDA graph timed them, so they hold launches.")
-    return Answer(
+    return CommandAnswer(
         data=lambda: {"weights": str(output), "scores": json_value(scores), "eager_rows": eager},
         show=lambda: print("\n".join(lines)),
     )
 
 
-def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> Answer:
+def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:
     """Show the weights that were downloaded, or remove them; those that ship with the package stay.
 
     A word directly after the command is the action: `cache clear`.
@@ -161,7 +161,7 @@ def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = No
         for path in files:
             path.unlink()
     data = {"folder": str(place), "action": action, "bytes": sum(sizes.values()), "files": sizes}
-    return Answer(data=lambda: data, show=lambda: print(_cache_text(place, action, sizes)))
+    return CommandAnswer(data=lambda: data, show=lambda: print(_cache_text(place, action, sizes)))
 
 
 def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:

@@ -28,7 +28,7 @@ GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class PowerGrid:
     """An electric grid.
 
     Attributes:
@@ -48,7 +48,7 @@ class Grid:
         return f"{self.grams_per_kwh:g} g/kWh{known}"
 
 
-def grid_of(name: str | float) -> Grid:
+def grid_of(name: str | float) -> PowerGrid:
     """Return a grid by its carbon intensity, or by the name of a region or place.
 
     Args:
@@ -71,7 +71,7 @@ def grid_of(name: str | float) -> Grid:
         return found
     if not (math.isfinite(grams) and grams >= 0):
         raise InvalidArgumentError(f"grid={name} is out of range; expected grams of CO2 per kWh, 0 or more.")
-    return Grid(grams_per_kwh=grams)
+    return PowerGrid(grams_per_kwh=grams)
 
 
 def _plain(name: str) -> str:
@@ -81,12 +81,12 @@ def _plain(name: str) -> str:
 
 
 @cache
-def _grids() -> Mapping[str, Grid]:
+def _grids() -> Mapping[str, PowerGrid]:
     document = read_toml(GRIDS_FILE, CatalogueError)
     year = document.member("source").member("year").integer()
-    found: dict[str, Grid] = {}
+    found: dict[str, PowerGrid] = {}
     for region, row in document.member("grams_per_kwh").members().items():
         place = row.member("place").words()
-        grid = Grid(grams_per_kwh=float(row.member("grams").positive()), name=f"{region}, {place}", year=year)
+        grid = PowerGrid(grams_per_kwh=float(row.member("grams").positive()), name=f"{region}, {place}", year=year)
         found |= {_plain(str(region)): grid, _plain(place): grid}
     return found

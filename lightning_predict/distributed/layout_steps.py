@@ -1,7 +1,7 @@
 """Turn one GPU's step into that of a layout: what the GPUs exchange, and how much of it is exposed.
 
 Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
-(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the pieces with the
+(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the segments with the
 collectives at the same time. Where several GPUs hold the model once, a replica is the slowest stage of it
 (`model_parallel.py`). An optimizer whose state lies in the memory of the host is `update_seconds`. A layout of one GPU
 is the step itself, exactly. Example::
@@ -40,15 +40,15 @@ from lightning_predict.distributed.model_parallel import (
     stage_factors,
 )
 from lightning_predict.distributed.overlap import (
-    FRICTION,
+    OVERLAP_COSTS,
     WAITS,
     Cutter,
     Ends,
-    Friction,
     Links,
-    Piece,
+    OverlapCosts,
     Transfer,
     Walked,
+    WorkSegment,
     narrowed,
     walk,
 )
@@ -67,7 +67,7 @@ from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
-from lightning_predict.timeline.simulation import Launching, launch_order, launchings, simulate
+from lightning_predict.timeline.simulation import Launching, launch_order, launchings, run_queues
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
@@ -178,7 +178,7 @@ class SharedStep:
         self._cutters: dict[bool, WorkCutter] = {}
         self._clock = ProblemClock(gpus, models)
         self._host = anchor(trace, timed, origin, host).host
-        self._simulated = simulate(launch_order(self._work, gpus=len(gpus)), self._host)
+        self._simulated = run_queues(launch_order(self._work, gpus=len(gpus)), self._host)
 
     def on(
         self,
@@ -188,7 +188,7 @@ class SharedStep:
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
         *,
-        friction: Friction = FRICTION,
+        overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> Iteration:
         """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
         if layout.count == 1:
@@ -196,10 +196,12 @@ class SharedStep:
         named, layout = layout, in_domains(layout)
         if not strategy.is_whole:
             noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))
-            return replace(self._divided(layout, noted, row, strategy, interconnect, friction), gpu=named.name)
-        walked = self.walked(layout, step, row, strategy, interconnect, friction=friction)
+            return replace(self._divided(layout, noted, row, strategy, interconnect, overlap_costs), gpu=named.name)
+        walked = self.walked(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
-        low, middle, high = friction.seconds(walked, np.full(3, step.seconds), layout, replicas=replicas, spread=WAITS)
+        low, middle, high = overlap_costs.seconds(
+            walked, np.full(3, step.seconds), layout, replicas=replicas, spread=WAITS
+        )
         return replace(
             step,
             gpu=named.name,
@@ -217,11 +219,11 @@ class SharedStep:
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
         *,
-        friction: Friction = FRICTION,
+        overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> Walked:
-        """Return the step's pieces with the collectives that overlap them, at both ends and in the middle."""
+        """Return the step's segments with the collectives that overlap them, at both ends and in the middle."""
         strategy.replicas(layout)
-        links = Links(layout, interconnect, friction.slowdown_on(layout))
+        links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
         cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
@@ -276,11 +278,11 @@ class SharedStep:
         """The step's operations in the order of the host."""
         return self._work
 
-    def host(self, strategy: Strategy, friction: Friction = FRICTION) -> HostModel:
+    def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
         """Return the host of each GPU; of a step that a framework divides, a slower one."""
         if strategy.is_whole or self._trace.has_measured_kernels:
             return self._host
-        return replace(self._host, factor=self._host.factor * friction.framework_host)
+        return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
 
     def _divided(
         self,
@@ -289,11 +291,11 @@ class SharedStep:
         row: int,
         strategy: Strategy,
         interconnect: Interconnect,
-        friction: Friction,
+        overlap_costs: OverlapCosts,
     ) -> Iteration:
         """Return the step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
-        host = self.host(strategy, friction)
+        host = self.host(strategy, overlap_costs)
         alike = (strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES), host.factor)
         if alike not in self._stages:
             blocks = needs_blocks(strategy)
@@ -308,7 +310,7 @@ class SharedStep:
         ]
         pace = max(paces, key=lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
-        links = Links(group.layout, interconnect, friction.slowdown_on(layout), group.groups_per_node)
+        links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
         alike_experts = expert_data_group(layout, strategy)
         experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
         cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
@@ -327,7 +329,7 @@ class SharedStep:
             before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = _exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before)
-        seconds = friction.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
+        seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 
 
@@ -368,7 +370,7 @@ def _exchanged(
         experts: The links among those that hold the same experts; None: among all.
     """
     if not has_backward(work):
-        (whole,) = cutter.pieces([])
+        (whole,) = cutter.segments([])
         return Walked(whole, np.zeros(3), np.zeros(3))
     if strategy.data in ("fsdp", "hybrid"):
         return _sharded(trace, work, cutter, links, strategy)
@@ -405,7 +407,7 @@ def _bucketed(
     ]
     exchanged.sort(key=lambda bucket: bucket.after)
     update = _update(work)
-    durations = cutter.pieces([*(bucket.after for bucket in exchanged), update])
+    durations = cutter.segments([*(bucket.after for bucket in exchanged), update])
     *before, last = durations
     last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
     operation = "all_reduce" if strategy.data == "ddp" else "reduce_scatter"
@@ -424,9 +426,9 @@ def _bucketed(
     early = gathers if strategy.overlap_param_gather else []
     transfers = [Transfer(each, after=0) for each in early]
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
-    pieces = [*map(Piece, before), Piece(last, waits_for=len(transfers) - 1 if transfers else None)]
-    transfers += [] if early else [Transfer(each, after=len(pieces)) for each in gathers]
-    return walk(pieces, transfers)
+    segments = [*map(WorkSegment, before), WorkSegment(last, waits_for=len(transfers) - 1 if transfers else None)]
+    transfers += [] if early else [Transfer(each, after=len(segments)) for each in gathers]
+    return walk(segments, transfers)
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
@@ -500,10 +502,10 @@ def _sharded(
         added = across.collective("all_reduce", [size / group.layout.count for size in reduced_bytes])
         scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
     update = _update(work)
-    head, *durations = cutter.pieces([*(visit.begin for visit in stops), update])
+    head, *durations = cutter.segments([*(visit.begin for visit in stops), update])
     durations[-1] = _shared_update(durations[-1], cutter.busy(update), trace, links, strategy)
     last = _last_visits(stops)
-    pieces, transfers, gathered_root = [Piece(head)], list[Transfer](), False
+    segments, transfers, gathered_root = [WorkSegment(head)], list[Transfer](), False
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
@@ -518,14 +520,14 @@ def _sharded(
         gathered_root = gathered_root or unit == ROOT
 
     for position, visit in enumerate(stops):
-        gather(position, 0 if position == 0 else len(pieces))
-        gather(position + 1, len(pieces))  # the host runs ahead; two units' parameters are there at most
-        pieces.append(Piece(durations[position], waits_for=ready.get(position)))
+        gather(position, 0 if position == 0 else len(segments))
+        gather(position + 1, len(segments))  # the host runs ahead; two units' parameters are there at most
+        segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
         if position in last:
-            transfers.append(Transfer(scatters.get(visit.unit, np.zeros(3)), after=len(pieces)))
+            transfers.append(Transfer(scatters.get(visit.unit, np.zeros(3)), after=len(segments)))
             gathered_root = gathered_root and visit.unit != ROOT
-    pieces.append(Piece(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
-    return walk(pieces, transfers)
+    segments.append(WorkSegment(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
+    return walk(segments, transfers)
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:

@@ -56,7 +56,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import HostModel
-from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, simulate
+from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import Parameter, Phase, Trace
 
@@ -145,9 +145,9 @@ def model_stages(
             Stage(
                 parameters=parameters[stage],
                 work=own,
-                whole=simulate(launch_order(own, gpus=len(gpus)), host),
+                whole=run_queues(launch_order(own, gpus=len(gpus)), host),
                 pass_work=passes,
-                passes=simulate(launch_order(passes, gpus=len(gpus)), host),
+                passes=run_queues(launch_order(passes, gpus=len(gpus)), host),
                 reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
                 routed_bytes=tuple(size / cut.rows for size in routed[stage]),
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
@@ -357,7 +357,7 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
 
 @final
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StageTimes:
     """A micro-batch in one stage; all times (low, middle, high).
 
     Attributes:
@@ -409,7 +409,7 @@ the copies take multiprocessors. torchtitan's async tensor parallelism of Llama 
 
 def pace_of(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
-) -> Pace:
+) -> StageTimes:
     """Time a micro-batch of a stage on a layout.
 
     Args:
@@ -424,7 +424,7 @@ def pace_of(
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
     # The device waits for the host or for the collectives, whichever is longer.
     exposed = np.maximum(unhidden - (passes - active), 0.0)
-    return Pace(stage, row, passes + exposed, communication, exposed)
+    return StageTimes(stage, row, passes + exposed, communication, exposed)
 
 
 def _communication(
@@ -461,7 +461,7 @@ def divided_step(
     step: Iteration,
     work: Sequence[Launching],
     simulated: Simulated,
-    pace: Pace,
+    pace: StageTimes,
     turns: float,
     layout: Layout,
     seconds: Ends,
@@ -503,7 +503,7 @@ def divided_step(
     )
 
 
-def _verdict(step: Iteration, pace: Pace, turns: float, seconds: float, walked: Walked) -> Verdict | None:
+def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, walked: Walked) -> Verdict | None:
     """Find what bounds the step of a divided layout: the largest part of the time of its slowest stage.
 
     A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add

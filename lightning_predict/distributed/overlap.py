@@ -1,14 +1,14 @@
 """Overlap computing and communicating: segments of a step on one queue, transfers between GPUs on another.
 
-Each queue works in order. A transfer begins when the link is free and the pieces before it are done (a bucket's
-gradients are there); a piece may wait for a transfer (parameters that were gathered). Exposed transfers make the step
+Each queue works in order. A transfer begins when the link is free and the segments before it are done (a bucket's
+gradients are there); a segment may wait for a transfer (parameters that were gathered). Exposed transfers make the step
 longer. All values are arrays over rows (GPUs, layouts).
 
 Training together costs more than its collectives: they slow the work that they overlap, and all GPUs wait for the
 slowest. `Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
 
     >>> import numpy as np
-    >>> backward, update = Piece(np.array([6.0])), Piece(np.array([1.0]), waits_for=1)
+    >>> backward, update = WorkSegment(np.array([6.0])), WorkSegment(np.array([1.0]), waits_for=1)
     >>> early, late = Transfer(np.array([3.0]), after=0), Transfer(np.array([4.0]), after=1)
     >>> walk([backward, update], [early, late]).seconds  # 6 + 4 + 1: the first is hidden, the second is not
     array([11.])
@@ -31,7 +31,7 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
 
 @final
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WorkSegment:
     """A part of the step on the compute queue.
 
     Attributes:
@@ -52,7 +52,7 @@ class Transfer:
 
     Attributes:
         seconds: Its time on each row, shape (rows,).
-        after: Number of pieces that are done before it may begin.
+        after: Number of segments that are done before it may begin.
         name: What it carries, for `events_of`.
     """
 
@@ -77,25 +77,25 @@ class Walked:
     exposed_seconds: Array
 
 
-def walk(pieces: Sequence[Piece], transfers: Sequence[Transfer]) -> Walked:
+def walk(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> Walked:
     """Run the two queues.
 
     Args:
-        pieces: In the order of the device; at least one. A piece waits only for transfers whose `after` is no later.
+        segments: In the order of the device; at least one. Each waits only for transfers whose `after` is no later.
         transfers: In the order of the link, `after` never falling.
     """
-    clock, link, _, _ = _placed(pieces, transfers)
+    clock, link, _, _ = _placed(segments, transfers)
     seconds = np.maximum(clock, link)
     communicating = sum((transfer.seconds for transfer in transfers), np.zeros_like(clock))
-    computing = sum((piece.seconds for piece in pieces), np.zeros_like(clock))
+    computing = sum((segment.seconds for segment in segments), np.zeros_like(clock))
     return Walked(seconds, communicating, seconds - computing)
 
 
 def _placed(
-    pieces: Sequence[Piece], transfers: Sequence[Transfer]
+    segments: Sequence[WorkSegment], transfers: Sequence[Transfer]
 ) -> tuple[Array, Array, Sequence[Array], Sequence[Array]]:
-    """Return when each queue is done, and the end of each piece, after a leading 0, and of each transfer."""
-    clock = np.zeros_like(pieces[0].seconds)  # (rows,)
+    """Return when each queue is done, and the end of each segment, after a leading 0, and of each transfer."""
+    clock = np.zeros_like(segments[0].seconds)  # (rows,)
     done = [clock]
     link = np.zeros_like(clock)
     ends: list[Array] = []
@@ -107,20 +107,20 @@ def _placed(
             link = np.maximum(link, done[transfer.after]) + transfer.seconds
             ends.append(link)
 
-    for position, piece in enumerate(pieces):
+    for position, segment in enumerate(segments):
         issue(position)
-        if piece.waits_for is not None:
-            clock = np.maximum(clock, ends[piece.waits_for])
-        clock = clock + piece.seconds
+        if segment.waits_for is not None:
+            clock = np.maximum(clock, ends[segment.waits_for])
+        clock = clock + segment.seconds
         done.append(clock)
-    issue(len(pieces))
+    issue(len(segments))
     return clock, link, done, ends
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece or a transfer, placed in the step.
+    """A segment or a transfer, placed in the step.
 
     Attributes:
         name: What it is.
@@ -137,17 +137,17 @@ class Event:
     is_critical: bool
 
 
-def events_of(pieces: Sequence[Piece], transfers: Sequence[Transfer], row: int) -> tuple[Event, ...]:
-    """Place a step's pieces and transfers, with the path that decides its length, in the order of their begins.
+def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], row: int) -> tuple[Event, ...]:
+    """Place a step's segments and transfers, with the path that decides its length, in the order of their begins.
 
     Args:
-        pieces: See `walk`.
+        segments: See `walk`.
         transfers: See `walk`.
         row: One of the rows of their times.
     """
-    clock, link, done, ends = _placed(pieces, transfers)
+    clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()
-    at: tuple[bool, int] | None = (True, len(transfers) - 1) if link[row] > clock[row] else (False, len(pieces) - 1)
+    at: tuple[bool, int] | None = (True, len(transfers) - 1) if link[row] > clock[row] else (False, len(segments) - 1)
     while at is not None and at[1] >= 0:
         critical.add(at)
         is_transfer, position = at
@@ -156,14 +156,18 @@ def events_of(pieces: Sequence[Piece], transfers: Sequence[Transfer], row: int) 
             before = float(ends[position - 1][row]) if position else 0.0
             at = (True, position - 1) if before > float(done[after][row]) else (False, after - 1)
         else:
-            needed = pieces[position].waits_for
+            needed = segments[position].waits_for
             is_late = needed is not None and float(ends[needed][row]) > float(done[position][row])
             at = (True, needed) if is_late and needed is not None else (False, position - 1)
     placed = [
         Event(
-            piece.name, False, float(end[row] - piece.seconds[row]), float(piece.seconds[row]), (False, i) in critical
+            segment.name,
+            False,
+            float(end[row] - segment.seconds[row]),
+            float(segment.seconds[row]),
+            (False, i) in critical,
         )
-        for i, (piece, end) in enumerate(zip(pieces, done[1:], strict=True))
+        for i, (segment, end) in enumerate(zip(segments, done[1:], strict=True))
     ]
     placed += [
         Event(one.name, True, float(end[row] - one.seconds[row]), float(one.seconds[row]), (True, i) in critical)
@@ -183,7 +187,7 @@ HOPPER: Final = (9, 0)
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Friction:
+class OverlapCosts:
     """The cost of training together beyond the collectives alone.
 
     Slowdown fits the published training throughputs of one to eight GPUs best on a coarse grid; the accuracy report
@@ -261,7 +265,7 @@ class Friction:
         return seconds
 
 
-FRICTION: Final = Friction()
+OVERLAP_COSTS: Final = OverlapCosts()
 
 WAITS: Final = np.array([0.0, 1.0, 2.5])
 """Low end, middle and high end of the wait for the slowest, over its mean."""
@@ -294,7 +298,7 @@ there at all, nine in ten lie within it (`python -m benchmarks.accuracy` prints 
 
 @final
 class Cutter:
-    """Cuts the simulated step of one GPU into pieces, at each end of its interval.
+    """Cuts the simulated step of one GPU into segments, at each end of its interval.
 
     Args:
         simulated: The step, one row per GPU.
@@ -312,15 +316,15 @@ class Cutter:
         self._busy = simulated.busy[row]
         self._factors, self._exposed = factors, exposed
 
-    def pieces(self, cuts: Sequence[int]) -> list[Array]:
+    def segments(self, cuts: Sequence[int]) -> list[Array]:
         """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
 
-        Collectives inside the model, which stand in the way, are spread over all pieces but that behind the last cut.
+        Collectives inside the model, which stand in the way, are spread over all segments but that behind the last cut.
         """
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
         bounded = np.clip([0.0, *moments, self._total], 0.0, self._total)
-        durations = [duration * self._factors for duration in np.diff(bounded)]  # (3,) for each piece
+        durations = [duration * self._factors for duration in np.diff(bounded)]  # (3,) for each segment
         if self._exposed is None:
             return durations
         passes = max(len(durations) - 1, 1)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.distributed.strategy import Recompute
-from lightning_predict.distributed.tensor_parallel import Block, SplitModel
+from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.translation import translate
 from lightning_predict.timeline.simulation import Launching
@@ -49,7 +49,7 @@ PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
 """Names of the linear layers' products, of which `operations` keeps every second result."""
 
 
-def reduced_again(block: Block, recomputed: int) -> tuple[float, ...]:
+def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:
     """Return the bytes of the all_reduces that a block repeats with its first so many linear layers."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
     return tuple(size for position, size in pairs if position < recomputed)

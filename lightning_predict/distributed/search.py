@@ -25,7 +25,7 @@ from lightning_predict.distributed.model_parallel import needs_blocks
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
 from lightning_predict.distributed.strategy import DataStrategy, Recompute, Strategy
-from lightning_predict.distributed.tensor_parallel import Block, Cut, SplitModel, WorkCutter, block_of
+from lightning_predict.distributed.tensor_parallel import Cut, SplitModel, TransformerBlock, WorkCutter, block_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.choice import TimedWork
@@ -41,7 +41,7 @@ RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class StrategyCandidate:
     """A strategy that fits.
 
     Attributes:
@@ -69,10 +69,10 @@ class Candidate:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundStrategy:
     """A strategy and its step."""
 
-    candidate: Candidate
+    candidate: StrategyCandidate
     step: Iteration
 
     @property
@@ -195,7 +195,7 @@ def best_strategies(
     interconnect: Interconnect = CATALOGUE,
     batch: BatchLimits = BatchLimits(),
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> tuple[Found, ...]:
+) -> tuple[FoundStrategy, ...]:
     """Find the strategies with the least time for each sample, the fastest first.
 
     Args:
@@ -217,12 +217,12 @@ def best_strategies(
     bounds = Bounds(shared, step, row, interconnect)
     bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
     bounded.sort(key=lambda one: one.bound)
-    best: list[tuple[float, int, Found]] = []
+    best: list[tuple[float, int, FoundStrategy]] = []
     for position, candidate in enumerate(bounded):
         on_progress(position, len(bounded))
         if len(best) == wanted and candidate.bound >= -best[0][0]:
             break
-        found = Found(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
+        found = FoundStrategy(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
         entry = (-found.seconds_per_batch, -position, found)
         if len(best) < wanted:
             heapq.heappush(best, entry)
@@ -238,7 +238,7 @@ def _fitting(
     memory_of: Callable[[Strategy], float | None],
     usable_bytes: float,
     batch: BatchLimits,
-) -> Iterator[Candidate]:
+) -> Iterator[StrategyCandidate]:
     trace = shared.trace
     try:
         model = shared.split(True)
@@ -257,7 +257,7 @@ def _fitting(
         least = min(least, needed or 0.0)
         if needed is None or needed <= usable_bytes:
             is_empty = False
-            yield Candidate(strategy, needed, strategy.replicas(layout))
+            yield StrategyCandidate(strategy, needed, strategy.replicas(layout))
     if is_empty and math.isinf(least):
         raise InvalidArgumentError(
             f"No strategy makes global_batch={batch.global_batch} with max_micro_batch={batch.max_micro_batch} on "
@@ -393,7 +393,7 @@ class Bounds:
                 model = self._shared.split(True)
             except InvalidArgumentError:
                 model = self._shared.split(False)
-            first: dict[Block, int] = {}
+            first: dict[TransformerBlock, int] = {}
             alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
             counts = dict(Counter(alike))
             kept, owners = list[int](), list[int | None]()

@@ -47,7 +47,7 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
 }
 """Lightning's names and others' for the same thing; DeepSpeed without a stage is Lightning's stage 2."""
 
-Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
+PipelineSchedule = Literal["1f1b", "gpipe", "zero_bubble"]
 Recompute = Literal["none", "selective", "operations", "layers", "full"]
 Float8 = Literal["tensorwise", "rowwise", "blockwise", "mx"]
 Offload = Literal["none", "optimizer"]
@@ -106,7 +106,7 @@ class Strategy:
     micro_batches: int | None = None
     bucket_cap_mb: float = 25.0
     virtual: int = 1
-    schedule: Schedule = "1f1b"
+    schedule: PipelineSchedule = "1f1b"
     sequence: bool = False
     context: int = 1
     expert: int = 1
@@ -295,7 +295,7 @@ _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = ("sequence", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
 _TEXTS: Final = ("embedding",)
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "schedule": get_args(Schedule),
+    "schedule": get_args(PipelineSchedule),
     "recompute": get_args(Recompute),
     "offload": get_args(Offload),
     "fp8": get_args(Float8),

@@ -46,7 +46,7 @@ Weight = tuple[int, int]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TransformerBlock:
     """One transformer block.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Unit:
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
-def find_blocks(trace: Trace) -> tuple[Block, ...]:
+def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
     """Return the blocks in the order in which the forward pass visits them.
 
     Raises:
@@ -135,7 +135,7 @@ def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
     return next((position for position in found if position is not None), None)
 
 
-def positions_of(blocks: Sequence[Block]) -> dict[str, int]:
+def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
     """Number each block by its name."""
     return {block.name: position for position, block in enumerate(blocks)}
 
@@ -192,7 +192,7 @@ def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
             multiplied, softmax = True, None
 
 
-def _block(name: str, unit: _Unit, trace: Trace) -> Block:
+def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     linears = unit.linears
     weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
     # The first layer reads the residual stream, which settles a draw.
@@ -201,7 +201,7 @@ def _block(name: str, unit: _Unit, trace: Trace) -> Block:
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
     heads, kv_heads = _heads(unit, tokens)
     reduced = list(_reduced(unit, hidden))
-    return Block(
+    return TransformerBlock(
         name=name,
         hidden=hidden,
         tokens=tokens,
@@ -325,7 +325,7 @@ class SplitModel:
         parameters: Shapes of all parameters of two dimensions or more, and these transposed.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[TransformerBlock, ...]
     vocabulary: int | None
     weights: frozenset[Weight]
     parameters: frozenset[tuple[int, ...]]
@@ -336,11 +336,11 @@ class SplitModel:
         return positions_of(self.blocks)
 
     @cached_property
-    def _block_of_module(self) -> dict[str | None, Block | None]:
+    def _block_of_module(self) -> dict[str | None, TransformerBlock | None]:
         """Blocks of modules found so far."""
         return {}
 
-    def block(self, module: str | None) -> Block | None:
+    def block(self, module: str | None) -> TransformerBlock | None:
         """Return the block that a module lies in; None outside of all."""
         known = self._block_of_module
         if module not in known:
@@ -379,7 +379,7 @@ class SplitModel:
                 f"and the block {written_out!r} writes it out; record it with torch's scaled_dot_product_attention."
             )
 
-    def is_split(self, shape: tuple[int, ...], block: Block | None) -> bool:
+    def is_split(self, shape: tuple[int, ...], block: TransformerBlock | None) -> bool:
         """Return whether each GPU holds its part of a tensor of this shape."""
         if block is None:
             is_table = shape in self.parameters and self.vocabulary in shape
@@ -459,7 +459,7 @@ class WorkCutter:
 
     def __init__(self, trace: Trace, timed: TimedWork, model: SplitModel, clock: ProblemClock) -> None:
         self._trace, self._timed, self._model, self._clock = trace, timed, model, clock
-        kinds: dict[Block | None, int] = {None: 0}
+        kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
         self._first: list[WorkItem] = []
         self._alike = np.zeros(len(timed.items), dtype=np.intp)
@@ -565,7 +565,9 @@ def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
     yield Problem("transfer", "float32", (elements * reads, elements, elements))
 
 
-def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
+def part_of(
+    problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: Cut
+) -> Problem:
     """Take one GPU's part of a problem."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
@@ -587,7 +589,7 @@ def part_of(problem: Problem, operation: Operation, model: SplitModel, block: Bl
     return thinned(problem, share * (1 - of_batch + of_batch / cut.rows))
 
 
-def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | None, cut: Cut) -> Problem:
+def _linear(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None, cut: Cut) -> Problem:
     """Return a product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
     _, m, n, k = problem.dims
     is_gradient = is_weight_gradient(problem, phase, model, block)
@@ -600,7 +602,7 @@ def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Block | No
     return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
 
 
-def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: Block | None) -> bool:
+def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:
     """Return whether a problem is the product of rows and rows that gives a weight's gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False

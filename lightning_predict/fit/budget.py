@@ -77,7 +77,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
     return max(found, key=lambda offer: offer.date)
 
 
-def gpu_in_use(device: torch.device) -> str | None:
+def gpu_name_in_use(device: torch.device) -> str | None:
     """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks."""
     if device.type != "cuda":
         return None
@@ -260,19 +260,19 @@ def limits_of_fit(
     return tuple(limits)
 
 
-Action = Literal["go on", "warn", "stop"]
+BudgetAction = Literal["go on", "warn", "stop"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BudgetVerdict:
     """A decision about the run, and its reason in words."""
 
-    action: Action
+    action: BudgetAction
     reason: str
 
 
-GO_ON: Final = Verdict("go on", "within the budget")
+GO_ON: Final = BudgetVerdict("go on", "within the budget")
 
 
 def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
@@ -290,7 +290,7 @@ def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interv
 
 def judge_forecast(
     limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
-) -> Verdict:
+) -> BudgetVerdict:
     """Stop where even the low end of the forecast breaks a limit, warn where its middle does.
 
     Args:
@@ -311,13 +311,13 @@ def judge_forecast(
             f"{limit.show(limit.total)}; {duration(forecast.middle)} are still to come{from_steps}"
         )
         if low > limit.total:
-            return Verdict("stop", reason)
+            return BudgetVerdict("stop", reason)
         if middle > limit.total and verdict is GO_ON:
-            verdict = Verdict("warn", reason)
+            verdict = BudgetVerdict("warn", reason)
     return verdict
 
 
-def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> Verdict:
+def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
     """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it is used."""
     verdict = GO_ON
     for limit in limits:
@@ -327,9 +327,9 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
         reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
         if at_end >= limit.total:
             end = "" if used >= limit.total else f", and the validation that ends the run takes {duration(end_seconds)}"
-            return Verdict("stop", reason + end)
+            return BudgetVerdict("stop", reason + end)
         if verdict is GO_ON:
-            verdict = Verdict("warn", reason)
+            verdict = BudgetVerdict("warn", reason)
     return verdict
 
 
@@ -337,7 +337,7 @@ VALIDATION_OVERRUN_SHARE: Final = 0.05
 """Share of a limit by which a validation that has begun may exceed it, for metrics of all of its batches."""
 
 
-def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_seconds: float | None) -> Verdict:
+def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_seconds: float | None) -> BudgetVerdict:
     """Judge the use within a validation: warn where a limit is used up, stop where the rest would exceed it by far.
 
     Args:
@@ -350,10 +350,10 @@ def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_secon
         return GO_ON
     allowed = [replace(limit, total=(1.0 + VALIDATION_OVERRUN_SHARE) * limit.total) for limit in limits]
     is_small = judge_use(allowed, elapsed_seconds, rest_seconds or 0.0).action != "stop"
-    return Verdict("warn" if is_small else "stop", use.reason)
+    return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
 
-Question = Literal["forecast", "outlook", "use"]
+BudgetQuestion = Literal["forecast", "outlook", "use"]
 """What is to be judged: a forecast that may stop the run, one that may only warn, or the use alone."""
 
 
@@ -385,7 +385,7 @@ class BudgetWatch:
         self._narrow_seconds = 0.0
         self._narrows()
 
-    def question(self, batches: int, seconds: float) -> Question | None:
+    def question(self, batches: int, seconds: float) -> BudgetQuestion | None:
         """Return what is to be judged after a batch; None if nothing is.
 
         Args:
@@ -404,15 +404,15 @@ class BudgetWatch:
         """Return values for loggers by name."""
         return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
 
-    def judge_use(self) -> Verdict:
+    def judge_use(self) -> BudgetVerdict:
         """Judge what is used up, with what it takes to end; warn once."""
         return self._once("use", judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
-    def judge_validation(self, rest_seconds: float | None) -> Verdict:
+    def judge_validation(self, rest_seconds: float | None) -> BudgetVerdict:
         """Judge what is used up within a validation, whose rest takes so long."""
         return judge_validation(self.limits, self._ledger.elapsed_seconds, rest_seconds)
 
-    def judge(self, question: Question, rest: Rest | None, *, may_end_earlier: bool = False) -> Verdict:
+    def judge(self, question: BudgetQuestion, rest: Rest | None, *, may_end_earlier: bool = False) -> BudgetVerdict:
         """Judge the use, and the rest of the run where that is asked for.
 
         Args:
@@ -433,11 +433,11 @@ class BudgetWatch:
         if outlook.action == "go on":
             return use
         if may_end_earlier:
-            outlook = Verdict("warn", f"{outlook.reason}, unless early stopping ends it before")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}, unless early stopping ends it before")
         elif question == "outlook":
-            outlook = Verdict("warn", f"{outlook.reason}; the run goes on until more steps say so")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}; the run goes on until more steps say so")
         elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.tempo.is_settled):
-            outlook = Verdict("warn", f"{outlook.reason}; the run ends if twice as many say the same")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}; the run ends if twice as many say the same")
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
     def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
@@ -452,7 +452,7 @@ class BudgetWatch:
         self.end_seconds = seconds
         self._narrows()
 
-    def _once(self, name: str, verdict: Verdict) -> Verdict:
+    def _once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
         """Return a warning the first time only."""
         if verdict.action == "warn":
             verdict = verdict if self._is_new(name) else GO_ON

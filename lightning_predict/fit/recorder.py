@@ -43,7 +43,7 @@ WATCHED_BATCHES: Final = 64
 regularisation comes every 16th batch at the rarest in the papers that introduced it (Karras et al., StyleGAN2, 2020),
 and three of its periods lie within."""
 
-Action = Literal["time", "run", "record", "skip"]
+RecorderAction = Literal["time", "run", "record", "skip"]
 """What to do with the next window: time it without a recorder, let it run in a block that waits for the device at its
 end alone, record it, or let it pass."""
 
@@ -56,7 +56,7 @@ def next_action(
     records_wanted: int,
     full_windows_after: int | None,
     is_short: bool,
-) -> Action:
+) -> RecorderAction:
     """Decide what to do with the window that is about to begin.
 
     Warm-up ends after `warmup_steps` windows, later where these have not settled yet, and
@@ -215,7 +215,7 @@ class StepRecorder:
         self._session: Session | None = None
         self._is_in_batch = False
         # State of the current window.
-        self._action: Action = "skip"
+        self._action: RecorderAction = "skip"
         self._is_short = self._is_last = False
         self._batches_expected: int | None = None
         self._left_batches_out = self._must_record_all = False
@@ -367,7 +367,7 @@ class StepRecorder:
             return 0
         return block_steps(batches=self._timed[-1][1].batches, steps_after=full_windows_after)
 
-    def _next_action(self, full_windows_after: int | None, is_short: bool) -> Action:
+    def _next_action(self, full_windows_after: int | None, is_short: bool) -> RecorderAction:
         if self._is_settled:
             return "skip"
         if self._block.is_running and not is_short:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_in_use, limits_of_fit, price_of_run
+from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
 from lightning_predict.fit.forecast import Facts, Moments, Rest, rest_of, rough_note
 from lightning_predict.fit.outcome import Outcome, OutcomeTimer, expected_of, with_tempo
@@ -33,7 +33,7 @@ from lightning_predict.fit.recorder import Session, StepRecorder
 from lightning_predict.fit.remaining import Position
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.guard import say
+from lightning_predict.guard import log_sentence
 from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
@@ -66,7 +66,7 @@ def watch(
     warmup_steps: int = 3,
     samples_per_step: int | None = None,
     print_table: bool = True,
-) -> Run:
+) -> WatchedRun:
     """Watch a training loop: use what it returns in a `with` statement, and call its `step()` after each step.
 
     Args:
@@ -92,7 +92,7 @@ def watch(
             raise InvalidArgumentError(f"{name}={amount!r}; expected a number above 0, or None.")
     if on_exceed not in ("stop", "raise"):
         raise InvalidArgumentError(f"on_exceed={on_exceed!r} is not known; expected 'stop' or 'raise'.")
-    return Run(
+    return WatchedRun(
         total_steps=total_steps,
         usd=usd,
         hours=hours,
@@ -109,11 +109,11 @@ def watch(
 
 
 def _say_failure(error: Exception) -> None:
-    say(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
+    log_sentence(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
 
 
 @final
-class Run:
+class WatchedRun:
     """A training loop that is watched.
 
     Attributes:
@@ -192,16 +192,16 @@ class Run:
         self._timer: OutcomeTimer | None = None
         self._waits_outside = False
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> WatchedRun:
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
         if usd is not None:
             of_run = price_of_run(
-                usd_per_hour=price, offer=None, gpu=gpu_in_use(self._device), world_size=1, num_nodes=1
+                usd_per_hour=price, offer=None, gpu=gpu_name_in_use(self._device), world_size=1, num_nodes=1
             )
             self._ledger.usd_per_second = seconds_to_hours(of_run.usd_per_hour or 0.0)
             if of_run.warning is not None:
-                say(f"watch: {of_run.warning}")
+                log_sentence(f"watch: {of_run.warning}")
         limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
         self._watch = BudgetWatch(limits, self._ledger, moments=Moments(batches=self._total_steps)) if limits else None
         self.clock.epoch_starts()
@@ -344,7 +344,7 @@ class Run:
 
     def _prices(self) -> UserPrice:
         """Return the prices that were given, or else that of the GPU in use."""
-        name, price = gpu_in_use(self._device), self._terms[2]
+        name, price = gpu_name_in_use(self._device), self._terms[2]
         return self.prices if self.prices is not None or name is None or price is None else {name: price}
 
     def _judge(self) -> None:
@@ -354,12 +354,12 @@ class Run:
             return
         verdict = watch.judge(question, None if question == "use" else self._rest_now())
         if verdict.action == "warn":
-            say(f"watch: {verdict.reason}.")
+            log_sentence(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":
             self.should_stop, self.stopping_reason = True, verdict.reason
             if self._raises:
                 raise BudgetExceededError(f"watch: {verdict.reason}.")
-            say(f"watch: {verdict.reason}; stop this loop.")
+            log_sentence(f"watch: {verdict.reason}; stop this loop.")
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ MEMORY_SLICES: Final = 8
 
 @final
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SliceProfile:
     """A kind of slice.
 
     Attributes:
@@ -79,11 +79,11 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
 
 
 @cache
-def _profiles() -> Mapping[str, Mapping[str, Profile]]:
+def _profiles() -> Mapping[str, Mapping[str, SliceProfile]]:
     """Read the profiles of each GPU that has slices."""
     document = read_toml(CATALOGUE_FOLDER / SLICES_FILE, CatalogueError)
     document.check_keys({"mig"})
-    found: dict[str, dict[str, Profile]] = {}
+    found: dict[str, dict[str, SliceProfile]] = {}
     for family in document.member("mig").members().values():
         family.check_keys({"gpus", "sources", "profiles"})
         profiles = {}
@@ -91,6 +91,8 @@ def _profiles() -> Mapping[str, Mapping[str, Profile]]:
             row.check_keys({"name", "multiprocessors", "memory_eighths"})
             eighths = row.member("memory_eighths").integer(minimum=1, maximum=MEMORY_SLICES)
             name = row.member("name").words()
-            profiles[name] = Profile(name, row.member("multiprocessors").integer(minimum=1), eighths / MEMORY_SLICES)
+            profiles[name] = SliceProfile(
+                name, row.member("multiprocessors").integer(minimum=1), eighths / MEMORY_SLICES
+            )
         found |= dict.fromkeys(family.member("gpus").texts(), profiles)
     return found

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.fit.watched_loop import Run, watch
+from lightning_predict.fit.watched_loop import WatchedRun, watch
 
 Batch = TypeVar("Batch")
 
@@ -40,7 +40,7 @@ class FabricPredictor:
     def __init__(self, **options: Any) -> None:
         self._options = options
         watch(**options)  # refuses what cannot work, at once
-        self.run: Run | None = None
+        self.run: WatchedRun | None = None
         self._is_set_up = self._has_stepped = False
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:

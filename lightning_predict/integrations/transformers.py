@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.fit.forecast import Facts
 from lightning_predict.fit.remaining import Position, Saving, Validation
-from lightning_predict.fit.watched_loop import Run
+from lightning_predict.fit.watched_loop import WatchedRun
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.guard import never_raises, say
+from lightning_predict.guard import log_sentence, never_raises
 from lightning_predict.reports.loggers import metrics
 
 try:
@@ -70,7 +70,7 @@ class RuntimePredictorCallback(TrainerCallback):
         InvalidArgumentError: No GPUs, or a `warmup_steps` below 1.
     """
 
-    _run: Run | None = None
+    _run: WatchedRun | None = None
     _evaluation: Any = None
 
     def __init__(
@@ -110,7 +110,7 @@ class RuntimePredictorCallback(TrainerCallback):
         self._evaluation = None
         if not state.is_world_process_zero:
             return
-        run = self._run = Run(
+        run = self._run = WatchedRun(
             total_steps=state.max_steps if state.max_steps > 0 else None,
             usd=self.usd,
             hours=self.hours,
@@ -198,7 +198,7 @@ class RuntimePredictorCallback(TrainerCallback):
         try:
             warnings.warn(words, stacklevel=2)
         except Warning:  # where warnings are errors
-            say(words)
+            log_sentence(words)
 
     def _tell(self, state: TrainerState, predictions: Predictions) -> None:
         """Keep what was predicted, and log it."""

@@ -24,8 +24,8 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
+    CountedProblem,
     Floor,
-    Part,
     Problem,
     ProblemBatch,
     batch_of,
@@ -98,9 +98,9 @@ def _latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     return np.maximum(c["cycles"] / issue_rate(gpu), waiting)
 
 
-def _as_transfer(problem: Problem) -> tuple[Part, ...]:
+def _as_transfer(problem: Problem) -> tuple[CountedProblem, ...]:
     """Time it by memory traffic alone."""
-    return (Part(1.0, Problem("transfer", "float32", problem.dims[:3])),)
+    return (CountedProblem(1.0, Problem("transfer", "float32", problem.dims[:3])),)
 
 
 register(

@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_predict.kernels.arrays import IndexArray
 from lightning_predict.kernels.operations import Array
-from lightning_predict.weights.records import FloatArray, NetworkWeights
+from lightning_predict.weights.records import Float32Array, NetworkWeights
 
 STRIP_ROWS: Final = 16
 """16 rows by layers of 128 x 128 are the 2^18 multiplications from which OpenBLAS starts threads."""
@@ -31,7 +31,7 @@ THREADED_BLOCKS: Final = 16
 """Starting threads takes as long as a block or two: fewer blocks than this pass in the calling thread."""
 
 
-def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray) -> Array:
+def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:
     """Compute the natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:
@@ -69,7 +69,7 @@ def _blocks(rows: IndexArray) -> list[IndexArray]:
     return [rows[start : start + BLOCK_ROWS] for start in range(0, len(rows), BLOCK_ROWS)]
 
 
-def _log_utilisation(network: NetworkWeights, rows: FloatArray) -> Array:
+def _log_utilisation(network: NetworkWeights, rows: Float32Array) -> Array:
     """Compute one block, shape (rows, features); its rows are filled up to whole strips."""
     strips = -(-len(rows) // STRIP_ROWS)
     inputs = np.zeros((strips * STRIP_ROWS, rows.shape[1]), np.float32)

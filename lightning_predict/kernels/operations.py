@@ -71,7 +71,7 @@ class Problem:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class CountedProblem:
     """A problem and how often it counts."""
 
     times: float
@@ -283,7 +283,7 @@ class OperationKind:
     translator: Callable[[str, Operation, Flags], tuple[Problem, ...] | None] | None = None
     families: tuple[Family, ...] = ()
     reduces_rows: bool = False
-    proxy: Callable[[Problem], tuple[Part, ...]] | None = None
+    proxy: Callable[[Problem], tuple[CountedProblem, ...]] | None = None
     alternative: Alternative | None = None
     formula: Formula | None = None
     untrained: Untrained | None = None
@@ -432,7 +432,7 @@ def family_of(operation: str, dtype: str) -> Family | None:
     return None if kind is None else next((family for family in kind.families if dtype in family.dtypes), None)
 
 
-def proxies_of(problem: Problem) -> tuple[Part, ...]:
+def proxies_of(problem: Problem) -> tuple[CountedProblem, ...]:
     """Find the parts whose times add up to the problem's; none if it is timed by a model or not at all."""
     proxy = operation_kind(problem.operation).proxy
     return () if proxy is None else proxy(problem)

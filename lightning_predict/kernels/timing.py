@@ -46,7 +46,7 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     Columns,
-    Part,
+    CountedProblem,
     Problem,
     ProblemBatch,
     Rereads,
@@ -120,7 +120,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     for row, gpu in enumerate(gpus):
         groups.setdefault(frozenset(dtype for dtype in dtypes if _computes_in_float32(dtype, gpu)), []).append(row)
     parts = [
-        _decided(Question(distinct, [gpus[row] for row in rows], models, as_float32))
+        _decided(TimingRequest(distinct, [gpus[row] for row in rows], models, as_float32))
         for as_float32, rows in groups.items()
     ]
 
@@ -136,7 +136,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
 
 @final
 @dataclass(frozen=True)
-class Question:
+class TimingRequest:
     """Distinct problems, on GPUs that compute the same dtypes of matrix work in float32.
 
     Attributes:
@@ -172,13 +172,13 @@ class Question:
         pairs = zip(self.computed, self.asked, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
-    def of(self, columns: Sequence[int]) -> Question:
+    def of(self, columns: Sequence[int]) -> TimingRequest:
         """Ask for some of the problems alone."""
         return replace(self, asked=[self.asked[column] for column in columns])
 
-    def about(self, problems: Sequence[Problem]) -> Question:
+    def about(self, problems: Sequence[Problem]) -> TimingRequest:
         """Ask these GPUs and models for other problems, in their own dtypes."""
-        return Question(problems, self.gpus, self.models)
+        return TimingRequest(problems, self.gpus, self.models)
 
 
 def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
@@ -191,7 +191,7 @@ def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TimeSource:
     """A way to time a problem.
 
     Attributes:
@@ -286,14 +286,16 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels
     return Estimate(Interval.around(seconds, untrained.spread or ROOFLINE_SPREAD))
 
 
-PROXY: Final = Source(name="proxy", knows=_has_proxy, estimate=None, timed_by=lambda _problem, _models: "proxy")
+PROXY: Final = TimeSource(name="proxy", knows=_has_proxy, estimate=None, timed_by=lambda _problem, _models: "proxy")
 
 SOURCES: Final = (
-    Source(name="network", knows=_has_network, estimate=_by_network, timed_by=_as_network_knows),
-    Source(name="formula", knows=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"),
-    Source(name="sibling dtype", knows=_has_sibling, estimate=_by_sibling, timed_by=lambda _problem, _models: "proxy"),
+    TimeSource(name="network", knows=_has_network, estimate=_by_network, timed_by=_as_network_knows),
+    TimeSource(name="formula", knows=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"),
+    TimeSource(
+        name="sibling dtype", knows=_has_sibling, estimate=_by_sibling, timed_by=lambda _problem, _models: "proxy"
+    ),
     PROXY,
-    Source(
+    TimeSource(
         name="roofline",
         knows=lambda _problem, _models: True,
         estimate=_by_roofline,
@@ -305,7 +307,7 @@ shapes that the siblings' networks never saw; the network of a dtype whose kerne
 rooflines; problems that add up to it; the roofline, which knows everything."""
 
 
-def source_of(problem: Problem, models: KernelModels | None) -> Source:
+def source_of(problem: Problem, models: KernelModels | None) -> TimeSource:
     """Find the first source that knows a problem."""
     return next(source for source in SOURCES if source.knows(problem, models))
 
@@ -316,7 +318,7 @@ class _Leaf:
     """A problem that a source times directly."""
 
     problem: Problem
-    source: Source
+    source: TimeSource
     timed_by: TimedBy
 
 
@@ -350,7 +352,7 @@ def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
     return _Expansion(leaves, PROXY_SPREAD * max(inner.spread for inner, _ in expanded), is_proxy=True)
 
 
-def _sourced(question: Question) -> ProblemTimes:
+def _sourced(question: TimingRequest) -> ProblemTimes:
     """Time each problem by its source, before any limit: the sum of its leaves."""
     problems = question.computed
     expansions = [_expand(item, question.models) for item in problems]
@@ -377,7 +379,7 @@ def _sourced(question: Question) -> ProblemTimes:
     return ProblemTimes(interval, shares, added(found.middle * by_base) / whole)
 
 
-def _leaf_times(leaves: Sequence[_Leaf], question: Question) -> tuple[Interval[Array], BoolArray]:
+def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Interval[Array], BoolArray]:
     """Time leaves in batches: their seconds, and where the base served, each (gpus, leaves)."""
     shape = (len(question.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
@@ -404,7 +406,7 @@ def _leaf_times(leaves: Sequence[_Leaf], question: Question) -> tuple[Interval[A
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class TimeLimit:
     """A bound on times.
 
     Attributes:
@@ -415,7 +417,7 @@ class Limit:
 
     name: str
     concerns: Callable[[Problem, Problem, KernelModels | None], bool]
-    hold: Callable[[ProblemTimes, Question], ProblemTimes]
+    hold: Callable[[ProblemTimes, TimingRequest], ProblemTimes]
 
 
 def _alternative(problem: Problem) -> tuple[Alternative, Problem] | None:
@@ -428,7 +430,7 @@ def _has_alternative(_asked: Problem, computed: Problem, models: KernelModels | 
     return models is not None and _alternative(computed) is not None
 
 
-def _held_to_alternative(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Take another algorithm's time where it bounds the operation, or the base calls the operation slower.
 
     The base saw nothing of the GPU. It is held to the implicit product of a convolution, and to the transfer of a
@@ -457,7 +459,7 @@ def _has_floor(_asked: Problem, computed: Problem, _models: KernelModels | None)
     return operation_kind(computed.operation).floor is not None
 
 
-def _held_to_latency(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_latency(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     return _raised(times, latencies(question.computed, question.gpus), question)
 
 
@@ -470,7 +472,7 @@ def _reads_again(_asked: Problem, computed: Problem, _models: KernelModels | Non
     return _rereads(computed) is not None
 
 
-def _held_to_rereads(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Raise times of kernels that pass over their input again, by what the L2 does not hold of it."""
     found = [rereads for item in question.computed if (rereads := _rereads(item)) is not None]
     share = np.array([[reread_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus])
@@ -478,7 +480,7 @@ def _held_to_rereads(times: ProblemTimes, question: Question) -> ProblemTimes:
     return _raised(times, share * whole.seconds, question)
 
 
-def _raised(times: ProblemTimes, floor: Array, question: Question) -> ProblemTimes:
+def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> ProblemTimes:
     """Raise times to what instructions, waiting and rows that left the L2 allow (`latency.py`)."""
     binds = floor > times.seconds  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
@@ -500,7 +502,7 @@ def _convolves(_asked: Problem, computed: Problem, _models: KernelModels | None)
     return computed.operation.startswith("conv")
 
 
-def _held_to_all_products(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_all_products(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Raise convolutions to all of their products at the rate that lasts, on chips without Winograd's kernels."""
     before = np.array([gpu.compute_capability < WINOGRAD_SINCE for gpu in question.gpus])
     if not before.any():
@@ -517,7 +519,7 @@ def _is_emulated(asked: Problem, computed: Problem, _models: KernelModels | None
     return computed != asked and asked.dtype != "tf32"
 
 
-def _held_to_emulation(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_emulation(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Raise times to the rate of the dtype that was asked for, where emulation is slower than float32.
 
     Where it is as fast, it saves products as float32's kernels do (Winograd), which no roofline knows: float16 before
@@ -537,7 +539,7 @@ def _always(_asked: Problem, _computed: Problem, _models: KernelModels | None) -
     return True
 
 
-def _held_to_least_work(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Raise times to the least work, and let no interval be narrower than timings of one kernel scatter.
 
     Where float32 stands in, its kernels are a proxy and their interval is wider.
@@ -570,7 +572,7 @@ def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | No
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
 
 
-def _held_to_float32(times: ProblemTimes, question: Question) -> ProblemTimes:
+def _held_to_float32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Take float32's times where they are less; only where they may be are they computed.
 
     The interval is that of a stand-in, and its low end lower by what the dtype's own kernels may gain.
@@ -598,19 +600,19 @@ def _held_to_float32(times: ProblemTimes, question: Question) -> ProblemTimes:
 
 
 LIMITS: Final = (
-    Limit(name="another algorithm", concerns=_has_alternative, hold=_held_to_alternative),
-    Limit(name="instructions and waiting", concerns=_has_floor, hold=_held_to_latency),
-    Limit(name="rows read again", concerns=_reads_again, hold=_held_to_rereads),
-    Limit(name="all products", concerns=_convolves, hold=_held_to_all_products),
-    Limit(name="emulation", concerns=_is_emulated, hold=_held_to_emulation),
-    Limit(name="least work", concerns=_always, hold=_held_to_least_work),
-    Limit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),
+    TimeLimit(name="another algorithm", concerns=_has_alternative, hold=_held_to_alternative),
+    TimeLimit(name="instructions and waiting", concerns=_has_floor, hold=_held_to_latency),
+    TimeLimit(name="rows read again", concerns=_reads_again, hold=_held_to_rereads),
+    TimeLimit(name="all products", concerns=_convolves, hold=_held_to_all_products),
+    TimeLimit(name="emulation", concerns=_is_emulated, hold=_held_to_emulation),
+    TimeLimit(name="least work", concerns=_always, hold=_held_to_least_work),
+    TimeLimit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),
 )
 """What a time may not pass, in the order in which it is held to them. What is faster comes first, so that no floor is
 undercut after it was set, but for float32: its times were held to the same floors."""
 
 
-def _stages(question: Question) -> Iterator[tuple[str, ProblemTimes]]:
+def _stages(question: TimingRequest) -> Iterator[tuple[str, ProblemTimes]]:
     """Yield the times after the sources and after each limit that concerns a problem, with its name."""
     times = _sourced(question)
     yield "source", times
@@ -627,7 +629,7 @@ def _stages(question: Question) -> Iterator[tuple[str, ProblemTimes]]:
         yield limit.name, times
 
 
-def _decided(question: Question) -> ProblemTimes:
+def _decided(question: TimingRequest) -> ProblemTimes:
     *_, (_, times) = _stages(question)
     return times
 
@@ -653,8 +655,8 @@ class Explanation:
 
     problem: Problem
     computed: Problem
-    source: Source
-    parts: tuple[Part, ...]
+    source: TimeSource
+    parts: tuple[CountedProblem, ...]
     sourced_seconds: float
     network_limits: tuple[str, ...]
     limits: tuple[tuple[str, float], ...]
@@ -671,7 +673,7 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
     """
     is_matrix = operation_kind(problem.operation).units == "tensor"
     as_float32 = frozenset({problem.dtype} if is_matrix and _computes_in_float32(problem.dtype, gpu) else ())
-    question = Question([problem], [gpu], models, as_float32)
+    question = TimingRequest([problem], [gpu], models, as_float32)
     stages = [(name, times.interval.each(lambda table: float(table[0, 0]))) for name, times in _stages(question)]
     seconds = [interval.middle for _, interval in stages]
     (computed,) = question.computed

@@ -42,7 +42,7 @@ from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.sustained import sustaining
-from lightning_predict.weights.records import FloatArray, LoadedWeights, NetworkWeights
+from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
 
 
 @final
@@ -316,7 +316,7 @@ class UtilisationModels:
             return self._weights.gpus[gpu.name].families[family.name]
         return self._weights.base.families[family.name]
 
-    def _features(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu]) -> FloatArray:
+    def _features(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Float32Array:
         names, matrix = family.described(batch, gpus)
         for weights in (self._weights.base, *self._weights.gpus.values()):
             network = weights.families.get(family.name)
@@ -330,7 +330,7 @@ class UtilisationModels:
 
 
 def _serving(
-    networks: Sequence[NetworkWeights], owners: IndexArray, rows: FloatArray, by_base: FloatArray
+    networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array, by_base: Float32Array
 ) -> IndexArray:
     """Choose the network of each row: its GPU's, or the last, the base, where only that knows problems like it.
 
@@ -353,7 +353,7 @@ def _serving(
     return serving
 
 
-def log_utilisation_of(network: NetworkWeights, features: FloatArray) -> Array:
+def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array:
     """Compute the natural logarithm of the utilisation, in [log(lowest), 0], by one network on every GPU.
 
     Args:

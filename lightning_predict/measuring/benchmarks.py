@@ -46,8 +46,8 @@ def size(draw: random.Random, low: int, high: int) -> int:
     return min(max(value, low), high)
 
 
-Call = Callable[[], object]
-Calls = dict[str, Call]
+TimedCall = Callable[[], object]
+Calls = dict[str, TimedCall]
 Maker = Callable[[Words, torch.dtype, torch.device], Calls]
 
 
@@ -71,7 +71,7 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
 
 
-def both(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
+def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
     """Return the forward pass without autograd, and the backward pass over one kept graph where it has a name.
 
     Args:
@@ -102,7 +102,7 @@ def _draw_linear(draw: random.Random) -> Words:
 def _linear(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     data = made(device, dtype, words["m"], words["k"]).requires_grad_()
     weight = made(device, dtype, words["n"], words["k"]).requires_grad_()
-    return both("linear", lambda: functional.linear(data, weight), [data, weight])
+    return forward_and_backward("linear", lambda: functional.linear(data, weight), [data, weight])
 
 
 def _draw_bmm(draw: random.Random) -> Words:
@@ -112,7 +112,7 @@ def _draw_bmm(draw: random.Random) -> Words:
 def _bmm(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     left = made(device, dtype, words["b"], words["m"], words["k"]).requires_grad_()
     right = made(device, dtype, words["b"], words["k"], words["n"]).requires_grad_()
-    return both("bmm", lambda: torch.bmm(left, right), [left, right])
+    return forward_and_backward("bmm", lambda: torch.bmm(left, right), [left, right])
 
 
 def _draw_attention(draw: random.Random) -> Words:
@@ -133,7 +133,7 @@ def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         "is_causal": bool(words["causal"]),
         "enable_gqa": words["heads"] != words["kv_heads"],
     }
-    return both(
+    return forward_and_backward(
         "attention",
         lambda: functional.scaled_dot_product_attention(query, key, value, **options),
         [query, key, value],
@@ -169,7 +169,7 @@ def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> 
         scores = (query @ key.transpose(-1, -2)) * words["head_dim"] ** -0.5
         return torch.softmax(scores + future if words["causal"] else scores, -1) @ value
 
-    return both("eager_attention", forward, [query, key, value])
+    return forward_and_backward("eager_attention", forward, [query, key, value])
 
 
 def _draw_recurrent(draw: random.Random) -> Words:
@@ -189,7 +189,7 @@ def _recurrent(name: str, words: Words, dtype: torch.dtype, device: torch.device
         words["input_size"], words["hidden"], words["layers"], bidirectional=words["directions"] == 2
     ).to(device, dtype)
     data = made(device, dtype, words["steps"], words["batch"], words["input_size"]).requires_grad_()
-    return both(name, lambda: layer(data)[0], [data, *layer.parameters()])
+    return forward_and_backward(name, lambda: layer(data)[0], [data, *layer.parameters()])
 
 
 def _draw_embedding_bag(draw: random.Random) -> Words:
@@ -318,7 +318,7 @@ def _pooling(name: str, words: Words, dtype: torch.dtype, device: torch.device) 
         "max_pool2d": functional.max_pool2d,
     }
     data = made(device, dtype, words["batch"], words["channels"], words["height"], words["width"]).requires_grad_()
-    return both(name, lambda: pools[name](data, words["kernel_size"], words["stride"]), [data])
+    return forward_and_backward(name, lambda: pools[name](data, words["kernel_size"], words["stride"]), [data])
 
 
 IMAGES: Final[Mapping[str, Benchmark]] = {
@@ -444,7 +444,7 @@ def _calls(
 ) -> Calls:
     """Make the calls of one operation; `wanted`: operands whose gradients its backward pass computes."""
     matrices = _matrices(words, dtype, device)
-    return both(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
+    return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 
 
 MATRICES: Final[Mapping[str, Benchmark]] = {
@@ -483,7 +483,7 @@ def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         batch = words.get("batch", 1)
         matrix = made(device, dtype, batch, words.get("m", words["n"]), words["n"])
-        return both(operation, lambda: factorise(matrix), [])
+        return forward_and_backward(operation, lambda: factorise(matrix), [])
 
     return calls
 
@@ -494,7 +494,7 @@ def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, tor
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
         matrix = root @ root.mT + words["n"] * torch.eye(words["n"], dtype=dtype, device=device)
-        return both(operation, lambda: factorise(matrix), [])
+        return forward_and_backward(operation, lambda: factorise(matrix), [])
 
     return calls
 
@@ -503,15 +503,17 @@ def _triangular(words: Words, dtype: torch.dtype, device: torch.device) -> Calls
     batch, n = words.get("batch", 1), words["n"]
     matrix = made(device, dtype, batch, n, n).triu() + n * torch.eye(n, dtype=dtype, device=device)
     sides = made(device, dtype, batch, n, words.get("columns", 1))
-    return both("triangular_solve", lambda: torch.linalg.solve_triangular(matrix, sides, upper=True), [])
+    return forward_and_backward(
+        "triangular_solve", lambda: torch.linalg.solve_triangular(matrix, sides, upper=True), []
+    )
 
 
 def _transform(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
     data = made(device, dtype, words.get("batch", 1), words["length"])
     if words.get("real", 0):
-        return both("fft", lambda: torch.fft.rfft(data), [])
+        return forward_and_backward("fft", lambda: torch.fft.rfft(data), [])
     numbers = torch.complex(data, data)
-    return both("fft", lambda: torch.fft.fft(numbers), [])
+    return forward_and_backward("fft", lambda: torch.fft.fft(numbers), [])
 
 
 LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {

@@ -53,7 +53,7 @@ def segment_bytes(size: int) -> int:
 
 
 @final
-class Block:
+class MemoryBlock:
     """Bytes that lie together in a segment; free ones are in their pool."""
 
     __slots__ = ("address", "after", "before", "is_free", "is_small", "size")
@@ -61,8 +61,8 @@ class Block:
     def __init__(self, address: int, size: int, *, is_small: bool) -> None:
         self.address, self.size = address, size
         self.is_free, self.is_small = False, is_small
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
 
 @final
@@ -85,12 +85,12 @@ class CachingAllocator:
         self._expandable = expandable_segments
         # Free blocks by size, then address, and the block itself by its address.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         self._end = 0
         # Where an expandable segment of each pool ends, and its last block.
-        self._last: dict[bool, Block | None] = {True: None, False: None}
+        self._last: dict[bool, MemoryBlock | None] = {True: None, False: None}
 
-    def allocate(self, size: int) -> Block:
+    def allocate(self, size: int) -> MemoryBlock:
         """Hand out a block of at least so many bytes.
 
         Args:
@@ -115,7 +115,7 @@ class CachingAllocator:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Take a block back, joined with its free neighbours."""
         self.allocated_bytes -= block.size
         free = self._free[block.is_small]
@@ -156,13 +156,13 @@ class CachingAllocator:
                 kept.append((size, address))
             self._free[is_small] = sorted(kept)
 
-    def _new_segment(self, size: int, *, is_small: bool) -> Block:
-        block = self._blocks[self._end] = Block(self._end, size, is_small=is_small)
+    def _new_segment(self, size: int, *, is_small: bool) -> MemoryBlock:
+        block = self._blocks[self._end] = MemoryBlock(self._end, size, is_small=is_small)
         self._end += size + OWN_SEGMENT_STEP_BYTES  # no two segments are neighbours
         self._reserve(size)
         return block
 
-    def _expanded(self, size: int, *, is_small: bool) -> Block:
+    def _expanded(self, size: int, *, is_small: bool) -> MemoryBlock:
         """Let the pool's one segment grow until its last block holds a request."""
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         last = self._last[is_small]
@@ -176,7 +176,7 @@ class CachingAllocator:
         more = rounded_up(size, page)
         # Each pool has an address space of its own, so that it never meets the other's.
         address = (0 if is_small else 1 << 60) if last is None else last.address + last.size
-        block = self._blocks[address] = Block(address, more, is_small=is_small)
+        block = self._blocks[address] = MemoryBlock(address, more, is_small=is_small)
         block.before = last
         if last is not None:
             last.after = block
@@ -188,8 +188,8 @@ class CachingAllocator:
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.address + size, block.size - size, is_small=block.is_small)
+    def _split(self, block: MemoryBlock, size: int) -> None:
+        rest = MemoryBlock(block.address + size, block.size - size, is_small=block.is_small)
         rest.before, rest.after, rest.is_free = block, block.after, True
         if rest.after is not None:
             rest.after.before = rest
@@ -199,7 +199,7 @@ class CachingAllocator:
             self._last[block.is_small] = rest
         insort(self._free[block.is_small], (rest.size, rest.address))
 
-    def _join(self, block: Block, after: Block) -> None:
+    def _join(self, block: MemoryBlock, after: MemoryBlock) -> None:
         """Join a block with the one behind it."""
         block.size += after.size
         block.after = after.after

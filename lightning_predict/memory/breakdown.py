@@ -16,13 +16,13 @@ from typing import final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes
-from lightning_predict.memory.simulation import Moment, blocks_of, fullest_moments, simulated
+from lightning_predict.memory.simulation import MemoryMoment, blocks_of, fullest_moments, simulated
 from lightning_predict.tracing.trace import Trace
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Bytes for one purpose."""
 
     name: str
@@ -45,8 +45,8 @@ class MemoryBreakdown:
     operation: str
     phase: str
     module: str | None
-    parts: tuple[Part, ...]
-    modules: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
+    modules: tuple[MemoryPart, ...]
 
     @property
     def total_bytes(self) -> float:
@@ -89,12 +89,12 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
         operation=operation.name,
         phase=operation.phase,
         module=operation.module,
-        parts=tuple(Part(name, float(size)) for name, size in parts.items() if size),
-        modules=tuple(Part(name, float(size)) for name, size in modules.items()),
+        parts=tuple(MemoryPart(name, float(size)) for name, size in parts.items() if size),
+        modules=tuple(MemoryPart(name, float(size)) for name, size in modules.items()),
     )
 
 
-def _by_module(moment: Moment) -> Mapping[str, int]:
+def _by_module(moment: MemoryMoment) -> Mapping[str, int]:
     """Sum the activations by the module that wrote them, the largest first."""
     sizes: dict[str, int] = defaultdict(int)
     for storage in moment.storages:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, final
 
-from lightning_predict.memory.allocator import Block, CachingAllocator
+from lightning_predict.memory.allocator import CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import Storage, attention_bytes, batch_bytes, written_storages
 from lightning_predict.tracing.trace import TensorInfo, Trace
@@ -145,8 +145,8 @@ def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int =
     for index, size in blocks.trials:
         trials[index].append(size)
     workspaces = dict(blocks.workspaces)
-    living: dict[int, Block] = {}
-    batch: list[Block] = []
+    living: dict[int, MemoryBlock] = {}
+    batch: list[MemoryBlock] = []
     for step in range(steps):
         # The loop's variables still name the batch before while the next one is made.
         batch, before = _allocate_all(allocator, blocks.batch), batch
@@ -177,11 +177,11 @@ def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int =
     return SimulatedStep(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
-def _allocate_all(allocator: CachingAllocator, sizes: Sequence[int]) -> list[Block]:
+def _allocate_all(allocator: CachingAllocator, sizes: Sequence[int]) -> list[MemoryBlock]:
     return [allocator.allocate(size) for size in sizes if size]
 
 
-def _free_all(allocator: CachingAllocator, blocks: list[Block]) -> None:
+def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
     for block in blocks:
         allocator.free(block)
     blocks.clear()
@@ -189,7 +189,7 @@ def _free_all(allocator: CachingAllocator, blocks: list[Block]) -> None:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MemoryMoment:
     """What lives at one moment of a step, in bytes of tensors.
 
     Attributes:
@@ -219,7 +219,7 @@ class Moment:
         return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
 
 
-def fullest_moments(blocks: Blocks) -> tuple[Moment, Moment]:
+def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
     """Find the moments in which most lives: of the passes, and of the update; of a step that others went before."""
     changes = [0] * (blocks.count + 1)
     gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
@@ -239,11 +239,11 @@ def fullest_moments(blocks: Blocks) -> tuple[Moment, Moment]:
     return _moment(blocks, at_passes, 0), _moment(blocks, at_update, sum(blocks.update))
 
 
-def _moment(blocks: Blocks, index: int, update_bytes: int) -> Moment:
+def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
     living = [one for one in blocks.storages if one.birth <= index and (one.death is None or index <= one.death)]
     old = index <= blocks.drops_gradients_at
     written = [one for one in blocks.storages if one.cause == "gradient"]
-    return Moment(
+    return MemoryMoment(
         index=index,
         lasting_bytes=sum(blocks.lasting),
         state_bytes=sum(blocks.state),

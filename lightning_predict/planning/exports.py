@@ -27,7 +27,7 @@ from lightning_predict.planning.problem import (
     MachineType,
     Placement,
     Plan,
-    Problem,
+    PlanningProblem,
     Segment,
     Situation,
 )
@@ -39,7 +39,7 @@ SCHEDULE: Final = "schedule.txt"
 """File that says which line of a plan to run when."""
 
 
-def write_plan(plan: Plan, problem: Problem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
+def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
     """Write all files of a plan, and return what was not written, and why, in words.
 
     Args:
@@ -114,7 +114,7 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
     )
 
 
-def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
+def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
     """Write what SkyPilot needs to carry a plan out, by file name.
 
     A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and `schedule.txt` says
@@ -180,7 +180,7 @@ def skypilot_tasks(plan: Plan, problem: Problem, since: Situation | None = None)
     return {**tasks, SCHEDULE: _schedule(commands, begin)}
 
 
-def slurm_scripts(plan: Plan, problem: Problem, since: Situation | None = None) -> dict[str, str]:
+def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
     """Write a Slurm batch script for each stretch of a job, by file name, and `schedule.txt`, which line to run when.
 
     The stretches of a job share its name and follow one another (`--dependency=singleton`). A time limit, at the upper
@@ -247,7 +247,7 @@ TOLD_SECONDS: Final = 300
 """Before its time limit a job is told so long ahead, and writes its checkpoint: a minute or two of a large model's."""
 
 
-def check_exportable(plan: Plan, problem: Problem, since: Situation | None = None, *, target: str) -> None:
+def check_exportable(plan: Plan, problem: PlanningProblem, since: Situation | None = None, *, target: str) -> None:
     """Refuse a plan that would end or lose a job's work if somebody carried it out.
 
     Args:
@@ -379,7 +379,7 @@ def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> s
     )
 
 
-def _hosts(plan: Plan, problem: Problem) -> dict[tuple[int, str], str]:
+def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
     """Give the own machines that stand for the nodes of a plan, by node and type, where the problem names enough."""
     found: dict[tuple[int, str], str] = {}
     for machine in problem.machines:
@@ -398,7 +398,9 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
     return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
 
 
-def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[str, Segment, Job, MachineType]]:
+def _stays(
+    plan: Plan, problem: PlanningProblem, since: Situation | None
+) -> Iterator[tuple[str, Segment, Job, MachineType]]:
     """List every stretch of a job that has to be started, with the name of its file, its job and its machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
@@ -416,7 +418,7 @@ def _stays(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
 
 
-def _stops(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
+def _stops(plan: Plan, problem: PlanningProblem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
     """List when which job stops where, without having ended, to move or to wait."""
     jobs = {job.name: job for job in problem.jobs}
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
@@ -430,7 +432,7 @@ def _stops(plan: Plan, problem: Problem, since: Situation | None) -> Iterator[tu
                 yield since.now_seconds, jobs[name], placement
 
 
-def _file_names(plan: Plan, problem: Problem) -> dict[str, str]:
+def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
     """Name each job safely in a file system: its file, process, checkpoint; as no other job or machine is named."""
     names: dict[str, str] = {}
     machines = set(map(_cluster, {segment.placement for segment in plan.segments}))

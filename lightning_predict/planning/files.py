@@ -62,9 +62,9 @@ from lightning_predict.planning.problem import (
     Limits,
     MachineType,
     Placement,
-    Problem,
+    PlanningProblem,
     Situation,
-    usd,
+    rental_usd,
 )
 from lightning_predict.planning.times import Times, times_of_runs, times_of_trace
 from lightning_predict.planning.validation import check_problem, check_situation
@@ -121,7 +121,7 @@ _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_
 _CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
 
 
-def read_problem(path: Path) -> Problem:
+def read_problem(path: Path) -> PlanningProblem:
     """Read and check a problem.
 
     Args:
@@ -143,7 +143,7 @@ def read_problem(path: Path) -> Problem:
     assumptions = _assumptions(document, path.parent)
     jobs = document.member("jobs")
     rows = _csv_jobs(path.parent / jobs.value) if isinstance(jobs.value, str) else jobs.items(named=["name"])
-    problem = Problem(
+    problem = PlanningProblem(
         jobs=tuple(_job(row, machines, path.parent, assumptions) for row in rows),
         machines=machines,
         limits=_limits(document),
@@ -159,7 +159,7 @@ def read_problem(path: Path) -> Problem:
     return problem
 
 
-def read_situation(path: Path, problem: Problem) -> Situation:
+def read_situation(path: Path, problem: PlanningProblem) -> Situation:
     """Read how far a running plan is.
 
     Jobs that are not listed have not run yet. Example of `state.yaml`::
@@ -224,7 +224,7 @@ PROGRESS_IS_OLD_SECONDS: Final = 900.0
 """A run whose file was last written longer ago does not run any more."""
 
 
-def read_progress_of(folder: Path, problem: Problem, *, now: float) -> Situation:
+def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> Situation:
     """Read how far a plan is from the files that its jobs keep (`run/progress.py`), wherever they lie in a folder.
 
     The plan began when the first of its jobs did. A job without a file has not run yet. Jobs of other plans, which the
@@ -278,7 +278,7 @@ def read_progress_of(folder: Path, problem: Problem, *, now: float) -> Situation
     situation = replace(
         situation,
         spent_usd=sum(
-            usd(seconds=until - since, usd_per_hour=prices.get(node.configuration.machine, 0.0))
+            rental_usd(seconds=until - since, usd_per_hour=prices.get(node.configuration.machine, 0.0))
             for node, (since, until) in rents.items()
         ),
         running={name: places[name] for name, (one, _) in going.items() if now - one.written < PROGRESS_IS_OLD_SECONDS},

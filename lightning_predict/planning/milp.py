@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.objective import Options, Table, options_of
-from lightning_predict.planning.problem import Decision, Placement, Problem, Situation
+from lightning_predict.planning.problem import Placement, PlanningProblem, RunningJobs, Situation
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class MilpPlanner:
     relative_gap: float = 1e-4
     name: str = "MILP"
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         """Return the best decision within the time limit, and the gap that it left.
 
         Raises:
@@ -283,7 +283,7 @@ class MilpPlanner:
             placements = _queued(problem, situation)
         else:
             placements = _placements(options, variables, np.rint(result.x).astype(int))
-        return Decision(
+        return RunningJobs(
             placements=placements,
             postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
             objective_usd=None if result.x is None else float(result.fun) + constant,
@@ -389,7 +389,7 @@ def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]
     return dict(sorted(placements.items()))
 
 
-def _queued(problem: Problem, situation: Situation) -> dict[str, Placement]:
+def _queued(problem: PlanningProblem, situation: Situation) -> dict[str, Placement]:
     """Keep what runs; start the others as a queue, unless there is a budget, which a queue does not keep."""
     if problem.limits.budget_usd is not None:
         return dict(situation.running)

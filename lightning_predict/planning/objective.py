@@ -41,9 +41,9 @@ from lightning_predict.planning.problem import (
     Job,
     MachineType,
     Placement,
-    Problem,
+    PlanningProblem,
     Situation,
-    usd,
+    rental_usd,
 )
 from lightning_predict.units import seconds_to_hours
 
@@ -65,7 +65,7 @@ HORIZON_RESTARTS: Final = 2.0
 """No machine is given back sooner than after so many restarts, which the jobs on it would have to pay."""
 
 
-def horizon_seconds(problem: Problem, situation: Situation) -> float:
+def horizon_seconds(problem: PlanningProblem, situation: Situation) -> float:
     """Find how long a machine that is rented now is counted: some gaps between events or some restarts.
 
     At most the period.
@@ -78,7 +78,7 @@ def horizon_seconds(problem: Problem, situation: Situation) -> float:
     return min(problem.period_seconds, max(gaps, HORIZON_RESTARTS * problem.restart_seconds))
 
 
-def restart_seconds(job: Job, problem: Problem, situation: Situation) -> float:
+def restart_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
     """Return the time that the job loses wherever it starts now: none before its first start."""
     return problem.restart_seconds if job.name in situation.started else 0.0
 
@@ -90,7 +90,7 @@ tables: 0.10 of those behind `weights/files/whole_steps.json`, 0.48 without modu
 the middle, and was that of all tables when it was chosen."""
 
 
-def working_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+def working_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run without interruptions: as predicted, mended by what its progress shows.
 
     Other configurations of a GPU that it was measured on are off by the same factor. What lengthens a run beside its
@@ -128,7 +128,7 @@ def late_factor(high_factor: float, probability: float) -> float:
     return float(high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
 
 
-def late_factors(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+def late_factors(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
     """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is no longer in doubt."""
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
@@ -137,7 +137,7 @@ def late_factors(job: Job, problem: Problem, situation: Situation) -> Mapping[Co
     return {item: 1.0 if gpus[item.machine] in known else own.get(item, late) for item in job.seconds}
 
 
-def behind_share(job: Job, problem: Problem, situation: Situation) -> float:
+def behind_share(job: Job, problem: PlanningProblem, situation: Situation) -> float:
     """Return the share of the work that is done only as predicted, and would not be if the job were as slow as that.
 
     Without it a plan that moves a job late in its run would take the time until then as certain.
@@ -148,7 +148,7 @@ def behind_share(job: Job, problem: Problem, situation: Situation) -> float:
     return share_done * (1.0 - 1.0 / late_factors(job, problem, situation)[situation.started[job.name]])
 
 
-def interruption_factor(machine: MachineType, problem: Problem) -> float:
+def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float:
     """Return how many times as long work takes on a machine type as without interruptions, on average.
 
     A checkpoint is written after every C of work. Interruptions come at a constant rate λ, at any time; each loses what
@@ -163,20 +163,20 @@ def interruption_factor(machine: MachineType, problem: Problem) -> float:
     return math.expm1(between) * math.exp(restart) / between
 
 
-def expected_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+def expected_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run by configuration, with the interruptions that are to be expected."""
     factors = {machine.name: interruption_factor(machine, problem) for machine in problem.machines}
     whole = working_seconds(job, problem, situation)
     return {item: seconds * factors[item.machine] for item, seconds in whole.items()}
 
 
-def run_seconds(job: Job, problem: Problem, situation: Situation) -> Mapping[Configuration, float]:
+def run_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
     """Return expected time until the job's end by the configuration on which it starts now, on a node new to it."""
     remaining, restart = situation.remaining[job.name], restart_seconds(job, problem, situation)
     return {item: remaining * seconds + restart for item, seconds in expected_seconds(job, problem, situation).items()}
 
 
-def stay_seconds(job: Job, problem: Problem, situation: Situation) -> float:
+def stay_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
     """Return expected time until the end of a job that runs and stays where it is: what is left of a restart, too."""
     whole = expected_seconds(job, problem, situation)[situation.running[job.name].configuration]
     return situation.remaining[job.name] * whole + situation.restarting.get(job.name, 0.0)
@@ -184,18 +184,18 @@ def stay_seconds(job: Job, problem: Problem, situation: Situation) -> float:
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
     """Cost an end at this time: 0 until the deadline, then the job's weight for each hour."""
-    return usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
+    return rental_usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
 
 
-def share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
+def machine_share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
     """Return the part of the machine that a job on this configuration takes away from others."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
 
 
-def cheapest_usd(job: Job, problem: Problem) -> float:
+def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
     """Cost the cheapest whole run of a job that has its machine alone."""
     rates = {machine.name: machine.usd_per_hour * interruption_factor(machine, problem) for machine in problem.machines}
-    return min(usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
+    return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
 
 Table = npt.NDArray[np.float64]
@@ -244,7 +244,7 @@ class Options:
     budget_usd: float
 
 
-def options_of(problem: Problem, situation: Situation) -> Options:
+def options_of(problem: PlanningProblem, situation: Situation) -> Options:
     """Return the table of one decision."""
     machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
     index = {machine.name: number for number, machine in enumerate(machines)}
@@ -253,17 +253,19 @@ def options_of(problem: Problem, situation: Situation) -> Options:
     configurations = tuple(sorted({configuration for job in jobs for configuration in job.seconds}))
     column_of = {configuration: column for column, configuration in enumerate(configurations)}
     machine_of = np.array([index[item.machine] for item in configurations], dtype=np.int64)  # (K,)
-    usd_per_second = np.array([usd(seconds=1.0, usd_per_hour=machine.usd_per_hour) for machine in machines])  # (M,)
+    usd_per_second = np.array(
+        [rental_usd(seconds=1.0, usd_per_hour=machine.usd_per_hour) for machine in machines]
+    )  # (M,)
     machine_rate = usd_per_second[machine_of]  # (K,), and a job's share of it:
     job_rate = machine_rate * [
-        share(machines[index[item.machine]], item, problem.formulation) for item in configurations
+        machine_share(machines[index[item.machine]], item, problem.formulation) for item in configurations
     ]
 
     now, horizon = situation.now_seconds, horizon_seconds(problem, situation)
     running = tuple(situation.running.get(job.name) for job in jobs)
     runs = np.array([place is not None for place in running], dtype=bool)  # (J,)
     deadlines = np.array([job.deadline_seconds for job in jobs])
-    weights = np.array([usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs])
+    weights = np.array([rental_usd(seconds=1.0, usd_per_hour=job.tardiness_usd_per_hour) for job in jobs])
     again = MOVES_TO_COME * np.array([restart_seconds(job, problem, situation) for job in jobs])  # (J,)
     times = [run_seconds(job, problem, situation) for job in jobs]
     seconds = np.array([[row.get(item, math.nan) for item in configurations] for row in times])  # (J, K)
@@ -352,7 +354,7 @@ def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.in
     return needless
 
 
-def _budget_left(problem: Problem, situation: Situation, jobs: Iterable[Job]) -> float:
+def _budget_left(problem: PlanningProblem, situation: Situation, jobs: Iterable[Job]) -> float:
     """Return the budget without what is spent and what jobs that are not submitted yet will need."""
     if problem.limits.budget_usd is None:
         return math.inf

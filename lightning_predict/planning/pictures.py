@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from rich.table import Table
 
-from lightning_predict.planning.problem import MachineType, Outcome, Placement, Plan, Segment
+from lightning_predict.planning.problem import JobOutcome, MachineType, Placement, Plan, Segment
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ COLORS: Final = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Bar:
+class JobBar:
     """A stretch of a job on neighbouring GPUs of a node: the first one's row in the chart, and how many they are."""
 
     segment: Segment
@@ -80,7 +80,7 @@ class Chart:
     """
 
     lanes: tuple[Lane, ...]
-    bars: tuple[Bar, ...]
+    bars: tuple[JobBar, ...]
     end_seconds: float
 
     @property
@@ -125,11 +125,11 @@ def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, lis
     return placed
 
 
-def _bars(segment: Segment, rows: Sequence[int], color: str) -> Iterator[Bar]:
+def _bars(segment: Segment, rows: Sequence[int], color: str) -> Iterator[JobBar]:
     """Make one bar for each run of neighbouring rows."""
     for _, pairs in itertools.groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
         run = [row for _, row in pairs]
-        yield Bar(segment, run[0], len(run), color)
+        yield JobBar(segment, run[0], len(run), color)
 
 
 _WIDTH: Final = 1000
@@ -187,7 +187,7 @@ def _svg(chart: Chart) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _rectangle(bar: Bar, chart: Chart) -> str:
+def _rectangle(bar: JobBar, chart: Chart) -> str:
     segment = bar.segment
     x = _LEFT + _WIDTH * segment.start_seconds / chart.end_seconds
     width = _WIDTH * (segment.end_seconds - segment.start_seconds) / chart.end_seconds
@@ -199,7 +199,7 @@ def _rectangle(bar: Bar, chart: Chart) -> str:
     )
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: JobOutcome) -> str:
     late = seconds_to_hours(outcome.tardiness_seconds)
     hours = (outcome.start_seconds, outcome.end_seconds, outcome.deadline_seconds)
     cells = [escape(outcome.job), *(f"{seconds_to_hours(value):.2f}" for value in hours), f"{late:.2f}"]

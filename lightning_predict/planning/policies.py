@@ -19,7 +19,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.problem import AbstractPolicy, Formulation, Plan, Problem, Situation
+from lightning_predict.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, Situation
 from lightning_predict.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.planning.validation import check_problem
@@ -52,14 +52,14 @@ WORTH_A_MOVE: Final = 0.01
 
 @final
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     """One way to plan: a policy, the freedom that it is given, and how far it looks ahead."""
 
     policy: AbstractPolicy
     formulation: Formulation
     horizon_seconds: float | None
 
-    def applied_to(self, problem: Problem) -> Problem:
+    def applied_to(self, problem: PlanningProblem) -> PlanningProblem:
         """Return the problem with the candidate's freedom and horizon."""
         return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
 
@@ -79,7 +79,7 @@ class Candidate:
         return self.policy.name if is_rule or not limits else f"{self.policy.name} ({', '.join(limits)})"
 
 
-def candidates(problem: Problem, method: str) -> tuple[Candidate, ...]:
+def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
     """Return the planner with all, less and least of the freedom that the problem allows, and the queue rules.
 
     Args:
@@ -92,7 +92,7 @@ def candidates(problem: Problem, method: str) -> tuple[Candidate, ...]:
     most, own = problem.formulation, problem.horizon_seconds
     planner = policy(method)
     if planner in QUEUE_RULES:
-        return (Candidate(planner, most, own),)
+        return (PlanCandidate(planner, most, own),)
     typical = median(job.fastest_seconds for job in problem.jobs)
     least = replace(most, preempts=False, migrates=False)
     horizons = (own, *(factor * typical for factor in HORIZON_FACTORS))
@@ -100,13 +100,13 @@ def candidates(problem: Problem, method: str) -> tuple[Candidate, ...]:
     ways += [(replace(formulation, shares_gpus=False), own) for formulation in (most, least)]
     rules = QUEUE_RULES if most.shares_gpus else BASELINES
     return (
-        *(Candidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
-        *(Candidate(rule, most, own) for rule in rules),
+        *(PlanCandidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(PlanCandidate(rule, most, own) for rule in rules),
     )
 
 
 def cheapest_plan(
-    problem: Problem,
+    problem: PlanningProblem,
     *,
     method: str = "milp",
     since: Situation | None = None,
@@ -139,7 +139,7 @@ def cheapest_plan(
     return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
 
 
-def _cheapest(problem: Problem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:
+def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:
     budget = None if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
     affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
     if affordable:

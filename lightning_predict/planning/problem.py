@@ -1,12 +1,12 @@
-"""From a `Problem` to a `Plan`: jobs, machines and limits, and what ran where and when, and what that cost.
+"""From a `PlanningProblem` to a `Plan`: jobs, machines and limits, and what ran where and when, and what that cost.
 
-A `Problem` holds what does not change, a `Situation` what is known at one moment, a `Decision` says what runs from that
-moment until the next event, and a `Plan` what they add up to. Example::
+A `PlanningProblem` holds what does not change, a `Situation` what is known at one moment, `RunningJobs` say what runs
+from that moment until the next event, and a `Plan` what they add up to. Example::
 
     t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
     job = Job(name="resnet", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
-    problem = Problem(jobs=(job,), machines=(t4,), limits=Limits(nodes=1))
+    problem = PlanningProblem(jobs=(job,), machines=(t4,), limits=Limits(nodes=1))
 
 Times are seconds from one common origin, the moment in which planning starts. Lists keep the order they are given in,
 but no result depends on it: jobs, machines and configurations are always visited by name.
@@ -154,7 +154,7 @@ them."""
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class PlanningProblem:
     """Jobs, machines and the rules of the plan.
 
     Attributes:
@@ -235,7 +235,7 @@ class Situation:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RunningJobs:
     """The jobs that run, and their places, until the next event.
 
     Attributes:
@@ -297,7 +297,7 @@ class Rental:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """The start, the end and the cost of a job.
 
     Attributes:
@@ -339,7 +339,7 @@ class Plan:
     policy: str
     segments: tuple[Segment, ...]
     rentals: tuple[Rental, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[JobOutcome, ...]
     decisions: int
     longest_decision_seconds: float
     largest_gap: float | None
@@ -372,10 +372,10 @@ class AbstractPolicy(Protocol):
     def name(self) -> str:
         """Its name in tables."""
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         """Find what runs from this moment on."""
 
 
-def usd(*, seconds: float, usd_per_hour: float) -> float:
+def rental_usd(*, seconds: float, usd_per_hour: float) -> float:
     """Compute the dollars for this long at this price."""
     return seconds_to_hours(seconds) * usd_per_hour

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.planning.objective import run_seconds, share
+from lightning_predict.planning.objective import machine_share, run_seconds
 from lightning_predict.planning.problem import (
     Configuration,
-    Decision,
     Formulation,
     Job,
     MachineType,
     Placement,
-    Problem,
+    PlanningProblem,
+    RunningJobs,
     Situation,
-    usd,
+    rental_usd,
 )
 
 
@@ -45,7 +45,7 @@ class QueueRule:
     order: Callable[[Job], float]
     shares_gpus: bool = False
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         """Let running jobs stay; start waiting jobs in order where a node is free."""
         started = time.perf_counter()
         placements = dict(situation.running)
@@ -57,7 +57,7 @@ class QueueRule:
                 if node is not None:
                     placements[job.name] = Placement(node=node, configuration=configuration)
                     break
-        return Decision(
+        return RunningJobs(
             placements=dict(sorted(placements.items())),
             postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
             objective_usd=None,
@@ -66,7 +66,7 @@ class QueueRule:
             solve_seconds=time.perf_counter() - started,
         )
 
-    def _preferences(self, job: Job, problem: Problem, situation: Situation) -> list[Configuration]:
+    def _preferences(self, job: Job, problem: PlanningProblem, situation: Situation) -> list[Configuration]:
         """Order configurations: those that meet the deadline by cost, then the others by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)
@@ -75,8 +75,8 @@ class QueueRule:
         def rank(configuration: Configuration) -> tuple[bool, float, float, Configuration]:
             machine = machines[configuration.machine]
             seconds = seconds_on[configuration]
-            price = machine.usd_per_hour * share(machine, configuration, formulation)
-            cost = usd(seconds=seconds, usd_per_hour=price)
+            price = machine.usd_per_hour * machine_share(machine, configuration, formulation)
+            cost = rental_usd(seconds=seconds, usd_per_hour=price)
             late = situation.now_seconds + seconds > job.deadline_seconds
             return (late, seconds, cost, configuration) if late else (late, cost, seconds, configuration)
 
@@ -100,7 +100,7 @@ QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
 class _Nodes:
     """The GPUs that are free while a queue is served."""
 
-    def __init__(self, problem: Problem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
+    def __init__(self, problem: PlanningProblem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
         self._machines: dict[str, MachineType] = {machine.name: machine for machine in problem.machines}
         self._limits = problem.limits
         self._shares_gpus = shares_gpus

@@ -28,10 +28,10 @@ from lightning_predict.planning.problem import (
     Job,
     Placement,
     Plan,
-    Problem,
+    PlanningProblem,
     Segment,
     Situation,
-    usd,
+    rental_usd,
 )
 from lightning_predict.planning.simulator import MEASURED_SECONDS, ActualSeconds
 from lightning_predict.units import SECONDS_PER_MINUTE
@@ -76,7 +76,7 @@ class ReplayedJob:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class PlanReplay:
     """What became of a plan.
 
     Attributes:
@@ -105,7 +105,7 @@ class Replay:
         return sum(job.is_in_time for job in self.jobs) / len(self.jobs)
 
 
-def slowed(problem: Problem, factors: Mapping[str, float]) -> ActualSeconds:
+def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeconds:
     """Give real times of which each job's are off by one factor.
 
     Args:
@@ -137,17 +137,17 @@ def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
 class Replanner(Protocol):
     """What plans again on the way: `cheapest_plan`, or another with its form."""
 
-    def __call__(self, problem: Problem, *, since: Situation) -> Plan:
+    def __call__(self, problem: PlanningProblem, *, since: Situation) -> Plan:
         """Plan what comes after this situation."""
 
 
 def replay(
     segments: Sequence[Segment],
-    problem: Problem,
+    problem: PlanningProblem,
     actual_seconds: ActualSeconds,
     *,
     again: Mapping[float, Replanner] = MappingProxyType({}),
-) -> Replay:
+) -> PlanReplay:
     """Carry out a plan whose jobs take other times than predicted.
 
     Args:
@@ -180,7 +180,7 @@ def replay(
 class _Run:
     """The state while a plan is carried out: when GPUs come free, and how much of each job is left."""
 
-    def __init__(self, *, problem: Problem, actual_seconds: ActualSeconds) -> None:
+    def __init__(self, *, problem: PlanningProblem, actual_seconds: ActualSeconds) -> None:
         self.problem = problem
         self.actual_seconds = actual_seconds
         self.jobs = {job.name: job for job in problem.jobs}
@@ -296,9 +296,9 @@ class _Run:
         self.stopped[job.name] = now_seconds
         self.moves[job.name] = self.moves.get(job.name, 0) + 1
 
-    def result(self) -> Replay:
+    def result(self) -> PlanReplay:
         """Price what was used."""
-        return Replay(
+        return PlanReplay(
             jobs=tuple(
                 ReplayedJob(
                     job=name,
@@ -323,7 +323,7 @@ class _Run:
                 since, until = start, end
             until = max(until, end)
         seconds += 0.0 if since is None else until + idle - since
-        return usd(seconds=seconds, usd_per_hour=self.machines[machine].usd_per_hour)
+        return rental_usd(seconds=seconds, usd_per_hour=self.machines[machine].usd_per_hour)
 
     def _gpus(self, segment: Segment) -> list[float]:
         key = self._key(segment)

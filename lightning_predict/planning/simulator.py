@@ -26,16 +26,16 @@ from lightning_predict.planning.objective import expected_seconds, tardiness_usd
 from lightning_predict.planning.problem import (
     AbstractPolicy,
     Configuration,
-    Decision,
     Job,
-    Outcome,
+    JobOutcome,
     Placement,
     Plan,
-    Problem,
+    PlanningProblem,
     Rental,
+    RunningJobs,
     Segment,
     Situation,
-    usd,
+    rental_usd,
 )
 from lightning_predict.planning.validation import check_problem, check_situation
 from lightning_predict.units import hours_to_seconds
@@ -51,7 +51,7 @@ _TOLERANCE_SECONDS: Final = 1e-6
 
 
 def simulate(
-    problem: Problem,
+    problem: PlanningProblem,
     policy: AbstractPolicy,
     *,
     actual_seconds: ActualSeconds | None = None,
@@ -118,7 +118,7 @@ class _Work:
 class _Simulation:
     """The state between two events."""
 
-    problem: Problem
+    problem: PlanningProblem
     policy: AbstractPolicy
     actual_seconds: ActualSeconds | None
     since: Situation | None
@@ -135,8 +135,8 @@ class _Simulation:
     interrupted_at: dict[int, float] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     rentals: list[Rental] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    decisions: list[RunningJobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
@@ -183,7 +183,9 @@ class _Simulation:
             by_node.setdefault(self.work[name].placement.node, []).append(name)
         for node, names in by_node.items():
             machine, _ = self.rented[node]
-            price = usd(seconds=until_seconds - self.now_seconds, usd_per_hour=self.machines[machine].usd_per_hour)
+            price = rental_usd(
+                seconds=until_seconds - self.now_seconds, usd_per_hour=self.machines[machine].usd_per_hour
+            )
             gpus = {name: self.work[name].placement.configuration.num_gpus for name in names}
             for name in names:
                 self.machine_usd[name] = self.machine_usd.get(name, 0.0) + price * gpus[name] / sum(gpus.values())
@@ -199,7 +201,7 @@ class _Simulation:
             del self.remaining[name]
             job = self.jobs[name]
             self.outcomes.append(
-                Outcome(
+                JobOutcome(
                     job=name,
                     release_seconds=job.release_seconds,
                     start_seconds=self.first_start[name],
@@ -331,7 +333,7 @@ class _Simulation:
         self.interrupted_at.pop(node, None)
 
     def _rental(self, node: int, machine: str, since: float) -> Rental:
-        price = usd(seconds=self.now_seconds - since, usd_per_hour=self.machines[machine].usd_per_hour)
+        price = rental_usd(seconds=self.now_seconds - since, usd_per_hour=self.machines[machine].usd_per_hour)
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:

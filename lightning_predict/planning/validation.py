@@ -5,7 +5,7 @@ Example::
     >>> t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     >>> on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
     >>> bert = Job(name="bert", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
-    >>> check_problem(Problem(jobs=(bert,), machines=(t4,), limits=Limits(nodes=0)))
+    >>> check_problem(PlanningProblem(jobs=(bert,), machines=(t4,), limits=Limits(nodes=0)))
     Traceback (most recent call last):
     lightning_predict.errors.InfeasiblePlanError: nodes=0 leaves no job a place to run; allow at least 1.
 """
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.planning.objective import cheapest_usd
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Problem, Situation
+from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, PlanningProblem, Situation
 
 
-def check_problem(problem: Problem) -> None:
+def check_problem(problem: PlanningProblem) -> None:
     """Refuse a problem that has no plan, or no meaning.
 
     Raises:
@@ -44,7 +44,7 @@ def check_problem(problem: Problem) -> None:
     _check_budget(problem)
 
 
-def check_situation(situation: Situation, problem: Problem) -> None:
+def check_situation(situation: Situation, problem: PlanningProblem) -> None:
     """Refuse a situation that the problem does not allow.
 
     Raises:
@@ -79,7 +79,7 @@ def check_situation(situation: Situation, problem: Problem) -> None:
     _check_nodes(situation, problem)
 
 
-def _check_nodes(situation: Situation, problem: Problem) -> None:
+def _check_nodes(situation: Situation, problem: PlanningProblem) -> None:
     machines = {machine.name: machine for machine in problem.machines}
     types: dict[int, str] = {}
     used: Counter[int] = Counter()
@@ -149,7 +149,7 @@ def _check_limits(limits: Limits, machines: Iterable[MachineType]) -> None:
         )
 
 
-def _check_settings(problem: Problem) -> None:
+def _check_settings(problem: PlanningProblem) -> None:
     if not (math.isfinite(problem.period_seconds) and problem.period_seconds > 0):
         raise InvalidArgumentError(
             f"period_seconds={problem.period_seconds} is not a period; expected seconds above 0."
@@ -238,7 +238,7 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
         )
 
 
-def _check_budget(problem: Problem) -> None:
+def _check_budget(problem: PlanningProblem) -> None:
     """Refuse a budget that even the cheapest runs, one after another, would break."""
     budget = problem.limits.budget_usd
     if budget is None:

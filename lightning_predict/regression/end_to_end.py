@@ -27,17 +27,14 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.arrays import FloatArray
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
 if TYPE_CHECKING:
     from lightning_predict.regression.stepwise import StepwiseRegression
-
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @final
@@ -268,7 +265,7 @@ class EndToEndRegression:
             InvalidArgumentError: The setting lacks a variable that the runs have.
         """
         outside = self.extrapolations(setting)
-        columns = columns_of([setting], tuple({name for term in self.terms for name in term.variables}))
+        columns = values_of([setting], tuple({name for term in self.terms for name in term.variables}))
         values = np.array([term.values(columns)[0] for term in self.terms])  # (terms,)
         middle = self.intercept + float(values @ self.coefficients)
         if middle <= 0:
@@ -313,7 +310,7 @@ def _spread_beyond(outside: Extrapolation) -> float:
     return EXTRAPOLATION_SPREAD.get(outside.variable, OTHER_SPREAD) * distance
 
 
-def columns_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
+def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
     """Return values of variables that every setting has, one array of shape (settings,) each."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
@@ -423,7 +420,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
     """Return one selection and fit, whose interval rests on its own residuals."""
     known, notes = _known_variables(chosen, options.variables)
-    columns = columns_of([run.setting for run in chosen], known)
+    columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
     zero = tuple(name for name in varying if (columns[name] == 0).any())
     terms = terms_of(
@@ -451,7 +448,7 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
         coefficients=estimator.coef_[kept] / scales[kept],
         ranges={
             name: (float(values.min()), float(values.max()))
-            for name, values in columns_of([run.setting for run in chosen], (*known, *_balance(known))).items()
+            for name, values in values_of([run.setting for run in chosen], (*known, *_balance(known))).items()
         },
         mean_error=float(np.abs(estimator.predict(matrix / scales) / target - 1).mean()),
         left_out_error=None,

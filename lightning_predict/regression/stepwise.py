@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.kernels.arrays import FloatArray, IndexArray
 
 try:
     from scipy import stats
@@ -31,8 +31,6 @@ except ImportError as error:
         "pip install lightning-predict[fitting]"
     ) from error
 
-FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.intp]
 
 COLLINEAR: Final = 1e-10
 """Share of a feature's sum of squares that the others must leave unexplained; less is rounding."""

@@ -96,7 +96,7 @@ class Axis:
         return [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
-def both(draw: Callable[[int], str]) -> str:
+def for_both_screens(draw: Callable[[int], str]) -> str:
     """Draw for a desktop and for a phone; an empty drawing stays empty."""
     wide = draw(WIDE)
     return wide and f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>'
@@ -239,7 +239,7 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
     line = [(x * per_hour, y) for x, y in line]
     limit = None if limit is None else limit * per_hour
     groups = _together(points)
-    drawing = both(lambda width: _scatter(groups, line, limit, unit, width, title))
+    drawing = for_both_screens(lambda width: _scatter(groups, line, limit, unit, width, title))
     key = "".join(
         f"<li><b>{number}</b>{escape('; '.join(f'{one.name}: {one.text}' for one in group))}</li>"
         for number, group in enumerate(groups, start=1)

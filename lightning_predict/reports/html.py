@@ -22,7 +22,7 @@ from lightning_predict.reports.charts import (
     Bar,
     Point,
     bar_chart,
-    both,
+    for_both_screens,
     frame,
     scatter,
     share_chart,
@@ -33,7 +33,7 @@ from lightning_predict.reports.charts import (
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Candidate, Ranking, advice, memory_of, remarks, takes
+from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, takes
 from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, table_notes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
@@ -205,7 +205,7 @@ def _cards(ranking: Ranking) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _card(name: str, candidate: Candidate | None, ranking: Ranking, otherwise: str) -> str:
+def _card(name: str, candidate: RankedGpu | None, ranking: Ranking, otherwise: str) -> str:
     if candidate is None:
         return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
     offer = candidate.prediction.offer or "no price known"
@@ -267,7 +267,7 @@ def _cost_curves(predictions: Predictions) -> str:
         sections.append(
             _figure(
                 f"More {curve.gpu}",
-                both(lambda width, curve=curve: curve_chart(curve, width)),  # type: ignore[misc]
+                for_both_screens(lambda width, curve=curve: curve_chart(curve, width)),  # type: ignore[misc]
                 f"{' '.join(curve.sentences)} The thin line is the throughput without any waiting.",
             )
             + f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'

@@ -22,7 +22,7 @@ from typing import Any, Final, final
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.files import write_whole
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Candidate, Ranking, ranking_markdown
+from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
 from lightning_predict.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
 
@@ -249,7 +249,7 @@ def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple
     return tuple(warning for logger in loggers for warning in _log_table_to(logger, table, step))
 
 
-def _ranking_row(choice: str, candidate: Candidate) -> tuple[str | float | None, ...]:
+def _ranking_row(choice: str, candidate: RankedGpu) -> tuple[str | float | None, ...]:
     hours = seconds_to_hours(candidate.seconds)
     cost = _converted(_readable, candidate.cost_usd)
     return choice, candidate.gpu, _readable(hours), cost, candidate.prediction.offer

@@ -26,7 +26,7 @@ TITLE: Final = "Where the memory goes"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Saving:
+class MemorySaving:
     """What a change would save of what the process takes.
 
     Attributes:
@@ -56,7 +56,7 @@ class MemoryReport:
     gpu: str
     need: MemoryNeed
     breakdown: MemoryBreakdown
-    savings: tuple[Saving, ...]
+    savings: tuple[MemorySaving, ...]
     largest: str | None
 
     @property
@@ -122,7 +122,7 @@ class MemoryReport:
         }
 
 
-def _in_words(saving: Saving) -> str:
+def _in_words(saving: MemorySaving) -> str:
     return f"{saving.words} ({saving.note})" if saving.note else saving.words
 
 

@@ -42,7 +42,7 @@ EQUAL: Final = 0.01
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RankedGpu:
     """A GPU on which the run may go, with what it takes there.
 
     Attributes:
@@ -135,16 +135,16 @@ class Ranking:
     """
 
     per_iteration: bool
-    cheapest: Candidate | None
-    fastest: Candidate | None
+    cheapest: RankedGpu | None
+    fastest: RankedGpu | None
     as_fast: tuple[str, ...]
     perhaps_cheapest: tuple[str, ...]
     perhaps_fastest: tuple[str, ...]
     limit: Literal["loader", "host"] | None
     in_use: InUse | None
     deadline_hours: float | None
-    within_deadline: Candidate | None
-    frontier: tuple[Candidate, ...]
+    within_deadline: RankedGpu | None
+    frontier: tuple[RankedGpu, ...]
     does_not_fit: tuple[str, ...]
     tight: tuple[str, ...]
     without_price: tuple[str, ...]
@@ -188,7 +188,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     # Under a time limit all take as long: they differ by the steps that they do until then, and by the cost of each.
     per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
-    in_time: list[Candidate] = []
+    in_time: list[RankedGpu] = []
     if deadline_hours is not None and not per_iteration:
         in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
     cheapest, fastest = _cheapest(candidates), _fastest(candidates)
@@ -212,9 +212,9 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     )
 
 
-def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
     """Choose those with a price that no other beats, or equals to 1 %, in both time and cost, the fastest first."""
-    best: list[Candidate] = []
+    best: list[RankedGpu] = []
     left = [one for one in candidates if one.cost_usd is not None]
     while (fastest := _fastest(left)) is not None:
         best.append(fastest)
@@ -306,7 +306,7 @@ def either(name: str, others: Sequence[str]) -> str:
     return f"{name}, {others[0]} or any of {len(others) - 1} others"
 
 
-def _to_rent(best: Candidate, ranking: Ranking) -> str:
+def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     in_use = ranking.in_use
     names = either(best.gpu, ranking.perhaps_cheapest)
     amount = takes(best, ranking)
@@ -327,7 +327,7 @@ def _to_rent(best: Candidate, ranking: Ranking) -> str:
     return f"Rent {article(names)} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
 
 
-def _is_slower(candidate: Candidate, in_use: InUse) -> bool:
+def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
     """Return whether a run would take longer than on the machine in use: nobody is told to rent such a GPU."""
     return candidate.seconds > (1 + EQUAL) * in_use.seconds
 
@@ -345,7 +345,7 @@ def article(name: str) -> str:
     return "an" if name[0] in ("AEFHILMNORSX" if letters is not None else "AEIO") else "a"
 
 
-def _beside(candidate: Candidate, ranking: Ranking) -> str:
+def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
     """Compare with the machine in use, in words."""
     in_use = ranking.in_use
     if in_use is None or in_use.name == candidate.gpu or in_use.seconds <= 0 or candidate.seconds <= 0:
@@ -362,7 +362,7 @@ def _beside(candidate: Candidate, ranking: Ranking) -> str:
     return f", and as fast as {in_use.label}"
 
 
-def _sooner(cheapest: Candidate, ranking: Ranking) -> Iterable[str]:
+def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Name what is faster for more money, each with what it saves and what it adds."""
     texts, on_frontier = [], {one.gpu for one in ranking.frontier}
     for one in reversed(ranking.frontier):
@@ -393,7 +393,7 @@ def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
     )
 
 
-def takes(candidate: Candidate, ranking: Ranking) -> str:
+def takes(candidate: RankedGpu, ranking: Ranking) -> str:
     """Write time and cost in words: `3 h 12 min, $1.12`."""
     if ranking.per_iteration:
         cost = "" if candidate.cost_usd is None else f", {usd_of_steps(STEPS_SHOWN * candidate.cost_usd)}"
@@ -420,7 +420,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     return f"{best.gpu}, {takes(best, ranking)}{late}"
 
 
-def memory_of(candidate: Candidate) -> str | None:
+def memory_of(candidate: RankedGpu) -> str | None:
     """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None if it is not known."""
     one = candidate.prediction
     if one.memory_bytes is None or one.memory_free_bytes is None:
@@ -443,32 +443,32 @@ def remarks(ranking: Ranking) -> Iterable[str]:
         yield "Memory is not known: whether the run fits was not checked."
 
 
-def _candidate(prediction: Prediction, per_iteration: bool) -> Candidate:
+def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
     if not per_iteration and prediction.total is not None:
-        return Candidate(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
+        return RankedGpu(prediction=prediction, time=prediction.total, cost_usd=prediction.cost_usd)
     price = prediction.usd_per_hour
     cost = None if price is None else seconds_to_hours(prediction.cycle_seconds) * price
-    return Candidate(prediction=prediction, time=prediction.cycle, cost_usd=cost)
+    return RankedGpu(prediction=prediction, time=prediction.cycle, cost_usd=cost)
 
 
-def _cheapest(candidates: Iterable[Candidate]) -> Candidate | None:
+def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
     """Choose the lowest cost; of those that cost as much the fastest; None if no cost is known."""
     return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
-def _fastest(candidates: Sequence[Candidate]) -> Candidate | None:
+def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
     """Choose the least time; of those that are as fast the cheapest, then the first; None without candidates."""
     return min(_least(candidates, _time), key=_cost, default=None)
 
 
-def _least(candidates: Sequence[Candidate], value: Callable[[Candidate], float]) -> list[Candidate]:
+def _least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
     """Choose those whose value equals the least to 1 %, in their order."""
     least = min(map(value, candidates), default=0.0)
     return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
 
 
 def _rivals(
-    best: Candidate | None, candidates: Sequence[Candidate], value: Callable[[Candidate], float]
+    best: RankedGpu | None, candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]
 ) -> tuple[str, ...]:
     """Name the others that are better in more than `DOUBT` of the cases, the likeliest first."""
     if best is None or value(best) <= 0:
@@ -485,7 +485,7 @@ _NORMAL_95: Final = 1.645
 """Standard deviations that 95 % of a normal distribution lie below."""
 
 
-def _spread(candidate: Candidate) -> float:
+def _spread(candidate: RankedGpu) -> float:
     """Compute the standard deviation of the logarithm of the time from its 90 % interval."""
     low, high = candidate.time.low, candidate.time.high
     return math.log(high / low) / (2 * _NORMAL_95) if 0 < low < high < math.inf else 0.0
@@ -527,10 +527,10 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | No
     )
 
 
-def _time(candidate: Candidate) -> float:
+def _time(candidate: RankedGpu) -> float:
     return candidate.seconds
 
 
-def _cost(candidate: Candidate) -> float:
+def _cost(candidate: RankedGpu) -> float:
     """Give the cost as a key to sort by: what has no price comes last."""
     return math.inf if candidate.cost_usd is None else candidate.cost_usd

@@ -331,25 +331,25 @@ def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iter
         yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"
 
 
-Line = Prediction | MachineInUse
+TableLine = Prediction | MachineInUse
 """What a row is of."""
 
 
-def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[Line, ...]:
+def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[TableLine, ...]:
     """List what the rows are of: the machine in use, then the others in the order asked, what does not fit last.
 
     Args:
         predictions: Whose rows.
-        fold: Leave out those that others stand for; see `folded`.
+        fold: Leave out those that others stand for; see `stood_for`.
     """
     own = predictions.get(predictions.used_gpu or "")
-    left_out = folded(predictions) if fold else ()
+    left_out = stood_for(predictions) if fold else ()
     others = (one for one in predictions.values() if one is not own and one.gpu not in left_out)
-    first: list[Line] = [one for one in (predictions.machine, own) if one is not None]
+    first: list[TableLine] = [one for one in (predictions.machine, own) if one is not None]
     return (*first, *sorted(others, key=lambda one: one.fits is False))
 
 
-def folded(predictions: AbstractPredictions) -> dict[str, Prediction]:
+def stood_for(predictions: AbstractPredictions) -> dict[str, Prediction]:
     """Find the GPUs that take as long as a cheaper one, as the loader or the host decides.
 
     Returns:
@@ -373,7 +373,7 @@ def folded(predictions: AbstractPredictions) -> dict[str, Prediction]:
 def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Name the GPUs that have no row of their own."""
     names_of_gpu: dict[str, list[str]] = {}
-    found = folded(predictions)
+    found = stood_for(predictions)
     for name, one in found.items():
         names_of_gpu.setdefault(one.gpu, []).append(name)
     for gpu, names in names_of_gpu.items():
@@ -416,7 +416,7 @@ class Column:
         """The header on one line."""
         return self.header.replace("\n", " ")
 
-    def text(self, line: Line) -> str | None:
+    def text(self, line: TableLine) -> str | None:
         """Write the cell of one row; None if the value is not known."""
         if isinstance(line, Prediction):
             return self.cell(line)
@@ -442,13 +442,13 @@ class Span:
     title: str
     times: int | None = None
 
-    def seconds(self, line: Line) -> Interval[float] | None:
+    def seconds(self, line: TableLine) -> Interval[float] | None:
         """Give the seconds on one GPU with their interval; None if not known."""
         if self.times is None:
             return line.total
         return line.cycle.scaled(self.times)
 
-    def cost_usd(self, line: Line) -> float | None:
+    def cost_usd(self, line: TableLine) -> float | None:
         """Give the cost on one GPU; None if not known."""
         price, seconds = line.price, self.seconds(line)
         if self.times is None:
@@ -467,7 +467,7 @@ def span_of(predictions: AbstractPredictions) -> Span:
     return Span("rest of the run" if predictions.is_running else "total")
 
 
-def _most(line: Line) -> str:
+def _most(line: TableLine) -> str:
     return "≤ " if isinstance(line, Prediction) and line.at_most else ""
 
 
@@ -505,25 +505,25 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
         text = name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
         return f"{text} {BASE_MARK}" if is_marked_as_base(prediction) else text
 
-    def total(line: Line) -> str | None:
+    def total(line: TableLine) -> str | None:
         seconds = span.seconds(line)
         return None if seconds is None else _most(line) + duration(seconds.middle)
 
-    def interval(line: Line) -> str | None:
+    def interval(line: TableLine) -> str | None:
         seconds = span.seconds(line)
         is_measured = isinstance(line, MachineInUse) or line.measured_seconds is not None
         if is_measured and not (predictions.is_running and seconds is not None and seconds.low < seconds.high):
             return "measured" if isinstance(line, Prediction) or seconds is not None else ""
         return None if seconds is None else relative_interval(seconds.low, seconds.middle, seconds.high)
 
-    def cost(line: Line) -> str | None:
+    def cost(line: TableLine) -> str | None:
         amount = span.cost_usd(line)
         if amount is None:
             return None
         text = usd(amount) if span.times is None else usd_of_steps(amount)
         return text if text.startswith("<") else _most(line) + text
 
-    def price(line: Line) -> str | None:
+    def price(line: TableLine) -> str | None:
         return None if line.price.usd_per_hour is None else usd_per_hour(line.price.usd_per_hour).removesuffix("/h")
 
     def step_interval(prediction: Prediction) -> str:
@@ -575,7 +575,7 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     unknown: tuple[str, ...]
     hidden: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -623,7 +623,7 @@ def grid(
     return shown
 
 
-def _cell(column: Column, line: Line) -> str:
+def _cell(column: Column, line: TableLine) -> str:
     text = column.text(line)
     return _UNKNOWN if text is None else text
 

@@ -28,7 +28,7 @@ LARGEST: Final = 2**30
 
 @final
 @dataclass(frozen=True, slots=True)
-class Line:
+class StraightLine:
     """A straight line over batch sizes; it does not fall."""
 
     constant: float
@@ -70,7 +70,7 @@ class BatchSizeOption:
     fit_probability: float | None = None
 
 
-def line_through(values: Mapping[int, float]) -> Line:
+def line_through(values: Mapping[int, float]) -> StraightLine:
     """Return the least-squares line through values by batch size; exact for two. A falling line is made flat.
 
     Args:
@@ -87,10 +87,10 @@ def line_through(values: Mapping[int, float]) -> Line:
     sizes, measured = np.array(list(values), dtype=np.float64), np.array(list(values.values()), dtype=np.float64)
     deviations = sizes - sizes.mean()
     slope = max(0.0, float(deviations @ (measured - measured.mean()) / (deviations @ deviations)))
-    return Line(float(measured.mean() - slope * sizes.mean()), slope)
+    return StraightLine(float(measured.mean() - slope * sizes.mean()), slope)
 
 
-def largest_power_of_two(memory: Line, available_bytes: float) -> int | None:
+def largest_power_of_two(memory: StraightLine, available_bytes: float) -> int | None:
     """Return the largest power of two as batch size that fits; None if not even 1 does."""
     if memory.at(1) > available_bytes:
         return None

@@ -1,6 +1,6 @@
 """Load of each GPU by an embedding table in a step, by the way in which the table is sharded.
 
-A way says which `Part` of the table each GPU holds, and what the GPUs have to exchange; loads of several tables add up.
+A way says which `TablePart` each GPU holds, and what the GPUs have to exchange; loads of several tables add up.
 With B samples on n GPUs, b = B / n each, a GPU that holds
 
 * a whole table (`table_wise`) or some of its columns (`column_wise`) looks up all B samples, and sends each GPU the
@@ -39,7 +39,7 @@ from lightning_predict.sharding.tables import EmbeddingTable, OptimizerState
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TablePart:
     """The part of a table that a GPU holds, and what a step looks up there.
 
     Attributes:
@@ -74,25 +74,27 @@ class Sharding:
         replicates: Each GPU holds all of it.
     """
 
-    parts: Callable[[EmbeddingTable, int, int], tuple[Part, ...]]
+    parts: Callable[[EmbeddingTable, int, int], tuple[TablePart, ...]]
     splits_rows: bool = False
     replicates: bool = False
 
 
-def _whole(table: EmbeddingTable, samples: float, holders: int) -> tuple[Part, ...]:
+def _whole(table: EmbeddingTable, samples: float, holders: int) -> tuple[TablePart, ...]:
     bags = samples * table.vectors
-    return (Part(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha),)
+    return (
+        TablePart(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha),
+    )
 
 
-def _table_wise(table: EmbeddingTable, _gpus: int, samples: int) -> tuple[Part, ...]:
+def _table_wise(table: EmbeddingTable, _gpus: int, samples: int) -> tuple[TablePart, ...]:
     return _whole(table, samples, 1)
 
 
-def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...]:
+def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
     return _whole(table, local_samples(samples, gpus), gpus)
 
 
-def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...]:
+def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
     """Cut into blocks of rows of one size; the last may be smaller, and where rows are few, some GPUs hold none."""
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
@@ -103,17 +105,19 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...
             # A bag is summed from what is found of it; a row that is not summed is found by one GPU.
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
-            parts.append(Part(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders, alpha=table.alpha))
+            parts.append(
+                TablePart(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders, alpha=table.alpha)
+            )
     return tuple(parts)
 
 
-def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Part, ...]:
+def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
     """Cut into slices of columns that differ by one at most; where columns are few, some GPUs hold none."""
     slices = min(gpus, table.dim)
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
     return tuple(
-        Part(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha)
+        TablePart(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha)
         for holders, dim in ((wider, width + 1), (slices - wider, width))
         if holders
     )
@@ -203,7 +207,7 @@ def loads_of(
 
 
 def _problems(
-    table: EmbeddingTable, kind: str, part: Part, optimizer: OptimizerState
+    table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
     """List problems of the forward and of the backward pass."""
     forward = part.problem("embedding_bag", table.dtype)
@@ -220,7 +224,7 @@ def _problems(
 def _load(
     table: EmbeddingTable,
     kind: str,
-    parts: Sequence[Part],
+    parts: Sequence[TablePart],
     layout: Layout,
     samples: int,
     optimizer: OptimizerState,
@@ -258,7 +262,7 @@ def _load(
     )
 
 
-def _state_seconds(part: Part, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
+def _state_seconds(part: TablePart, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
     """Return the optimizer's state of the rows that were looked up, read and written in the kernel of the update."""
     rows = float(unique_rows(batch_of([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second

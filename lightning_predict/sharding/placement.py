@@ -218,7 +218,7 @@ and the driver. An assumption."""
 
 @final
 @dataclass(frozen=True, slots=True)
-class Placement:
+class TablePlacement:
     """Ways to shard the tables.
 
     Attributes:
@@ -266,7 +266,7 @@ def place_tables(
     table_bytes: float | None = None,
     interconnect: Interconnect = CATALOGUE,
     weights: AnyWeights = None,
-) -> Placement:
+) -> TablePlacement:
     """Shard tables over GPUs so that a training step is short.
 
     Args:
@@ -308,7 +308,7 @@ def placement(
     table_bytes: float | None,
     interconnect: Interconnect,
     models: KernelModels | None,
-) -> Placement:
+) -> TablePlacement:
     """Shard tables as `place_tables` does, with kernel models at hand; None takes rooflines."""
     state = optimizer
     check_samples(samples, target)
@@ -330,7 +330,7 @@ def placement(
             plans[plan.name] = plan
     fastest = sorted(plans.values(), key=lambda plan: plan.seconds)
     useful = [plan for plan in fastest if plan.name != "mixed" or plan is fastest[0]]
-    return Placement(tuple(useful), refused, room)
+    return TablePlacement(tuple(useful), refused, room)
 
 
 def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:

@@ -25,7 +25,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.checked import read_json
-from lightning_predict.distributed.overlap import FRICTION, Links
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, Links
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.interval import Interval
@@ -258,7 +258,7 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
     """Time collectives as `predict` does: beside a training step, and on machines without measurements."""
-    return Links(layout, interconnect, FRICTION.slowdown_on(layout))
+    return Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
 
 
 def alltoall_message(chunk_bytes: Array) -> float:
@@ -351,7 +351,7 @@ class WrittenPlan:
     optimizer: str
 
 
-def read_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
+def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
     """Read a plan that `lightning-predict shard --output` wrote.
 
     Args:

@@ -29,13 +29,13 @@ import numpy as np
 from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, narrowed_ends
 from lightning_predict.distributed.overlap import (
-    FRICTION,
+    OVERLAP_COSTS,
     WAITS,
     Cutter,
     Event,
     Links,
-    Piece,
     Transfer,
+    WorkSegment,
     events_of,
     walk,
 )
@@ -48,7 +48,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.sharding.loads import KINDS
 from lightning_predict.sharding.placement import placement
-from lightning_predict.sharding.step import ShardingPlan, assigned_plan, in_milliseconds, read_plan
+from lightning_predict.sharding.step import ShardingPlan, assigned_plan, in_milliseconds, read_sharding_plan
 from lightning_predict.sharding.tables import (
     BACKWARDS,
     OPTIMIZERS,
@@ -57,7 +57,7 @@ from lightning_predict.sharding.tables import (
     tables_of_trace,
 )
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, simulate
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, run_queues
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -128,7 +128,7 @@ def possible_plans(
             f"strategy: embedding={embedding!r} is neither {AUTO}, {', '.join(KINDS)} nor a file; write a plan with "
             "lightning-predict shard TRACE --output plan.json."
         )
-    written = read_plan(path, traced.tables)
+    written = read_sharding_plan(path, traced.tables)
     plan = assigned_plan(
         written.assignments,
         layout,
@@ -452,15 +452,15 @@ def _whole_step(
     trace, tables = shared.trace, _Tables(shared.trace)
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
-    simulated = simulate(launch_order(order.work, gpus=len(shared.gpus)), host)
+    simulated = run_queues(launch_order(order.work, gpus=len(shared.gpus)), host)
     factors = narrowed_ends(step) / shared.seconds[row]
-    links = Links(layout, interconnect, FRICTION.slowdown_on(layout))
+    links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
     dense = replace(trace, parameters=tables.dense_parameters)
-    pieces, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
-    walked = walk(pieces, transfers)
-    alone = sum((piece.seconds for piece in pieces), np.zeros(3))
-    low, middle, high = FRICTION.seconds(walked, alone, layout, replicas=layout.count, spread=WAITS).tolist()
-    events = events_of(pieces, transfers, 1)
+    segments, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
+    walked = walk(segments, transfers)
+    alone = sum((segment.seconds for segment in segments), np.zeros(3))
+    low, middle, high = OVERLAP_COSTS.seconds(walked, alone, layout, replicas=layout.count, spread=WAITS).tolist()
+    events = events_of(segments, transfers, 1)
     factor = float(factors[1])
     device = float(simulated.active_seconds[row]) * factor
     found = replace(
@@ -559,7 +559,7 @@ def _launching(name: str, phase: Any, seconds: float, shared: SharedStep) -> Lau
 
 def _queues(
     trace: Trace, order: _Order, cutter: Cutter, links: Links, plan: ShardingPlan, strategy: Strategy
-) -> tuple[list[Piece], list[Transfer]]:
+) -> tuple[list[WorkSegment], list[Transfer]]:
     """Return the two queues of a step.
 
     Args:
@@ -575,7 +575,7 @@ def _queues(
     if order.gradients is not None and order.update is not None:
         marks |= {order.gradients, order.update, order.update + 1}
     cuts = sorted(marks)
-    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # pieces that are done at a mark
+    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # segments that are done at a mark
     sent = _transfers(order, plan, full, links)
     ordered = sorted(
         ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
@@ -590,12 +590,12 @@ def _queues(
     if order.update is not None:
         waits[done[order.update]] = last(*_BACKWARD)
         waits[done[order.update + 1]] = len(transfers) - 1 if transfers else None
-    seconds = cutter.pieces(cuts)
-    pieces = []
+    seconds = cutter.segments(cuts)
+    segments = []
     for position, each in enumerate(seconds):
         begin = cuts[position - 1] if position else 0
-        pieces.append(Piece(each, waits_for=waits.get(position), name=_name(order, begin)))
-    return pieces, transfers
+        segments.append(WorkSegment(each, waits_for=waits.get(position), name=_name(order, begin)))
+    return segments, transfers
 
 
 def _name(order: _Order, begin: int) -> str:

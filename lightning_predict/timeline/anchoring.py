@@ -37,7 +37,7 @@ from lightning_predict.timeline.simulation import (
     launchings,
     main_queue,
     queue_of,
-    simulate,
+    run_queues,
 )
 from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.units import MICROSECOND
@@ -167,7 +167,7 @@ class Replay:
     def simulated(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> Simulated:
         """Simulate so many steps in a row with a host that takes `own` times as long."""
         order = self._order if gap is None else replace(self._order, gap_seconds=gap)
-        return simulate(order, replace(self._host, factor=own), steps=steps)
+        return run_queues(order, replace(self._host, factor=own), steps=steps)
 
     def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
         """Return the seconds of the last of so many steps."""

@@ -36,7 +36,7 @@ from lightning_predict.timeline.anchoring import (
     with_host_work,
 )
 from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
-from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, simulate
+from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, run_queues
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
@@ -184,8 +184,8 @@ def iterations(
         own = replace(own, host=measured, is_host_assumed=False)
     work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)  # of seconds (gpus, items)
     order = launch_order(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
-    middle = simulate(order, own.host, speed=1 / own.device_factor)
-    faster = simulate(order, own.host, speed=FASTER / own.device_factor)
+    middle = run_queues(order, own.host, speed=1 / own.device_factor)
+    faster = run_queues(order, own.host, speed=FASTER / own.device_factor)
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
     host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
     beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()

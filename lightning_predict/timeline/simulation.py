@@ -17,7 +17,7 @@ through it (`host_walk`) is then a few sums, so that many hosts and speeds can b
 
     >>> from lightning_predict.timeline.simulation import Launching, launch_order
     >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
-    >>> result = simulate(launch_order(work, gpus=2), HostModel())
+    >>> result = run_queues(launch_order(work, gpus=2), HostModel())
     >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # bound by the device; by the host
     [1000.0, 13.3]
 """
@@ -320,7 +320,7 @@ class Simulated:
     kernel_owners: IndexArray
 
 
-def simulate(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0) -> Simulated:
+def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0) -> Simulated:
     """Simulate a step that is repeated.
 
     Args:

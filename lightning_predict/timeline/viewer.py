@@ -17,7 +17,7 @@ from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.timeline.anchoring import anchor, with_host_work
 from lightning_predict.timeline.overheads import UNKNOWN_HOST
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, simulate
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, run_queues
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_microseconds
 
@@ -41,7 +41,9 @@ def chrome_trace(
     own = anchor(trace, timed, origin, UNKNOWN_HOST)
     work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
     host = own.host
-    step = simulate(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor)
+    step = run_queues(
+        launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor
+    )
     events = [
         row_name("process_name", HOST_PROCESS, 0, "host"),
         row_name("process_name", DEVICE_PROCESS, 0, f"{target.name} (predicted)"),

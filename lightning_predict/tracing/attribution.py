@@ -144,7 +144,7 @@ _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 
 @final
 @dataclass(slots=True, eq=False)
-class Found:
+class FoundOperation:
     """One operation of the profile.
 
     Attributes:
@@ -189,7 +189,7 @@ class _Around:
     module: str | None = None
 
 
-def select_operations(profile: Profile) -> list[Found]:
+def select_operations(profile: Profile) -> list[FoundOperation]:
     """Return the operations of a step in the order of the host."""
     selector = _Selector(_Nodes(profile))
     engine_threads = _engine_threads(profile)
@@ -199,7 +199,8 @@ def select_operations(profile: Profile) -> list[Found]:
         for item in selector.select(root, _Around(in_backward=root.thread in engine_threads))
     ]
     found.extend(
-        Found(_stray_name(work, None), None, work.start, None, work=[(work, None)]) for work in profile.stray_work
+        FoundOperation(_stray_name(work, None), None, work.start, None, work=[(work, None)])
+        for work in profile.stray_work
     )
     found.sort(key=lambda item: item.start)
     return list(_join_backward(found))
@@ -314,7 +315,7 @@ class _Selector:
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
 
-    def select(self, call: Call, around: _Around) -> Iterator[Found]:
+    def select(self, call: Call, around: _Around) -> Iterator[FoundOperation]:
         """Yield the operations at or below a call."""
         if call.name.startswith(LOADER_MARK):
             # What a loader computes on the processor is its own time; what it runs on the device delays the step.
@@ -363,7 +364,7 @@ class _Selector:
             return False
         return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
 
-    def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[Found]:
+    def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[FoundOperation]:
         """Yield a node of a whole call's backward pass; a forward that checkpointing recomputes inside stands alone."""
         recomputed = list(_recomputed(node))
         work = list(_work(node, leave_out=recomputed))
@@ -377,8 +378,8 @@ class _Selector:
             yield from self.select(call, around)
 
     @staticmethod
-    def _found(name: str, call: Call, around: _Around, work: list[tuple[DeviceWork, Call | None]]) -> Found:
-        return Found(
+    def _found(name: str, call: Call, around: _Around, work: list[tuple[DeviceWork, Call | None]]) -> FoundOperation:
+        return FoundOperation(
             name,
             call,
             call.start,
@@ -431,12 +432,12 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
     return UNATTRIBUTED if around is None else around.name
 
 
-def _join_backward(found: Iterable[Found]) -> Iterator[Found]:
+def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
     """Draw the nodes of one whole call's backward pass together.
 
     Autograd runs them one after another; only the nodes that add to `.grad` may come between.
     """
-    last: Found | None = None
+    last: FoundOperation | None = None
     for item in found:
         if last is not None and item.whole_forward is not None and item.whole_forward is last.whole_forward:
             last.work.extend(item.work)

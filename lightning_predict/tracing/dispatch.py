@@ -35,7 +35,7 @@ from lightning_predict.tracing.code_paths import (
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
-from lightning_predict.tracing.modes import Call, OperationMode, Schema, WholeCallMode, leave_modes, schema_of
+from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.operand_strides import LAID_OUT, STRIDED, side_by_side
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
@@ -48,7 +48,7 @@ from lightning_predict.tracing.signatures import (
     recorded_name,
     whole_arguments,
 )
-from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_value, tensors_in
+from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_argument, tensors_in
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 _NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
@@ -305,7 +305,7 @@ class DispatchRecorder:
     def _pass_over(self, name: str) -> None:
         self._passed_over[name] += 1
 
-    def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, its parts left out."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
@@ -371,7 +371,7 @@ class DispatchRecorder:
                 found = list(tensors_in(value))
                 tensors.extend(found)
                 if not found and kind is not torch.Generator:  # asking for its instances runs Python
-                    arguments[word] = json_value(value)
+                    arguments[word] = json_argument(value)
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
         outputs = [output] if type(output) in _TENSORS else list(tensors_in(output))
@@ -400,7 +400,7 @@ class DispatchRecorder:
             values[words.index(word)] = value
         tensors = list(tensors_in(values))
         is_tensor = [None if value is None else any(True for _ in tensors_in(value)) for value in values]
-        plain = [json_value(value) if kind is False else None for value, kind in zip(values, is_tensor, strict=True)]
+        plain = [json_argument(value) if kind is False else None for value, kind in zip(values, is_tensor, strict=True)]
         arguments = whole_arguments(name, plain, is_tensor=is_tensor)
         if is_cast_down(dtype_name(tensors[0].dtype), parts.compute_dtype):
             arguments["compute_dtype"] = parts.compute_dtype

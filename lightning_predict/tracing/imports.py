@@ -19,7 +19,7 @@ from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, 
 from lightning_predict.tracing.events import is_label, is_shape, read_profile
 from lightning_predict.tracing.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.tracing.reported_gpu import with_named_gpu
-from lightning_predict.tracing.trace import FORMAT, Trace, read_json
+from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 
 _SCHEMA: Final = "1.1."
 """Beginning of `schema` in the files that are read: those of torch 2.4 and later."""
@@ -161,7 +161,7 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = read_json(source, strict=False)
+    document = read_trace_json(source, strict=False)
     if isinstance(document, list) or (isinstance(document, dict) and "traceEvents" in document):
         return trace_of_kineto(document, source, step=step, gpu=gpu)
     if isinstance(document, dict) and "nodes" in document:

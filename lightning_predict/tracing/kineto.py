@@ -27,7 +27,7 @@ from lightning_predict.tracing.attribution import (
     CUDA_GRAPH,
     LOADER_MARK,
     UNATTRIBUTED,
-    Found,
+    FoundOperation,
     is_backward_node,
     select_operations,
 )
@@ -178,7 +178,7 @@ def _updates(profile: Profile) -> list[_Update]:
     return sorted(updates, key=lambda update: update.start)
 
 
-def _phases(found: Sequence[Found], updates: Sequence[_Update]) -> list[Phase]:
+def _phases(found: Sequence[FoundOperation], updates: Sequence[_Update]) -> list[Phase]:
     rules = PhaseRules()
     starts = [update.start for update in updates]
     phases: list[Phase] = []
@@ -205,11 +205,13 @@ def _phases(found: Sequence[Found], updates: Sequence[_Update]) -> list[Phase]:
     return phases
 
 
-def _is_between_devices(item: Found) -> bool:
+def _is_between_devices(item: FoundOperation) -> bool:
     return any("HtoD" in work.name or "DtoH" in work.name for work, _ in item.work)
 
 
-def _copied(item: Found, inputs: tuple[TensorInfo, ...]) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def _copied(
+    item: FoundOperation, inputs: tuple[TensorInfo, ...]
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     """Place the source and the result of a copy over the host link, which files do not; inputs, and outputs if made."""
     to_gpu = any("HtoD" in work.name for work, _ in item.work)
     if not inputs or any(one.device for one in inputs) or not (to_gpu or _is_between_devices(item)):
@@ -222,7 +224,7 @@ def _copied(item: Found, inputs: tuple[TensorInfo, ...]) -> tuple[tuple[TensorIn
     return inputs, ()
 
 
-def _operation(item: Found, phase: Phase, profile: Profile) -> Operation:
+def _operation(item: FoundOperation, phase: Phase, profile: Profile) -> Operation:
     inputs = () if item.call is None else tensors_of(item.call)
     outputs = () if item.call is None or item.whole_forward is not None else outputs_of(item.call)
     if item.whole_forward is not None:

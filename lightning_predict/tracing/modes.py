@@ -29,12 +29,12 @@ from lightning_predict.guard import FAILURES, as_error
 from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
-from lightning_predict.tracing.tensors import is_dense, json_value, runs_python, tensors_in
+from lightning_predict.tracing.tensors import is_dense, json_argument, runs_python, tensors_in
 from lightning_predict.tracing.trace import Operation
 
-Call = Callable[..., Any]
+TorchFunction = Callable[..., Any]
 
-_WHOLE_CALLS: Final[Mapping[Call, str]] = {
+_WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
     functional.scaled_dot_product_attention: ATTENTION,
     functional.rms_norm: RMS_NORM,
     torch.rms_norm: RMS_NORM,
@@ -80,7 +80,7 @@ class Recorder(Protocol):
     def passed_over(self, schema: Schema) -> None:
         """Note that an operation has run that cannot be shown. Must not raise."""
 
-    def run_whole(self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return what it returns."""
 
     def fails(self, error: Exception) -> None:
@@ -137,7 +137,7 @@ def _read_schema(operator: Any) -> Schema:
     name = operator.name()
     words = tuple(argument.name for argument in schema.arguments)
     defaults = tuple(argument.default_value if argument.has_default_value() else None for argument in schema.arguments)
-    named = {word: json_value(value) for word, value in zip(words, defaults, strict=True) if value is not None}
+    named = {word: json_argument(value) for word, value in zip(words, defaults, strict=True) if value is not None}
     return Schema(
         name=schema.name,
         words=words,
@@ -267,7 +267,7 @@ class OwnCall:
         output: What it returned; None before.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: TorchFunction) -> None:
         self._call = call
         self.has_run = self.has_raised = False
         self.output: Any = None
@@ -325,12 +325,12 @@ class WholeCallMode(TorchFunctionMode):
             return _shown(torch.autograd, "_engine_run_backward", self._run_autograd, self._recorder)
         return nullcontext()
 
-    def _attend(self, own: Call, *args: Any, **kwargs: Any) -> Any:
+    def _attend(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             return own(*args, **kwargs)
         return self._recorder.run_whole(ATTENTION, own, args, kwargs)
 
-    def _run_autograd(self, own: Call, *args: Any, **kwargs: Any) -> Any:
+    def _run_autograd(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         with self:
             return own(*args, **kwargs)
 
@@ -344,9 +344,9 @@ class _Dispatcher:
         by_thread: What is called in its place, the innermost last, and the recorder that hears of its failures.
     """
 
-    def __init__(self, original: Call) -> None:
+    def __init__(self, original: TorchFunction) -> None:
         self.original = original
-        self.by_thread: dict[int, list[tuple[Call, Recorder]]] = {}
+        self.by_thread: dict[int, list[tuple[TorchFunction, Recorder]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what this thread has in the function's place."""
@@ -369,7 +369,7 @@ _DISPATCHERS_LOCK: Final = threading.Lock()
 
 
 @contextmanager
-def _shown(holder: Any, name: str, instead: Call, recorder: Recorder) -> Iterator[None]:
+def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
     """Call `instead(original, ...)` for a function of torch, on this thread only.
 
     The original is put back by the last thread that leaves, whichever came first; what someone else has put there since

@@ -31,7 +31,7 @@ from lightning_predict.tracing.calls import RECORDED_TENSORS
 from lightning_predict.tracing.events import read_profile
 from lightning_predict.tracing.kineto import trace_of_profile
 from lightning_predict.tracing.tensors import dtype_name
-from lightning_predict.tracing.trace import Operation, Trace, read_json
+from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"
 """The mark that readers of profiles take for the extent of a step."""
@@ -316,7 +316,7 @@ def _export(stopped: profile) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lightning-predict-") as folder:
         path = os.path.join(folder, "profile.json")
         stopped.export_chrome_trace(path)
-        document: dict[str, Any] = read_json(path, strict=False)
+        document: dict[str, Any] = read_trace_json(path, strict=False)
     tensors = dict(_recorded_tensors(stopped))
     for event in document["traceEvents"]:
         if event.get("cat") == "cpu_op" and event["args"].get("External id") in tensors:

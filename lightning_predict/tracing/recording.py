@@ -29,7 +29,7 @@ from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.meta_device import fused_optimizers_on_meta
 from lightning_predict.tracing.precision import Precision, precision_of
-from lightning_predict.tracing.running_loop import FEWEST_BATCHES, Block, with_running_loop
+from lightning_predict.tracing.running_loop import FEWEST_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.waiting import wait_for
@@ -192,7 +192,7 @@ def _device_in_use(before: list[int]) -> torch.device:
     return torch.device("cuda", grown.index(most)) if most > 0 else torch.device("cpu")
 
 
-def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], Block | None]:
+def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], StepBlock | None]:
     """Run steps: the first is cold, a few are timed until the device is done, and the rest, if enough, as a block.
 
     Returns:
@@ -208,7 +208,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
             for _ in range(left):
                 step()
             wait()
-            block = Block(seconds=time.perf_counter() - begin, waited_seconds=0.0, steps=left)
+            block = StepBlock(seconds=time.perf_counter() - begin, waited_seconds=0.0, steps=left)
             return seconds[1:], hosts[1:], block
         step()
         if number == 0:

@@ -5,7 +5,7 @@ host is ahead, and launches one step while the device works on the one before. T
 step the clock is read before the device is waited for, too, which is when the host was done; and a block of steps is
 timed with one wait, at its end. Example::
 
-    block = Block(seconds=0.86, waited_seconds=0.0, steps=8, batches=1)
+    block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8, batches=1)
     running_step_seconds(block, standing=0.12, host=0.03)   # 0.106: (0.86 - 0.12) / 7
 """
 
@@ -39,7 +39,7 @@ IDLE_SHARE: Final = 0.02
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class StepBlock:
     """Steps that ran one after the other, with one wait for the device, at their end.
 
     Attributes:
@@ -65,7 +65,7 @@ class BlockTimer:
     """
 
     def __init__(self) -> None:
-        self.block: Block | None = None
+        self.block: StepBlock | None = None
         self.is_running = False
         self._tries = MOST_TRIES
         self._steps = self._steps_wanted = 0
@@ -111,7 +111,7 @@ class BlockTimer:
         if self._steps < self._steps_wanted:
             return
         self.is_running = False
-        self.block = Block(
+        self.block = StepBlock(
             seconds=now - self._began, waited_seconds=self._waited, steps=self._steps, batches=self._batches
         )
 
@@ -132,7 +132,7 @@ def block_steps(*, batches: int, steps_after: int | None) -> int:
     return wanted if enough else 0
 
 
-def running_step_seconds(block: Block, *, standing: float, host: float) -> float | None:
+def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> float | None:
     """Return the seconds of a step in the block once it runs; None if the block does not say.
 
     Each of the b batches of a standing step waits once for what the device still has to do, w = (standing - running) /
@@ -153,7 +153,7 @@ def running_step_seconds(block: Block, *, standing: float, host: float) -> float
     return min(max(running, standing / 2), seconds / block.steps)
 
 
-def with_running_loop(trace: Trace, *, hosts: Sequence[float], block: Block | None) -> Trace:
+def with_running_loop(trace: Trace, *, hosts: Sequence[float], block: StepBlock | None) -> Trace:
     """Return the trace with what the clock readings say of the host and of the loop.
 
     Args:

@@ -4,7 +4,7 @@ Example::
 
     numbers = StorageNumbers()
     numbers.describe(torch.zeros(2, 3))     # TensorInfo(shape=(2, 3), dtype='float32', id=0, device='cpu')
-    json_value(torch.bfloat16)              # 'bfloat16'
+    json_argument(torch.bfloat16)              # 'bfloat16'
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def json_value(value: Any) -> Any:
+def json_argument(value: Any) -> Any:
     """Return a JSON value for a non-tensor argument; infinities, and what has no JSON, as text."""
     match value:
         case None | bool() | int() | str():
@@ -185,7 +185,7 @@ def json_value(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else str(value)
         case list() | tuple():
-            return [json_value(item) for item in value]
+            return [json_argument(item) for item in value]
         case torch.dtype():
             return dtype_name(value)
         case torch.device():

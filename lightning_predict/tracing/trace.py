@@ -446,7 +446,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     return _trace_from_json(document)
 
 
-def read_json(path: str, *, strict: bool = True) -> Any:
+def read_trace_json(path: str, *, strict: bool = True) -> Any:
     """Parse a JSON file, gzip or plain, within the limits of `checked.read_json`."""
     return checked.read_json(path, TraceFormatError, strict=strict).value
 

@@ -31,7 +31,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
 from lightning_predict.kernels.operations import Array, Family
 from lightning_predict.training.tables import Group
-from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
+from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
 SLACK: Final = 0.02
 """Drop of log(seconds) from a problem to its double that is not held against the model."""
@@ -42,7 +42,7 @@ SLACK: Final = 0.02
 class Side:
     """One half of the pairs: features (pairs, features) and log(reference seconds) (pairs,)."""
 
-    features: FloatArray
+    features: Float32Array
     log_reference: Array
 
 
@@ -103,7 +103,7 @@ class TrainingRows:
     family: str
     names: tuple[str, ...]
     pairs: frozenset[tuple[str, str]]
-    features: FloatArray
+    features: Float32Array
     log_reference: Array
     log_seconds: Array
     log_floor: Array
@@ -280,7 +280,7 @@ def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights
     )
 
 
-def _range(rows: TrainingRows) -> tuple[FloatArray, FloatArray]:
+def _range(rows: TrainingRows) -> tuple[Float32Array, Float32Array]:
     return rows.features.min(axis=0), rows.features.max(axis=0)
 
 
@@ -331,8 +331,8 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
     return torch.tensor(features), *(torch.tensor(column, dtype=torch.float32) for column in columns)
 
 
-def _inputs(features: FloatArray, scaled: NetworkWeights) -> FloatArray:
+def _inputs(features: Float32Array, scaled: NetworkWeights) -> Float32Array:
     """Scale features; 0 for those that the networks do not see, so that no step gives them a weight."""
     seen = scaled.layers[0].weight.any(axis=(0, 2))
-    inputs: FloatArray = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
+    inputs: Float32Array = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
     return inputs

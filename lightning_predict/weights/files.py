@@ -21,7 +21,7 @@ import safetensors.numpy
 
 from lightning_predict.checked import Checked, File, parse_json, shown
 from lightning_predict.errors import WeightsFormatError, WeightsHashError
-from lightning_predict.weights.records import FloatArray, GpuWeights, Layer, NetworkWeights
+from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, NetworkWeights
 
 FORMAT_VERSION: Final = 1
 
@@ -168,7 +168,7 @@ def _pair(value: Checked) -> tuple[str, str]:
     return operation, dtype
 
 
-def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path | str) -> FloatArray:
+def _take(tensors: _Tensors, key: str, shape: tuple[int, ...], path: Path | str) -> Float32Array:
     tensor = tensors.pop(key, None)
     if tensor is None:
         raise _unusable(path, f"tensor {key!r} is missing; its header promises shape {shape}")

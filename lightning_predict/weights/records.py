@@ -19,7 +19,7 @@ from typing import Final, final
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
+Float32Array = npt.NDArray[np.float32]
 
 ALIKE: Final = 1e-3
 """Features that differ by less are equal but for rounding."""
@@ -38,8 +38,8 @@ class Layer:
         bias: Shape (members, outputs).
     """
 
-    weight: FloatArray
-    bias: FloatArray
+    weight: Float32Array
+    bias: Float32Array
 
     @property
     def members(self) -> int:
@@ -78,15 +78,15 @@ class NetworkWeights:
     family: str
     trained: frozenset[tuple[str, str]]
     features: tuple[str, ...]
-    mean: FloatArray
-    scale: FloatArray
-    low: FloatArray
-    high: FloatArray
+    mean: Float32Array
+    scale: Float32Array
+    low: Float32Array
+    high: Float32Array
     lowest_utilisation: float
     layers: tuple[Layer, ...]
     interval: Mapping[str, float]
 
-    def knows(self, rows: FloatArray) -> npt.NDArray[np.bool_]:
+    def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
         """Tell which problems are like the trained ones in what those had in common.
 
         All convolutions of one GPU may have been 3 x 3: a network tuned to them says nothing of 1 x 1.

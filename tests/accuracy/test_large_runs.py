@@ -35,7 +35,7 @@ from benchmarks.accuracy.workloads.large_language_models import (
 )
 from benchmarks.accuracy.workloads.recorded import without_pauses
 from lightning_predict.distributed.gradients import trained_elements
-from lightning_predict.distributed.overlap import FRICTION
+from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
@@ -139,7 +139,7 @@ def test_constants_are_read_off_the_other_rows() -> None:
     assert read_off(rows[:2]) == (2.35, 0.0)
     assert read_off(rows[2:])[0] == 3.0
     # Waiting that adds 0.1 s at the shipped spread of 0.04 adds 0.25 s at 0.1.
-    assert FRICTION.straggler_spread == 0.04
+    assert OVERLAP_COSTS.straggler_spread == 0.04
     assert rows[0].seconds(3.0, 0.1) == pytest.approx(1 + 0.065 + 0.25)
     # 10 % lie log(1/0.9) / log(1.5) of the way to the end; the others in the middle.
     assert width_of(rows) == pytest.approx(math.log(1 / 0.9) / math.log(1.5))

@@ -1,4 +1,4 @@
-"""Scaling efficiencies: which rows count, how the friction is chosen, and what the report prints (made-up rows)."""
+"""Scaling efficiencies: which rows count, how overlap costs are chosen, and what the report prints (made-up rows)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.accuracy.many_gpus import (
     ScalingReport,
     ScalingResult,
     Study,
-    best_friction,
+    best_overlap_costs,
     evaluate_scaling,
     read_example_cases,
     read_scaling_cases,
@@ -25,7 +25,7 @@ from benchmarks.accuracy.many_gpus import (
     uniform_step,
 )
 from benchmarks.accuracy.reported_gpus import reported_gpu
-from lightning_predict.distributed.overlap import FRICTION, Friction, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, OverlapCosts, slowest_of
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu
@@ -125,24 +125,24 @@ def test_each_row_is_predicted_from_the_measured_step_of_one_gpu(tmp_path: Path)
     assert 0 < four.efficiency < two.efficiency < 1
     assert two.low <= two.efficiency <= two.high
     assert list(two.study.by_bandwidth) == sorted(two.study.by_bandwidth)  # faster links, better scaling
-    assert set(report.friction_without) == {"RTX-3090"}
+    assert set(report.overlap_costs_without) == {"RTX-3090"}
     assert two.calibrated is None  # no other benchmark ran on the machine
 
 
-def test_efficiency_under_other_friction_by_hand() -> None:
+def test_efficiency_under_other_overlap_costs_by_hand() -> None:
     # At slowdown 2 the step is 1.2 and 0.1 is hidden: 1.2 + 0.5 x 0.1 + the wait for the slowest of two, whose
     # pace over a step of one second differs by 0.03 x sqrt(2 x 0.2 x (1 - 0.2 (1 - exp(-5)))) from the mean.
     study = Study(tuple((0.6 * slowdown, 0.05 * slowdown) for slowdown in SLOWDOWNS), ())
-    friction = Friction(slowdown=2.0, contention=0.5, straggler_spread=0.03)
+    overlap_costs = OverlapCosts(slowdown=2.0, contention=0.5, straggler_spread=0.03)
     spread = 0.03 * math.sqrt(2 * 0.2 * (1 - 0.2 * (1 - math.exp(-5))))
-    assert study.efficiency(friction, 2) == pytest.approx(1 / (1.2 + 0.05 + spread * slowest_of(2)))
+    assert study.efficiency(overlap_costs, 2) == pytest.approx(1 / (1.2 + 0.05 + spread * slowest_of(2)))
 
 
-def test_friction_suits_the_other_gpus() -> None:
+def test_overlap_costs_suits_the_other_gpus() -> None:
     # A's rows want a slowdown of 1 (efficiency near 1), B's of 3 (near 1/3): each GPU's own do not count.
     rows = [result("A", 0.9, 0.97, walked=1.0), result("B", 0.9, 0.32, walked=1.0)]
-    assert best_friction(rows, without="B").slowdown == 1.0
-    assert best_friction(rows, without="A").slowdown == 3.0
+    assert best_overlap_costs(rows, without="B").slowdown == 1.0
+    assert best_overlap_costs(rows, without="A").slowdown == 3.0
 
 
 def test_the_report_prints_errors_by_link_and_machines() -> None:
@@ -166,7 +166,7 @@ def test_a_benchmark_of_known_size_exchanges_its_parameters_evenly() -> None:
     single = step.singles[0]
     assert single.seconds == pytest.approx(1.0, rel=1e-3)
     found = step.shared.on(Layout(t4, 2), single, 0, Strategy(), links)
-    assert found.communication_seconds == pytest.approx(FRICTION.pcie_slowdown * 87.9e6 * 4 / 1e9, rel=1e-3)
+    assert found.communication_seconds == pytest.approx(OVERLAP_COSTS.pcie_slowdown * 87.9e6 * 4 / 1e9, rel=1e-3)
     # The first bucket is ready after a third and a twentieth of the backward pass: most of it hides behind the rest.
     assert 0.05 < found.added_seconds < 0.7
     half = uniform_step("waveglow", precision="FP16", gpus=[t4]).shared.on(Layout(t4, 2), single, 0, Strategy(), links)

@@ -18,7 +18,7 @@ from torch.profiler import profile
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.tracing import environment
-from lightning_predict.tracing.trace import Trace, read_json
+from lightning_predict.tracing.trace import Trace, read_trace_json
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 from tests.recordings import recording
@@ -333,7 +333,7 @@ RECORDED = {
 def test_documents_of_real_gpus_go_through_a_whole_fit(
     name: str, fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = read_json(recording(f"{name}.json.gz"), strict=False)
+    document = read_trace_json(recording(f"{name}.json.gz"), strict=False)
     has_shapes = name != "hta_nccl_a100_step5"
     if fault in ("no CUPTI", "no permission") and not has_shapes:
         pytest.skip("neither shapes nor kernels: refused, as test_reported_gpu says")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.changes.evidence import EVIDENCE, FEWEST_PAIRS, Evidence, evidence_for
+from lightning_predict.changes.evidence import EVIDENCE, FEWEST_PAIRS, MeasuredPairs, evidence_for
 from lightning_predict.changes.table import CHANGES
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Flags
@@ -92,7 +92,7 @@ def test_an_unknown_price_is_refused() -> None:
         lp.advise(trained(8), ["L4"], allow=["maths"])
 
 
-PROVEN = Evidence(
+PROVEN = MeasuredPairs(
     pairs=FEWEST_PAIRS,
     families=3,
     source="pairs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.changes.layers import folded, layer_table
+from lightning_predict.changes.layers import layer_table, module_kind
 from lightning_predict.gpus import gpu
 from tests.changes.example_steps import WIDTH, trained
 
@@ -27,7 +27,7 @@ GPUS = [gpu("L4"), gpu("A100-SXM-80GB")]
     ],
 )
 def test_members_of_lists_are_one(module: str | None, name: str) -> None:
-    assert folded(module) == name
+    assert module_kind(module) == name
 
 
 def test_rows_add_up_to_the_devices_time_and_hold_the_optimizer() -> None:

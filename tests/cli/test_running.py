@@ -14,7 +14,7 @@ import pytest
 import lightning_predict
 from lightning_predict.checked import read_toml
 from lightning_predict.cli import main
-from lightning_predict.cli.answers import Answer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.cli.parsing import COMMANDS, parsed
 from lightning_predict.errors import CatalogueError, LightningPredictError
 from lightning_predict.gpus import gpu
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(words: list[str], problem: st
 
 
 def test_an_error_within_a_command_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(**_: object) -> Answer:
+    def refuse(**_: object) -> CommandAnswer:
         raise LightningPredictError("two\n  lines")
 
     assert main(["gpus"], {"gpus": refuse}) == 2
@@ -96,7 +96,7 @@ def test_an_error_within_a_command_has_no_traceback(capsys: pytest.CaptureFixtur
 
 
 def test_an_interruption_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(**_: object) -> Answer:
+    def interrupted(**_: object) -> CommandAnswer:
         raise KeyboardInterrupt
 
     assert main(["gpus"], {"gpus": interrupted}) == 2

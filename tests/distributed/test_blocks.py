@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.distributed.tensor_parallel import Block, block_of, find_blocks, numbered_modules, positions_of
+from lightning_predict.distributed.tensor_parallel import (
+    TransformerBlock,
+    block_of,
+    find_blocks,
+    numbered_modules,
+    positions_of,
+)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.distributed.example_blocks import HEADS, HIDDEN, STREAM_BYTES, TOKENS, block, trace_of
@@ -39,7 +45,7 @@ def test_a_block_by_hand() -> None:
     assert first.stream_bytes == STREAM_BYTES
 
 
-def captured(name: str) -> tuple[Block, ...]:
+def captured(name: str) -> tuple[TransformerBlock, ...]:
     workload = WORKLOADS[name]
     with torch.device("meta"):
         module, batch = workload.module("tiny"), workload.batch("tiny")

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.model_parallel import TENSOR_HIDDEN, model_stages
-from lightning_predict.distributed.overlap import FRICTION, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.pipeline_parallel import idle_share, stage_of_blocks, turns, under_way
 from lightning_predict.distributed.recomputation import recomputed_part
 from lightning_predict.distributed.strategy import Strategy, data_group, strategy_of, tensor_group
@@ -52,7 +52,7 @@ def on(blocks: int, words: str, layout: Layout, *, links: Interconnect = FAST, t
 
 
 def with_wait(seconds: float, count: int) -> float:
-    return seconds * (1 + float(FRICTION.spread(np.array(seconds))) * slowest_of(count))
+    return seconds * (1 + float(OVERLAP_COSTS.spread(np.array(seconds))) * slowest_of(count))
 
 
 def memory(words: str, count: int, *, trace: Trace = TRACE, single: float = SINGLE_BYTES, nodes: int = 1) -> float:
@@ -108,8 +108,8 @@ def test_context_parallelism_cuts_tokens_and_passes_keys_and_values_around() -> 
     bus = Interconnect(intra_node_bytes_per_second=ring / 2 / 0.1)
     slower = on(2, "ddp,context=2", Layout(A100, 2), links=bus)
     gradients = 2 * WEIGHT_BYTES / (ring / 2 / 0.1)
-    assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + FRICTION.slowdown * gradients, rel=0.02)
-    assert slower.seconds - found.seconds < 2 * gradients * FRICTION.slowdown
+    assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + OVERLAP_COSTS.slowdown * gradients, rel=0.02)
+    assert slower.seconds - found.seconds < 2 * gradients * OVERLAP_COSTS.slowdown
     model = split_model(trace_of(2)[0])
     written_out = replace(model, blocks=tuple(replace(block, ring_bytes=0.0) for block in model.blocks))
     with pytest.raises(InvalidArgumentError, match=r"context=2 passes keys and values.*needs fused attention"):
@@ -201,7 +201,7 @@ def test_gradients_after_the_backward_pass_hide_behind_nothing() -> None:
     bus = Interconnect(intra_node_bytes_per_second=2 * WEIGHT_BYTES / 1.0)
     behind, after = (on(2, f"ddp{more}", Layout(A100, 2), links=bus) for more in ("", ",overlap_grad_reduce=false"))
     plain = on(2, "ddp", Layout(A100, 2))
-    assert after.seconds - plain.seconds == pytest.approx(FRICTION.slowdown * 1.0, rel=0.03)
+    assert after.seconds - plain.seconds == pytest.approx(OVERLAP_COSTS.slowdown * 1.0, rel=0.03)
     assert behind.seconds < after.seconds
 
 
@@ -317,7 +317,7 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
 
     def exchanged(count: int, size: float) -> float:
         """The all_reduce of this size among so many GPUs, beside other work."""
-        return 2 * (count - 1) / count * size / 2**30 * FRICTION.slowdown
+        return 2 * (count - 1) / count * size / 2**30 * OVERLAP_COSTS.slowdown
 
     def moved(words: str) -> float:
         bus = Interconnect(intra_node_bytes_per_second=2**30)
@@ -349,9 +349,9 @@ def test_what_zero_gathers_hides_behind_the_next_forward_pass() -> None:
     after, behind = (on(2, one, Layout(A100, 2), links=bus) for one in words)
     assert behind.communication_seconds == pytest.approx(after.communication_seconds)
     # Both blocks' parameters, half of which passes each link, would take a second and half of it again beside the step.
-    gathering = FRICTION.slowdown * 1.0
+    gathering = OVERLAP_COSTS.slowdown * 1.0
     # What is hidden slows the work that hides it.
-    assert after.seconds - behind.seconds == pytest.approx((1 - FRICTION.contention) * gathering, abs=0.02)
+    assert after.seconds - behind.seconds == pytest.approx((1 - OVERLAP_COSTS.contention) * gathering, abs=0.02)
     with pytest.raises(InvalidArgumentError, match="overlap_param_gather=true is of zero1 and zero2"):
         strategy_of("fsdp,overlap_param_gather=true")
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.distributed.layout_steps import on_layouts
-from lightning_predict.distributed.overlap import FRICTION, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
@@ -71,7 +71,7 @@ def shared(count: int, strategy: Strategy, *, alone: float, nodes: int = 1) -> I
 
 
 def waiting(count: int) -> float:
-    return float(FRICTION.spread(np.array(6.5))) * slowest_of(count) * 6.5
+    return float(OVERLAP_COSTS.spread(np.array(6.5))) * slowest_of(count) * 6.5
 
 
 def test_the_step_by_itself() -> None:
@@ -83,7 +83,7 @@ def test_ddp_hides_the_first_bucket_and_waits_for_the_last() -> None:
     # the update. 1.5 s of the 3 are hidden and slow computing down by so much times the contention.
     found = shared(2, Strategy(), alone=1.0)
     assert found.communication_seconds == pytest.approx(3.0, rel=1e-3)
-    assert found.seconds == pytest.approx(8.0 + FRICTION.contention * 1.5 + waiting(2), abs=5e-3)
+    assert found.seconds == pytest.approx(8.0 + OVERLAP_COSTS.contention * 1.5 + waiting(2), abs=5e-3)
     assert found.added_seconds == pytest.approx(found.seconds - STEP.seconds)
     assert found.gpu == "2xA100-SXM-80GB"
 
@@ -91,7 +91,7 @@ def test_ddp_hides_the_first_bucket_and_waits_for_the_last() -> None:
 def test_a_slow_link_is_busy_until_long_after_the_backward_pass() -> None:
     # 10 s each: from 4 to 14 and on to 24 s; 2 s of it are hidden.
     found = shared(2, Strategy(), alone=10 / 1.5)
-    assert found.seconds == pytest.approx(24.5 + FRICTION.contention * 2 + waiting(2), abs=2e-2)
+    assert found.seconds == pytest.approx(24.5 + OVERLAP_COSTS.contention * 2 + waiting(2), abs=2e-2)
 
 
 def test_one_bucket_for_all_hides_nothing() -> None:
@@ -105,7 +105,7 @@ def test_zero_shares_the_update_and_gathers_the_parameters_after_it() -> None:
     # Stage 2 scatters: half of an all_reduce, 0.75 s each, to 4.75 and 6.75 s. The update of 0.25 s ends at 7.0, then
     # 200 MiB are gathered in 1.5 s. Of 3 s, 0.75 are hidden.
     found = shared(2, Strategy(data="zero2"), alone=1.0)
-    assert found.seconds == pytest.approx(8.5 + FRICTION.contention * 0.75 + waiting(2), abs=5e-2)
+    assert found.seconds == pytest.approx(8.5 + OVERLAP_COSTS.contention * 0.75 + waiting(2), abs=5e-2)
     # Stage 1 updates the same share, of whose gradients alone it needs the sums; it keeps the others in memory.
     assert shared(2, Strategy(data="zero1"), alone=1.0).seconds == pytest.approx(found.seconds)
 
@@ -132,7 +132,9 @@ def test_inference_exchanges_nothing() -> None:
     (step,) = iterations(forward, timed, [A100])
     (found,) = on_layouts(forward, timed, [A100], [step], [Layout(A100, 8)], Strategy())
     assert found.communication_seconds == 0
-    assert found.seconds == pytest.approx(2.0 * (1 + float(FRICTION.spread(np.array(2.0))) * slowest_of(8)), rel=1e-3)
+    assert found.seconds == pytest.approx(
+        2.0 * (1 + float(OVERLAP_COSTS.spread(np.array(2.0))) * slowest_of(8)), rel=1e-3
+    )
 
 
 def test_a_trace_without_parameters_says_what_to_do() -> None:

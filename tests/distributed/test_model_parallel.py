@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.distributed.layout_steps import on_layouts
-from lightning_predict.distributed.overlap import FRICTION, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
@@ -59,7 +59,7 @@ def on(
 
 def with_wait(seconds: float, count: int) -> float:
     """All wait for the slowest, whose mean pace over long steps differs less."""
-    return seconds * (1 + float(FRICTION.spread(np.array(seconds))) * slowest_of(count))
+    return seconds * (1 + float(OVERLAP_COSTS.spread(np.array(seconds))) * slowest_of(count))
 
 
 def test_blocks_over_two_gpus() -> None:
@@ -98,7 +98,7 @@ def test_the_devices_waits_for_the_host_hide_them() -> None:
         for bus in (at_once, long)
     )
     assert 0 < hidden[0].communication_seconds < step.seconds - step.device_seconds
-    assert hidden[0].seconds == pytest.approx(with_wait(FRICTION.framework_host * step.seconds, 2), rel=0.02)
+    assert hidden[0].seconds == pytest.approx(with_wait(OVERLAP_COSTS.framework_host * step.seconds, 2), rel=0.02)
     assert exposed[0].seconds > 4 * 0.25
 
 
@@ -167,7 +167,9 @@ def test_replicas_exchange_their_part_of_the_gradients() -> None:
     # one behind the rest; the bus carries them once, slowed down by the work beside them.
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.5)
     alone, both = (on(2, Strategy(tensor=2), count, interconnect=bus) for count in (2, 4))
-    assert both.communication_seconds - alone.communication_seconds == pytest.approx(FRICTION.slowdown * 0.5, rel=1e-2)
+    assert both.communication_seconds - alone.communication_seconds == pytest.approx(
+        OVERLAP_COSTS.slowdown * 0.5, rel=1e-2
+    )
     assert both.seconds > alone.seconds
 
 
@@ -176,7 +178,9 @@ def test_each_stages_replicas_exchange_that_stages_gradients() -> None:
     bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.5)
     strategy = Strategy(pipeline=2, micro_batches=4)
     alone, both = (on(4, strategy, count, interconnect=bus) for count in (2, 4))
-    assert both.communication_seconds - alone.communication_seconds == pytest.approx(FRICTION.slowdown * 1.0, rel=1e-2)
+    assert both.communication_seconds - alone.communication_seconds == pytest.approx(
+        OVERLAP_COSTS.slowdown * 1.0, rel=1e-2
+    )
 
 
 def test_inference_has_half_the_all_reduces_and_no_gradients() -> None:
@@ -261,7 +265,7 @@ def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole(
     trace, seconds = trace_of(2)
     timed = timed_as(trace, seconds)
     usual = single(2)
-    factor = 0.8 * usual.device_seconds / usual.host_seconds / FRICTION.framework_host
+    factor = 0.8 * usual.device_seconds / usual.host_seconds / OVERLAP_COSTS.framework_host
     (step,) = iterations(trace, timed, [A100], host=Host(factor))
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
     (found,) = on_layouts(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from lightning_predict.distributed.overlap import (
-    FRICTION,
     MACHINE_SPREAD,
+    OVERLAP_COSTS,
     Cutter,
     Links,
-    Piece,
     Transfer,
+    WorkSegment,
     events_of,
     walk,
 )
@@ -21,33 +21,33 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
 from lightning_predict.timeline.overheads import HostModel
-from lightning_predict.timeline.simulation import Launching, launch_order, simulate
+from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
 
 H100 = gpu("H100-SXM-80GB")
 SECONDS = (1.0, 2.0, 3.0, 4.0)
 WORK = [Launching(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,)) for each in SECONDS]
-STEP = simulate(launch_order(WORK, gpus=1), HostModel())
+STEP = run_queues(launch_order(WORK, gpus=1), HostModel())
 ENDS = np.array([0.5, 1.0, 2.0])
 
 
 def test_pieces_between_cuts() -> None:
-    pieces = Cutter(STEP, 0, ENDS).pieces([1, 3])
-    assert [piece[1] for piece in pieces] == pytest.approx([1, 5, 4], abs=1e-3)
-    assert pieces[1] == pytest.approx(5 * ENDS, abs=1e-3)
+    segments = Cutter(STEP, 0, ENDS).segments([1, 3])
+    assert [piece[1] for piece in segments] == pytest.approx([1, 5, 4], abs=1e-3)
+    assert segments[1] == pytest.approx(5 * ENDS, abs=1e-3)
     assert Cutter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
 
 
 def test_no_cut_is_the_whole() -> None:
-    (whole,) = Cutter(STEP, 0, ENDS).pieces([])
+    (whole,) = Cutter(STEP, 0, ENDS).segments([])
     assert whole == pytest.approx(10 * ENDS, abs=1e-3)
-    (longer,) = Cutter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).pieces([])
+    (longer,) = Cutter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).segments([])
     assert longer == pytest.approx(10 * ENDS + [1.0, 2.0, 3.0], abs=2e-3)
 
 
 def test_exposed_collectives_make_all_pieces_longer_but_the_last() -> None:
-    # Three seconds over pieces of one and five seconds: a half and two and a half more.
-    pieces = Cutter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).pieces([1, 3])
-    assert [piece[1] for piece in pieces] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
+    # Three seconds over segments of one and five seconds: a half and two and a half more.
+    segments = Cutter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).segments([1, 3])
+    assert [piece[1] for piece in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
 
 
 def test_ends_of_a_collective() -> None:
@@ -77,28 +77,28 @@ def test_groups_of_one_machine_share_its_network() -> None:
 def test_over_long_steps_paces_differ_less() -> None:
     # At a moment they differ by the whole spread; over a hundred times the time in which a pace is forgotten, by
     # sqrt(2 / 100 x (1 - 1 / 100)) of it.
-    long = 100 * FRICTION.straggler_seconds
-    moment, mean = FRICTION.spread(np.array([1e-4 * FRICTION.straggler_seconds, long]))
-    assert moment == pytest.approx(FRICTION.straggler_spread, rel=1e-3)
-    assert mean == pytest.approx(FRICTION.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
+    long = 100 * OVERLAP_COSTS.straggler_seconds
+    moment, mean = OVERLAP_COSTS.spread(np.array([1e-4 * OVERLAP_COSTS.straggler_seconds, long]))
+    assert moment == pytest.approx(OVERLAP_COSTS.straggler_spread, rel=1e-3)
+    assert mean == pytest.approx(OVERLAP_COSTS.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
 
 
 def test_events_and_the_path_that_decides() -> None:
     # 6 s, then 1 s that waits for the second transfer: 4 s behind the first piece. 6 + 4 + 1; the first one is hidden.
-    pieces = [Piece(np.array([6.0]), name="backward"), Piece(np.array([1.0]), waits_for=1, name="update")]
+    segments = [WorkSegment(np.array([6.0]), name="backward"), WorkSegment(np.array([1.0]), waits_for=1, name="update")]
     transfers = [Transfer(np.array([3.0]), after=0, name="early"), Transfer(np.array([4.0]), after=1, name="late")]
-    events = events_of(pieces, transfers, 0)
+    events = events_of(segments, transfers, 0)
     assert [(one.name, one.is_transfer, one.start_seconds, one.seconds, one.is_critical) for one in events] == [
         ("backward", False, 0.0, 6.0, True),
         ("early", True, 0.0, 3.0, False),
         ("late", True, 6.0, 4.0, True),
         ("update", False, 10.0, 1.0, True),
     ]
-    assert sum(one.seconds for one in events if one.is_critical) == walk(pieces, transfers).seconds[0]
+    assert sum(one.seconds for one in events if one.is_critical) == walk(segments, transfers).seconds[0]
 
 
 def test_a_transfer_behind_another_is_critical_through_it() -> None:
-    pieces = [Piece(np.array([1.0]), name="only")]
+    segments = [WorkSegment(np.array([1.0]), name="only")]
     transfers = [Transfer(np.array([3.0]), after=0, name="first"), Transfer(np.array([4.0]), after=1, name="second")]
-    events = events_of(pieces, transfers, 0)
+    events = events_of(segments, transfers, 0)
     assert [one.name for one in events if one.is_critical] == ["first", "second"]

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from lightning_predict.fit.budget import BudgetWatch, Ledger, Question, hours_limit
+from lightning_predict.fit.budget import BudgetQuestion, BudgetWatch, Ledger, hours_limit
 from lightning_predict.fit.clock import NOTHING, RunClock, Tempo
 from lightning_predict.fit.forecast import Moments, Rest, rest_of
 from lightning_predict.fit.remaining import Remaining
@@ -27,7 +27,7 @@ class Run:
         limits = [hours_limit("hours", seconds / 3600)]
         self.watch = BudgetWatch(limits, ledger, moments=Moments(batches=batches), warmup_steps=warmup_steps)
 
-    def batch(self, seconds: float = 1.0) -> Question | None:
+    def batch(self, seconds: float = 1.0) -> BudgetQuestion | None:
         self.seconds += seconds
         self.batches += 1
         return self.watch.question(self.batches, self.seconds)
@@ -96,7 +96,7 @@ def test_a_minute_after_a_forecast_the_outlook_is_asked_for() -> None:
 
 def test_only_a_settled_forecast_whose_low_end_breaks_the_budget_stops() -> None:
     def judged(
-        low: float, question: Question = "forecast", *, settled: bool = True, may_end_earlier: bool = False
+        low: float, question: BudgetQuestion = "forecast", *, settled: bool = True, may_end_earlier: bool = False
     ) -> list[str]:
         run = Run(seconds=100.0)
         for _ in range(16):

@@ -8,7 +8,7 @@ import torch
 
 from lightning_predict.cost.offers import Offer, offers_for
 from lightning_predict.errors import UnknownOfferError
-from lightning_predict.fit.budget import RunPrice, gpu_in_use, named_offer, price_of_run
+from lightning_predict.fit.budget import RunPrice, gpu_name_in_use, named_offer, price_of_run
 from lightning_predict.gpus import gpu
 
 
@@ -92,14 +92,14 @@ def test_of_an_offer_the_newest_price_counts() -> None:
 
 
 def test_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu_in_use(torch.device("cpu")) is None
+    assert gpu_name_in_use(torch.device("cpu")) is None
 
     def properties(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(name="Tesla T4", total_memory=gpu("T4").memory_bytes)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    assert gpu_in_use(torch.device("cuda", 0)) == "T4"
+    assert gpu_name_in_use(torch.device("cuda", 0)) == "T4"
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="Voodoo 2", total_memory=8)
     )
-    assert gpu_in_use(torch.device("cuda", 0)) is None
+    assert gpu_name_in_use(torch.device("cuda", 0)) is None

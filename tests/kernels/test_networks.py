@@ -13,7 +13,7 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.networks import BLOCK_ROWS, STRIP_ROWS, THREADED_BLOCKS, log_utilisations
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.utilisation import UtilisationModels
-from lightning_predict.weights.records import FloatArray, Layer, NetworkWeights
+from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.kernels.example_networks import constant_network
@@ -37,7 +37,7 @@ def random_network(seed: int) -> NetworkWeights:
     return replace(plain, layers=layers, mean=mean, low=mean - 1, high=mean + 1)
 
 
-def by_definition(network: NetworkWeights, row: FloatArray) -> float:
+def by_definition(network: NetworkWeights, row: Float32Array) -> float:
     """One row through one member after the other, in float64."""
     inputs = (np.clip(row, network.low, network.high) - network.mean) / network.scale
     shares = []

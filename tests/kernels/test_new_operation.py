@@ -15,7 +15,7 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.catalogue import CAPABILITIES_FILE, CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.operations import OperationKind, Part, Problem, register
+from lightning_predict.kernels.operations import CountedProblem, OperationKind, Problem, register
 from lightning_predict.testing import registrations
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
@@ -24,9 +24,9 @@ def _of_toy(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ..
     return (Problem(name, "float32", (float(operation.inputs[0].elements),)),)
 
 
-def _as_transfer(problem: Problem) -> tuple[Part, ...]:
+def _as_transfer(problem: Problem) -> tuple[CountedProblem, ...]:
     size = 4 * problem.shape["length"]
-    return (Part(1.0, Problem("transfer", "float32", (size, size, 0.0))),)
+    return (CountedProblem(1.0, Problem("transfer", "float32", (size, size, 0.0))),)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from lightning_predict.planning.problem import (
     Limits,
     MachineType,
     Placement,
-    Problem,
+    PlanningProblem,
     Situation,
 )
 
@@ -39,7 +39,7 @@ def job(
     )
 
 
-TWO_JOBS = Problem(
+TWO_JOBS = PlanningProblem(
     jobs=(
         job("a", hours={on("small", 1): 4.0, on("large", 4): 1.0}, deadline=2.0, weight=3.0),
         job("b", hours={on("small", 1): 2.0}, deadline=3.0, weight=1.0),
@@ -51,7 +51,7 @@ TWO_JOBS = Problem(
 """a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
 
 
-def at_start(problem: Problem) -> Situation:
+def at_start(problem: PlanningProblem) -> Situation:
     """All jobs wait."""
     return Situation(now_seconds=0.0, remaining={item.name: 1.0 for item in problem.jobs})
 
@@ -63,7 +63,7 @@ def crowd(
     seed: int,
     machines: frozenset[str] | None = None,
     formulation: Formulation = Formulation(),  # noqa: B008
-) -> Problem:
+) -> PlanningProblem:
     """Jobs of the comparison that all wait at the start, on some of its machine types."""
     problem = random_problem(nodes=jobs // 10 + 1, mean_gap_seconds=10.0, seed=seed)
     offered = tuple(item for item in problem.machines if machines is None or item.name in machines)
@@ -80,7 +80,7 @@ def crowd(
     return replace(problem, jobs=waiting, machines=offered, limits=Limits(nodes=nodes), formulation=formulation)
 
 
-def assert_allowed(problem: Problem, placements: Mapping[str, Placement]) -> None:
+def assert_allowed(problem: PlanningProblem, placements: Mapping[str, Placement]) -> None:
     """One machine type a node, no more nodes, GPUs and machines of a type than there are."""
     capacity = {machine.name: machine.num_gpus for machine in problem.machines}
     types: dict[int, str] = {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.planning.milp import MilpPlanner, fillings
 from lightning_predict.planning.objective import options_of
-from lightning_predict.planning.problem import Formulation, Limits, Placement, Problem, Situation
+from lightning_predict.planning.problem import Formulation, Limits, Placement, PlanningProblem, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, at_start, crowd, job, on
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})
@@ -67,7 +67,7 @@ def test_jobs_share_a_machine_only_where_that_is_allowed() -> None:
     assert_allowed(alone, decision.placements)
 
 
-def brute_force_usd(problem: Problem, situation: Situation) -> float:
+def brute_force_usd(problem: PlanningProblem, situation: Situation) -> float:
     """The least objective over all ways to let each job wait, or to put it on any node in any configuration."""
     options = options_of(problem, situation)
     best = math.inf
@@ -94,7 +94,7 @@ def brute_force_usd(problem: Problem, situation: Situation) -> float:
 
 
 @st.composite
-def small_problems(draw: st.DrawFn) -> Problem:
+def small_problems(draw: st.DrawFn) -> PlanningProblem:
     number = draw(st.integers(1, 3))
     hours = st.floats(0.1, 5.0)
     places = [on("small", 1), on("large", 1), on("large", 2), on("large", 3), on("large", 4)]
@@ -109,7 +109,7 @@ def small_problems(draw: st.DrawFn) -> Problem:
                 weight=draw(st.floats(0.0, 9.0)),
             )
         )
-    return Problem(
+    return PlanningProblem(
         jobs=tuple(jobs),
         machines=(SMALL, LARGE),
         limits=Limits(nodes=draw(st.integers(1, 2))),
@@ -123,7 +123,7 @@ def small_problems(draw: st.DrawFn) -> Problem:
 
 @given(small_problems(), st.floats(0.1, 0.9))
 @settings(max_examples=40, deadline=None)
-def test_no_choice_is_cheaper_at_the_start_or_later(problem: Problem, remaining: float) -> None:
+def test_no_choice_is_cheaper_at_the_start_or_later(problem: PlanningProblem, remaining: float) -> None:
     for situation in (start := at_start(problem), later(problem, start, remaining)):
         decision = MilpPlanner().decide(problem, situation)
         assert_allowed(problem, decision.placements)
@@ -131,7 +131,7 @@ def test_no_choice_is_cheaper_at_the_start_or_later(problem: Problem, remaining:
         assert set(decision.placements) | set(decision.postponed) == {item.name for item in problem.jobs}
 
 
-def later(problem: Problem, situation: Situation, remaining: float) -> Situation:
+def later(problem: PlanningProblem, situation: Situation, remaining: float) -> Situation:
     """Half an hour after the decision: what runs has as much left."""
     placements = MilpPlanner().decide(problem, situation).placements
     return Situation(

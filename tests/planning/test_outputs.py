@@ -31,7 +31,7 @@ from lightning_predict.planning.pictures import (
     gantt_page,
     plan_table,
 )
-from lightning_predict.planning.problem import Plan, Problem, Situation
+from lightning_predict.planning.problem import Plan, PlanningProblem, Situation
 from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
@@ -144,7 +144,7 @@ def test_json_has_everything_and_its_sums() -> None:
     assert [item["job"] for item in document["jobs"]] == ["a", "b"]
 
 
-def with_command(command: str, checkpoint: str | None = None, problem: Problem = TWO_JOBS) -> Problem:
+def with_command(command: str, checkpoint: str | None = None, problem: PlanningProblem = TWO_JOBS) -> PlanningProblem:
     jobs = tuple(replace(item, command=command, checkpoint=checkpoint) for item in problem.jobs)
     return replace(problem, jobs=jobs)
 

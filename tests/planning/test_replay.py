@@ -11,7 +11,7 @@ from benchmarks.planning.study import random_problem
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.planning.exports import IDLE_MINUTES, plan_json, read_plan
 from lightning_predict.planning.milp import MilpPlanner
-from lightning_predict.planning.problem import Plan, Problem, Situation
+from lightning_predict.planning.problem import Plan, PlanningProblem, Situation
 from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
 from lightning_predict.planning.simulator import simulate
 from tests.planning.example import HOUR, TWO_JOBS, job, on
@@ -21,7 +21,7 @@ from tests.planning.test_simulator import ONE_EVENT, Script, at
 IDLE = IDLE_MINUTES * 60
 
 
-def kept(problem: Problem) -> Problem:
+def kept(problem: PlanningProblem) -> PlanningProblem:
     """Give every job a checkpoint."""
     return replace(problem, jobs=tuple(replace(one, checkpoint="/shared") for one in problem.jobs))
 
@@ -91,7 +91,7 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
     problem = kept(TWO_JOBS)
     seen: list[Situation] = []
 
-    def elsewhere(problem: Problem, *, since: Situation) -> Plan:
+    def elsewhere(problem: PlanningProblem, *, since: Situation) -> Plan:
         seen.append(since)
         return simulate(problem, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []), since=since)
 
@@ -112,7 +112,7 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
 def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
     problem = replace(kept(TWO_JOBS), restart_seconds=600.0)
 
-    def same(problem: Problem, *, since: Situation) -> Plan:
+    def same(problem: PlanningProblem, *, since: Situation) -> Plan:
         return simulate(problem, Script((dict(since.running),), []), since=since)
 
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))

@@ -13,11 +13,11 @@ from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import interruption_factor
 from lightning_predict.planning.problem import (
     AbstractPolicy,
-    Decision,
     Formulation,
     Limits,
     Placement,
-    Problem,
+    PlanningProblem,
+    RunningJobs,
     Situation,
 )
 from lightning_predict.planning.queues import BASELINES, FIFO, SHARING_BASELINES
@@ -33,10 +33,10 @@ class Script:
     seen: list[Situation]
     name: str = "script"
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         self.seen.append(situation)
         placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
-        return Decision(
+        return RunningJobs(
             placements={name: item for name, item in placements.items() if name in situation.remaining},
             postponed=(),
             objective_usd=None,
@@ -208,13 +208,13 @@ def test_queue_rules_serve_in_their_order(rule: int, order: list[str]) -> None:
         job("urgent", hours=hours, deadline=2.0, weight=1.0, release=0.2),
         job("heavy", hours=hours, deadline=5.0, weight=5.0, release=0.3),
     )
-    plan = simulate(Problem(jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1)), BASELINES[rule])
+    plan = simulate(PlanningProblem(jobs=jobs, machines=(SMALL,), limits=Limits(nodes=1)), BASELINES[rule])
     assert [item.job for item in plan.segments] == ["blocks", *order]
 
 
 def test_a_shared_queue_fills_open_machines_first() -> None:
     jobs = tuple(job(name, hours={on("large", 2): 1.0}, deadline=2.0) for name in "abc")
-    problem = Problem(jobs=jobs, machines=(LARGE,), limits=Limits(nodes=2))
+    problem = PlanningProblem(jobs=jobs, machines=(LARGE,), limits=Limits(nodes=2))
     shared, alone = simulate(problem, SHARING_BASELINES[0]), simulate(problem, BASELINES[0])
     assert len(shared.rentals) == 2
     assert shared.machine_usd == pytest.approx(12.0)
@@ -238,7 +238,7 @@ class Watched:
     def name(self) -> str:
         return self.policy.name
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         decision = self.policy.decide(problem, situation)
         assert_allowed(problem, decision.placements)
         assert set(decision.placements) | set(decision.postponed) == set(situation.remaining)
@@ -301,7 +301,7 @@ class Seen:
     situations: list[Situation]
     name: str = "seen"
 
-    def decide(self, problem: Problem, situation: Situation) -> Decision:
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
         self.situations.append(situation)
         return self.policy.decide(problem, situation)
 

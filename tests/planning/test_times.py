@@ -21,7 +21,7 @@ from lightning_predict.planning.files import read_problem, read_situation
 from lightning_predict.planning.milp import MilpPlanner
 from lightning_predict.planning.objective import working_seconds
 from lightning_predict.planning.policies import cheapest_plan
-from lightning_predict.planning.problem import Job, Problem, Situation
+from lightning_predict.planning.problem import Job, PlanningProblem, Situation
 from lightning_predict.planning.queues import EARLIEST_DEADLINE_FIRST, SHARING_BASELINES
 from lightning_predict.planning.simulator import simulate
 from lightning_predict.run.history import HistoryRecord, append_record, fingerprint_of
@@ -55,7 +55,7 @@ def no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_PREDICT_HISTORY", str(tmp_path / "none.jsonl"))
 
 
-def problem_of(trace: Path, *machines: object, job: Mapping[str, object] = JOB, **top: object) -> Problem:
+def problem_of(trace: Path, *machines: object, job: Mapping[str, object] = JOB, **top: object) -> PlanningProblem:
     path = trace.with_name("jobs.yaml")
     path.write_text(yaml.safe_dump({"nodes": 4, "machines": list(machines) or [BOX], "jobs": [job], **top}))
     return read_problem(path)
@@ -227,7 +227,7 @@ jobs:
 """
 
 
-def spans(tmp_path: Path, checkpoint: str = "/shared") -> Problem:
+def spans(tmp_path: Path, checkpoint: str = "/shared") -> PlanningProblem:
     path = tmp_path / "jobs.yaml"
     path.write_text(SPANS.replace("CHECKPOINT", checkpoint))
     return read_problem(path)
@@ -283,7 +283,7 @@ def test_each_time_has_its_own_interval(tmp_path: Path) -> None:
 
 
 def test_what_a_run_spends_beside_its_steps_goes_with_it_to_every_gpu(tmp_path: Path) -> None:
-    problem = Problem(
+    problem = PlanningProblem(
         jobs=(job("a", hours={on("box", 4): 2.0, on("one", 1): 10.0}, deadline=9.0),),
         machines=spans(tmp_path).machines,
         limits=spans(tmp_path).limits,

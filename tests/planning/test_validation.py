@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError, LightningPredictError, PlanningError
-from lightning_predict.planning.problem import Job, Limits, Problem
+from lightning_predict.planning.problem import Job, Limits, PlanningProblem
 from lightning_predict.planning.validation import check_problem
 from tests.planning.example import HOUR, SMALL, TWO_JOBS, on
 
 FIRST, SECOND = TWO_JOBS.jobs
 
 
-def with_job(job: Job) -> Problem:
+def with_job(job: Job) -> PlanningProblem:
     return replace(TWO_JOBS, jobs=(job, SECOND))
 
 
@@ -43,7 +43,7 @@ def with_job(job: Job) -> Problem:
         (replace(TWO_JOBS, limits=Limits(nodes=2, budget_usd=5.0)), r"budget of \$5.00 is too small: job 'b'.*\$6.00"),
     ],
 )
-def test_infeasible_problems_say_which_job_and_which_constraint(problem: Problem, words: str) -> None:
+def test_infeasible_problems_say_which_job_and_which_constraint(problem: PlanningProblem, words: str) -> None:
     with pytest.raises(InfeasiblePlanError, match=words) as raised:
         check_problem(problem)
     assert isinstance(raised.value, PlanningError)
@@ -82,7 +82,7 @@ def test_infeasible_problems_say_which_job_and_which_constraint(problem: Problem
         (with_job(replace(FIRST, seconds={on("small", 1): 0.0})), "Job 'a' takes 0.0 s on 1 GPUs of 'small'"),
     ],
 )
-def test_malformed_problems_say_what_was_given_and_expected(problem: Problem, words: str) -> None:
+def test_malformed_problems_say_what_was_given_and_expected(problem: PlanningProblem, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         check_problem(problem)
 

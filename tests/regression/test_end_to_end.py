@@ -13,7 +13,7 @@ import pytest
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
-from lightning_predict.regression.end_to_end import RegressionOptions, columns_of, fit_regression, left_out_errors
+from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, left_out_errors, values_of
 from lightning_predict.regression.runs import PastRun, RunSetting
 
 SIZES = (8, 16, 32, 64)
@@ -186,7 +186,7 @@ def test_a_regression_that_falls_below_0_gives_no_time() -> None:
 
 
 def test_columns_have_a_value_for_each_setting() -> None:
-    columns = columns_of([setting(8), setting(16)], ["batch_size", "num_gpus"])
+    columns = values_of([setting(8), setting(16)], ["batch_size", "num_gpus"])
     assert {name: values.tolist() for name, values in columns.items()} == {"batch_size": [8, 16], "num_gpus": [1, 1]}
 
 

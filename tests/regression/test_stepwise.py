@@ -18,7 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.regression.stepwise import FloatArray, StepwiseRegression
+from lightning_predict.kernels.arrays import FloatArray
+from lightning_predict.regression.stepwise import StepwiseRegression
 
 
 def example(rows: int, noise: float, seed: int = 0) -> tuple[FloatArray, FloatArray]:

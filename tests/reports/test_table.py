@@ -22,7 +22,6 @@ from lightning_predict.reports.table import (
     bound_notes,
     doubtful_note,
     epoch_note,
-    folded,
     grid,
     in_use_note,
     indirect_note,
@@ -34,6 +33,7 @@ from lightning_predict.reports.table import (
     plain_table,
     print_table,
     replicas_note,
+    stood_for,
     total_notes,
 )
 from lightning_predict.testing import changed
@@ -74,9 +74,9 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
     assert plain_table(shown, verbose=True).count("loader  ") >= 3
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
-    assert list(folded(in_use)) == []
-    assert list(folded(of(waiting, changed(cheaper, memory_fit="tight")))) == []
-    assert list(folded(of(T4, changed(T4, layout="L4")))) == []
+    assert list(stood_for(in_use)) == []
+    assert list(stood_for(of(waiting, changed(cheaper, memory_fit="tight")))) == []
+    assert list(stood_for(of(T4, changed(T4, layout="L4")))) == []
 
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.run.batch_size import LARGEST, Line, largest_power_of_two, line_through
+from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
 
 
 @given(constant=st.floats(0, 1e9), per_sample=st.floats(0, 1e9), sizes=st.sets(st.integers(1, 4096), min_size=2))
@@ -22,7 +22,7 @@ def test_of_three_the_least_squares_line_counts() -> None:
 
 
 def test_what_would_fall_is_flat() -> None:
-    assert line_through({8: 2.0, 16: 1.0}) == Line(1.5, 0.0)
+    assert line_through({8: 2.0, 16: 1.0}) == StraightLine(1.5, 0.0)
 
 
 @pytest.mark.parametrize("values", [{}, {8: 1.0}, {0: 1.0, 8: 1.0}])
@@ -33,7 +33,7 @@ def test_two_sizes_are_needed(values: dict[int, float]) -> None:
 
 @given(constant=st.floats(0, 1e9), per_sample=st.floats(1e-3, 1e9), available=st.floats(1, 1e12))
 def test_it_fits_and_the_next_does_not(constant: float, per_sample: float, available: float) -> None:
-    line = Line(constant, per_sample)
+    line = StraightLine(constant, per_sample)
     size = largest_power_of_two(line, available)
     if size is None:
         assert line.at(1) > available
@@ -43,8 +43,8 @@ def test_it_fits_and_the_next_does_not(constant: float, per_sample: float, avail
 
 
 def test_exact_powers() -> None:
-    assert largest_power_of_two(Line(100.0, 1.0), 164.0) == 64
-    assert largest_power_of_two(Line(100.0, 1.0), 163.9) == 32
-    assert largest_power_of_two(Line(100.0, 1.0), 101.0) == 1
-    assert largest_power_of_two(Line(100.0, 1.0), 100.5) is None
-    assert largest_power_of_two(Line(100.0, 0.0), 100.5) == LARGEST
+    assert largest_power_of_two(StraightLine(100.0, 1.0), 164.0) == 64
+    assert largest_power_of_two(StraightLine(100.0, 1.0), 163.9) == 32
+    assert largest_power_of_two(StraightLine(100.0, 1.0), 101.0) == 1
+    assert largest_power_of_two(StraightLine(100.0, 1.0), 100.5) is None
+    assert largest_power_of_two(StraightLine(100.0, 0.0), 100.5) == LARGEST

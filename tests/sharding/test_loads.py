@@ -10,7 +10,7 @@ from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import problem_times
-from lightning_predict.sharding.loads import KINDS, Load, Part, loads_of, local_samples, no_load
+from lightning_predict.sharding.loads import KINDS, Load, TablePart, loads_of, local_samples, no_load
 from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable
 
 A100 = "A100-SXM-80GB"
@@ -32,8 +32,8 @@ def test_rows_are_dealt_in_blocks_of_one_size() -> None:
     table = EmbeddingTable(rows=10, dim=64, pooling=5)
     # Blocks of ceil(10 / 4) = 3 rows: 3, 3, 3 and 1; each finds its share of the five rows of a bag.
     assert KINDS["row_wise"].parts(table, 4, 1024) == (
-        Part(rows=3, dim=64, bags=1024, lookups=1.5, holders=3),
-        Part(rows=1, dim=64, bags=1024, lookups=0.5, holders=1),
+        TablePart(rows=3, dim=64, bags=1024, lookups=1.5, holders=3),
+        TablePart(rows=1, dim=64, bags=1024, lookups=0.5, holders=1),
     )
 
 
@@ -46,7 +46,7 @@ def test_a_table_of_few_rows_leaves_gpus_out() -> None:
 def test_rows_that_are_not_summed_are_found_by_one_gpu_each() -> None:
     tokens = EmbeddingTable(rows=100, dim=64, vectors=7, is_pooled=False)
     (part,) = KINDS["row_wise"].parts(tokens, 4, 1024)
-    assert part == Part(rows=25, dim=64, bags=1024 * 7 / 4, lookups=1.0, holders=4)
+    assert part == TablePart(rows=25, dim=64, bags=1024 * 7 / 4, lookups=1.0, holders=4)
 
 
 def test_columns_differ_by_one_at_most() -> None:

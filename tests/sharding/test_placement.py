@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.overlap import FRICTION
+from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.sharding.placement import TABLE_SHARE, Placement, place_tables
+from lightning_predict.sharding.placement import TABLE_SHARE, TablePlacement, place_tables
 from lightning_predict.sharding.step import Assignment, ShardingPlan, sharded_step
 from lightning_predict.sharding.tables import EmbeddingTable
 
@@ -18,7 +18,7 @@ GIB = 2**30
 EIGHT = "8xA100-SXM-80GB"
 
 
-def plans(placement: Placement) -> dict[str, ShardingPlan]:
+def plans(placement: TablePlacement) -> dict[str, ShardingPlan]:
     return {plan.name: plan for plan in placement.plans}
 
 
@@ -114,9 +114,13 @@ def test_the_links_that_a_user_knows_decide() -> None:
     assert fast.best.name == "row_wise"  # eight GPUs share the look-ups, and sending is free
     assert slow.best.name == "column_wise"
     sent = 2 * 7 / 8 * 2e5 * 64 * 4
-    assert plans(slow)["data_parallel"].communication_seconds == pytest.approx(FRICTION.slowdown * sent / 1e8, rel=1e-3)
+    assert plans(slow)["data_parallel"].communication_seconds == pytest.approx(
+        OVERLAP_COSTS.slowdown * sent / 1e8, rel=1e-3
+    )
     sent = 2 * 7 * 8192 * 64 * 4 + 7 * 8192 * 21 * 8
-    assert plans(slow)["table_wise"].communication_seconds == pytest.approx(FRICTION.slowdown * sent / 1e8, rel=1e-3)
+    assert plans(slow)["table_wise"].communication_seconds == pytest.approx(
+        OVERLAP_COSTS.slowdown * sent / 1e8, rel=1e-3
+    )
 
 
 def test_one_gpu_has_one_plan() -> None:

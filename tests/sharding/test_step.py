@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.distributed.overlap import FRICTION
+from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import collective
@@ -69,7 +69,7 @@ def test_the_step_is_the_slowest_look_up_the_slowest_update_and_all_exchanges() 
     plan = sharded_step([Assignment(LARGE, "table_wise", 0), Assignment(SMALL, "table_wise", 1)], FOUR, samples=1024)
     assert plan.compute_seconds == max(plan.forward_seconds) + max(plan.backward_seconds)
     layout = layout_of(FOUR)
-    exchanged = FRICTION.slowdown * sum(  # beside a training step
+    exchanged = OVERLAP_COSTS.slowdown * sum(  # beside a training step
         float(collective(operation, message, layout).middle[0]) for (operation, _), message in messages(plan).items()
     )
     assert plan.communication_seconds == pytest.approx(exchanged)

@@ -14,7 +14,7 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.distributed.layout_steps import Setting, single_steps
-from lightning_predict.distributed.overlap import FRICTION, Event, Links, slowest_of
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, Event, Links, slowest_of
 from lightning_predict.distributed.strategy import strategy_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
@@ -136,8 +136,8 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
         expected - sum(one.seconds for one in events if not one.is_transfer)
     )
     alone = np.array(sum(one.seconds for one in events if not one.is_transfer))
-    waiting = float(FRICTION.spread(alone)) * slowest_of(4) * float(alone)
-    assert found.step.seconds == pytest.approx(expected + FRICTION.contention * hidden + waiting, rel=1e-6)
+    waiting = float(OVERLAP_COSTS.spread(alone)) * slowest_of(4) * float(alone)
+    assert found.step.seconds == pytest.approx(expected + OVERLAP_COSTS.contention * hidden + waiting, rel=1e-6)
     assert math.fsum(one.seconds for one in events if one.is_critical) == pytest.approx(expected, rel=1e-6)
 
 
@@ -145,7 +145,7 @@ def test_vectors_are_exchanged_by_hand(step: Trace) -> None:
     # Each of four GPUs holds a table: of its 2048 samples' vectors of 64 numbers it gets 1/4 x 4 tables. Even, so the
     # message is all that a GPU holds in the end: 4 tables x 2048 x 64 x 4 bytes.
     found = whole(step, "table_wise")
-    links = Links(FOUR, CATALOGUE, FRICTION.slowdown)
+    links = Links(FOUR, CATALOGUE, OVERLAP_COSTS.slowdown)
     (vectors,) = links.collective("alltoall", [TABLES * BATCH * WIDTH * 4])
     assert total(found.events, "all-to-all of vectors") == pytest.approx(float(vectors[1]))
     (indices,) = links.collective("alltoall", [TABLES * BATCH * (POOLING + 1) * 8])

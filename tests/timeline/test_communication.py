@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.overlap import Piece, Transfer, walk
+from lightning_predict.distributed.overlap import Transfer, WorkSegment, walk
 
 
-def piece(seconds: float, waits_for: int | None = None) -> Piece:
-    return Piece(np.array([seconds]), waits_for)
+def piece(seconds: float, waits_for: int | None = None) -> WorkSegment:
+    return WorkSegment(np.array([seconds]), waits_for)
 
 
 def transfer(seconds: float, after: int) -> Transfer:
@@ -48,7 +48,7 @@ def test_a_transfer_after_the_last_piece_makes_the_step_longer() -> None:
 
 
 def test_rows_are_independent() -> None:
-    pieces = [Piece(np.array([1.0, 5.0])), Piece(np.array([1.0, 1.0]), waits_for=0)]
+    pieces = [WorkSegment(np.array([1.0, 5.0])), WorkSegment(np.array([1.0, 1.0]), waits_for=0)]
     walked = walk(pieces, [Transfer(np.array([3.0, 1.0]), after=0)])
     assert walked.seconds.tolist() == [4.0, 6.0]  # waits from 1 to 3; does not wait
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, simulate
+from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, run_queues
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 
@@ -23,7 +23,7 @@ def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = 
 
 
 def run(*operations: Launching, steps: int = 1) -> Simulated:
-    return simulate(launch_order(operations, gpus=1), HOST, steps=steps)
+    return run_queues(launch_order(operations, gpus=1), HOST, steps=steps)
 
 
 def microseconds(result: Simulated) -> float:
@@ -101,12 +101,12 @@ def test_waiting_and_busy_time_are_attributed_to_operations() -> None:
 
 def test_gpus_are_simulated_apart() -> None:
     both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    result = simulate(launch_order([both], gpus=2), HOST, steps=3)
+    result = run_queues(launch_order([both], gpus=2), HOST, steps=3)
     np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
 
 
 def test_faster_kernels_are_what_shorter_ones_are() -> None:
-    fast, short = simulate(launch_order([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
+    fast, short = run_queues(launch_order([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
     assert microseconds(fast) == microseconds(short) == pytest.approx(10 + 65)
     np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
 
@@ -130,7 +130,7 @@ def test_a_step_is_between_the_later_queue_and_both_in_turn(
 
 def test_a_stream_leaves_a_gap_between_kernels_that_wait_in_it() -> None:
     # Starts at 10; 100, a gap of 1, 30 and a gap of 1 for each.
-    result = simulate(launch_order([work(100), work(30)], gpus=1, gap_seconds=1e-6), HOST, steps=1)
+    result = run_queues(launch_order([work(100), work(30)], gpus=1, gap_seconds=1e-6), HOST, steps=1)
     assert microseconds(result) == pytest.approx(10 + 100 + 1 + 30 + 1)
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 111])
     np.testing.assert_allclose(result.kernel_seconds[0] * 1e6, [100, 30])
@@ -140,7 +140,7 @@ def test_a_stream_leaves_a_gap_between_kernels_that_wait_in_it() -> None:
 
 def test_a_gap_makes_no_difference_where_launches_come_late() -> None:
     order = launch_order([work(1), work(1)], gpus=1, gap_seconds=1e-6)
-    assert microseconds(simulate(order, HOST)) == pytest.approx(microseconds(run(work(1), work(1), steps=3)))
+    assert microseconds(run_queues(order, HOST)) == pytest.approx(microseconds(run(work(1), work(1), steps=3)))
 
 
 @given(st.lists(KERNELS, min_size=1, max_size=20), st.floats(1, 3))

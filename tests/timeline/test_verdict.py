@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.simulation import Launching, launch_order, simulate
+from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
 from lightning_predict.timeline.verdict import (
     FASTER,
     MOST_PARTS,
@@ -25,7 +25,7 @@ from tests.timeline.test_simulation import work
 
 def verdict(*operations: Launching) -> Verdict:
     """Of a running loop."""
-    step, faster = (simulate(launch_order(operations, gpus=1), HOST, speed=speed) for speed in (1, FASTER))
+    step, faster = (run_queues(launch_order(operations, gpus=1), HOST, speed=speed) for speed in (1, FASTER))
     (found,) = verdicts(operations, step, faster)
     return found
 
@@ -96,7 +96,7 @@ def test_nothing_at_all_is_no_share_of_anything() -> None:
 
 def test_gpus_have_verdicts_of_their_own() -> None:
     both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    step, faster = (simulate(launch_order([both], gpus=2), HOST, speed=speed) for speed in (1, FASTER))
+    step, faster = (run_queues(launch_order([both], gpus=2), HOST, speed=speed) for speed in (1, FASTER))
     assert [one.bound_by for one in verdicts([both], step, faster)] == ["device", "host"]
 
 

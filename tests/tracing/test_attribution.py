@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_predict.tracing.attribution import Found, select_operations
+from lightning_predict.tracing.attribution import FoundOperation, select_operations
 from lightning_predict.tracing.events import read_profile
 from tests.tracing.test_events import event
 
@@ -29,11 +29,11 @@ def kernel(start: float, correlation: int, name: str = "k", *, tid: int = 1) -> 
     ]
 
 
-def select(*rows: dict[str, Any]) -> list[Found]:
+def select(*rows: dict[str, Any]) -> list[FoundOperation]:
     return select_operations(read_profile(list(rows), "f", step=None))
 
 
-def summary(found: list[Found]) -> list[tuple[str, int]]:
+def summary(found: list[FoundOperation]) -> list[tuple[str, int]]:
     return [(item.name, len(item.work)) for item in found]
 
 

@@ -14,7 +14,7 @@ import lightning_predict as lp
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.reported_gpu import gpu_in_use
-from lightning_predict.tracing.trace import FORMAT, Trace, read_json
+from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 from tests.recordings import RECORDINGS, recording
 
 pytestmark = pytest.mark.recorded
@@ -32,7 +32,7 @@ REFUSED: Final = {
 @cache
 def load(name: str, gpu: str | None = None) -> Trace:
     path = recording(name)
-    document = read_json(path, strict=False)
+    document = read_trace_json(path, strict=False)
     if isinstance(document, dict) and document.get("format") == FORMAT:
         return Trace.load(path)
     return import_trace(path, gpu=gpu)

@@ -13,8 +13,8 @@ from lightning_predict.tracing import recording, waiting
 from lightning_predict.tracing.running_loop import (
     BLOCK_BATCHES,
     BLOCKS_OF_A_RUN,
-    Block,
     BlockTimer,
+    StepBlock,
     block_steps,
     running_step_seconds,
     with_running_loop,
@@ -38,7 +38,7 @@ class Queue:
         self.now = max(self.now, self.free)
 
 
-def measured(host: float, device: float, *, batches: int = 1, steps: int = 8) -> tuple[float, float, Block]:
+def measured(host: float, device: float, *, batches: int = 1, steps: int = 8) -> tuple[float, float, StepBlock]:
     """One step that waits after each batch, its host's part, and a block of steps."""
     queue = Queue(host, device)
     done_by_host = 0.0
@@ -51,7 +51,7 @@ def measured(host: float, device: float, *, batches: int = 1, steps: int = 8) ->
     for _ in range(steps * batches):
         queue.batch()
     queue.wait()
-    block = Block(seconds=queue.now - began, waited_seconds=0.0, steps=steps, batches=batches)
+    block = StepBlock(seconds=queue.now - began, waited_seconds=0.0, steps=steps, batches=batches)
     return standing, done_by_host, block
 
 
@@ -73,25 +73,25 @@ def test_a_running_step_takes_as_long_as_the_slower_of_host_and_device(
 
 
 def test_the_example_of_a_block() -> None:
-    block = Block(seconds=0.86, waited_seconds=0.0, steps=8)
+    block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
     assert running_step_seconds(block, standing=0.12, host=0.03) == pytest.approx((0.86 - 0.12) / 7)
 
 
 def test_a_block_that_waited_for_its_loader_says_nothing() -> None:
-    assert running_step_seconds(Block(seconds=1.0, waited_seconds=0.03, steps=8), standing=0.13, host=0.1) is None
-    assert running_step_seconds(Block(seconds=1.0, waited_seconds=0.0, steps=2), standing=0.5, host=0.1) is None
+    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.03, steps=8), standing=0.13, host=0.1) is None
+    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.0, steps=2), standing=0.5, host=0.1) is None
 
 
 def test_what_a_host_waited_for_batches_is_taken_out_where_the_step_follows_the_host() -> None:
-    block = Block(seconds=1.01, waited_seconds=0.01, steps=10)
+    block = StepBlock(seconds=1.01, waited_seconds=0.01, steps=10)
     assert running_step_seconds(block, standing=0.1, host=0.1) == pytest.approx(0.1)
     # A device that is done 0.06 after its host used the wait.
     assert running_step_seconds(block, standing=0.11, host=0.05) == pytest.approx((1.01 - 0.11) / 9)
 
 
 def test_a_running_step_is_neither_half_of_a_standing_one_nor_longer_than_the_block_shows() -> None:
-    assert running_step_seconds(Block(seconds=1.0, waited_seconds=0.0, steps=8), standing=0.9, host=0.1) == 1.0 / 8
-    block = Block(seconds=4.0, waited_seconds=0.0, steps=8)
+    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.0, steps=8), standing=0.9, host=0.1) == 1.0 / 8
+    block = StepBlock(seconds=4.0, waited_seconds=0.0, steps=8)
     assert running_step_seconds(block, standing=0.9, host=0.1) == pytest.approx(0.45)
     assert running_step_seconds(block, standing=0.1, host=0.1) == 0.5
 
@@ -123,7 +123,7 @@ def test_a_block_is_tried_twice() -> None:
 
 def test_a_trace_holds_what_was_read() -> None:
     plain = Trace(operations=(), device="cuda", recorder="profiler", step_seconds=(0.12, 0.14, 0.12))
-    block = Block(seconds=0.86, waited_seconds=0.0, steps=8)
+    block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8)
     found = with_running_loop(plain, hosts=(0.03, 0.03, 0.03), block=block)
     assert found.running_step_seconds == pytest.approx((0.86 - 0.12) / 7)
     assert found.running_steps == 8
@@ -131,7 +131,7 @@ def test_a_trace_holds_what_was_read() -> None:
     assert found.untimed().measured_steps == ()
     assert plain.measured_steps == plain.step_seconds
     assert with_running_loop(plain, hosts=(), block=block) == plain
-    of_two = Block(seconds=0.86, waited_seconds=0.0, steps=4, batches=2)
+    of_two = StepBlock(seconds=0.86, waited_seconds=0.0, steps=4, batches=2)
     assert with_running_loop(plain, hosts=(0.03,) * 3, block=of_two).running_step_seconds is None
 
 

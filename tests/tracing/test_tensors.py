@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from lightning_predict.tracing.tensors import StorageNumbers, json_value, tensors_in
+from lightning_predict.tracing.tensors import StorageNumbers, json_argument, tensors_in
 from lightning_predict.tracing.trace import TensorInfo
 
 
@@ -80,8 +80,8 @@ def test_lists_are_flattened_in_order() -> None:
     ],
 )
 def test_arguments_become_json(value: object, expected: object) -> None:
-    assert json_value(value) == expected
-    json.dumps(json_value(value), allow_nan=False)
+    assert json_argument(value) == expected
+    json.dumps(json_argument(value), allow_nan=False)
 
 
 def test_a_sparse_gradient_on_the_meta_device_holds_the_rows_that_were_asked_for() -> None:

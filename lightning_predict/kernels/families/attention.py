@@ -32,11 +32,11 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     Columns,
+    CountedProblem,
     Family,
     Formula,
     NamedFeatures,
     OperationKind,
-    Part,
     Problem,
     ProblemBatch,
     register,
@@ -190,26 +190,26 @@ def _is_single(problem: Problem) -> bool:
 SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, knows=_is_single)
 
 
-def _as_products(problem: Problem) -> tuple[Part, ...]:
+def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
     """Split attention into two batched products; the softmax between them is fused."""
     w = problem.shape
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
     scores = Problem("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
     values = Problem("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
-    return Part(visible, scores), Part(visible, values)
+    return CountedProblem(visible, scores), CountedProblem(visible, values)
 
 
-def _as_forward_pass(problem: Problem) -> tuple[Part, ...]:
-    return (Part(BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
+def _as_forward_pass(problem: Problem) -> tuple[CountedProblem, ...]:
+    return (CountedProblem(BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
 
 
-def _without_a_mask(problem: Problem) -> tuple[Part, ...]:
+def _without_a_mask(problem: Problem) -> tuple[CountedProblem, ...]:
     """Take the share of unmasked attention that blocks cannot skip."""
     columns = {word: np.array([value]) for word, value in problem.shape.items()}
     share = float(_visible_share(_under_a_mask(columns))[0]) + DIAGONAL_KEYS / problem.shape["kv_seq"]
     times = BACKWARD_RATIO if problem.operation.endswith("_backward") else 1.0
-    return (Part(times * min(share, 1.0), Problem("attention", problem.dtype, (*problem.dims, 0.0))),)
+    return (CountedProblem(times * min(share, 1.0), Problem("attention", problem.dtype, (*problem.dims, 0.0))),)
 
 
 def _as_a_server(problem: Problem) -> Problem:
@@ -217,7 +217,7 @@ def _as_a_server(problem: Problem) -> Problem:
     return Problem(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
 
 
-def _eager_attention(problem: Problem) -> tuple[Part, ...]:
+def _eager_attention(problem: Problem) -> tuple[CountedProblem, ...]:
     """List the parts: scores, their scaling, the mask where there is one, softmax, the product with the values.
 
     Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
@@ -227,13 +227,25 @@ def _eager_attention(problem: Problem) -> tuple[Part, ...]:
     scores = Problem("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
     values = Problem("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
     matrix = (b * w["seq"], w["kv_seq"])
-    scaling = Part(1.0, Problem("mul_scalar", dtype, matrix))
+    scaling = CountedProblem(1.0, Problem("mul_scalar", dtype, matrix))
     if problem.operation.endswith("_backward"):
-        softmax = Part(1.0, Problem("softmax_backward", dtype, matrix))
+        softmax = CountedProblem(1.0, Problem("softmax_backward", dtype, matrix))
         transposed = Problem("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
-        return Part(1.0, scores), Part(1.0, values), Part(2.0, transposed), softmax, scaling
-    mask = (Part(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
-    return Part(1.0, scores), scaling, *mask, Part(1.0, Problem("softmax", dtype, matrix)), Part(1.0, values)
+        return (
+            CountedProblem(1.0, scores),
+            CountedProblem(1.0, values),
+            CountedProblem(2.0, transposed),
+            softmax,
+            scaling,
+        )
+    mask = (CountedProblem(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
+    return (
+        CountedProblem(1.0, scores),
+        scaling,
+        *mask,
+        CountedProblem(1.0, Problem("softmax", dtype, matrix)),
+        CountedProblem(1.0, values),
+    )
 
 
 register(

@@ -47,11 +47,11 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     Columns,
+    CountedProblem,
     Family,
     Formula,
     NamedFeatures,
     OperationKind,
-    Part,
     Problem,
     ProblemBatch,
     batch_of,
@@ -716,10 +716,10 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         total: Array = np.sum(sizes, axis=0)
         return total
 
-    def as_plane(problem: Problem) -> tuple[Part, ...]:
+    def as_plane(problem: Problem) -> tuple[CountedProblem, ...]:
         plane = variant.as_plane(batch_of([problem]).columns)
         dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
-        return (Part(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
+        return (CountedProblem(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
 
     def by_formula(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)

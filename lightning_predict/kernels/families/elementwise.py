@@ -35,10 +35,10 @@ from lightning_predict.kernels.features import (
 )
 from lightning_predict.kernels.operations import (
     Array,
+    CountedProblem,
     Family,
     NamedFeatures,
     OperationKind,
-    Part,
     Problem,
     ProblemBatch,
     batch_of,
@@ -123,17 +123,17 @@ VECTOR: Final = Family(
 )
 
 
-def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[Part, ...]]:
+def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[CountedProblem, ...]]:
     """Make a proxy of which only the bytes are known: half of the traffic read, half written, whatever the true split.
 
     Args:
         times: How much longer than such a transfer it takes, where that was measured.
     """
 
-    def proxy(problem: Problem) -> tuple[Part, ...]:
+    def proxy(problem: Problem) -> tuple[CountedProblem, ...]:
         batch = batch_of([problem])
         half = float(batch.bytes_moved[0]) / 2
-        return (Part(times, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
+        return (CountedProblem(times, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
     return proxy
 

@@ -30,11 +30,11 @@ from lightning_predict.kernels.latency import issue_rate
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
+    CountedProblem,
     Family,
     Floor,
     NamedFeatures,
     OperationKind,
-    Part,
     Problem,
     ProblemBatch,
     register,
@@ -164,7 +164,7 @@ HALF_PRECISION: Final = Family(
 )
 
 
-def _product_backward(problem: Problem) -> tuple[Part, ...]:
+def _product_backward(problem: Problem) -> tuple[CountedProblem, ...]:
     """Split into two products: gradient x weight for the data, data x gradient for the weight."""
     b, m, n, k = problem.dims
     if problem.operation == "linear_backward":
@@ -172,7 +172,7 @@ def _product_backward(problem: Problem) -> tuple[Part, ...]:
     else:
         shapes = ((b, m, k, n), (b, k, n, m))
     name = problem.operation.removesuffix("_backward")
-    return tuple(Part(1.0, Problem(name, problem.dtype, shape)) for shape in shapes)
+    return tuple(CountedProblem(1.0, Problem(name, problem.dtype, shape)) for shape in shapes)
 
 
 register(

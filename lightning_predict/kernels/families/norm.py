@@ -26,8 +26,8 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
     Array,
+    CountedProblem,
     Floor,
-    Part,
     Problem,
     ProblemBatch,
     Rereads,
@@ -263,9 +263,9 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     return tuple(Problem(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems)
 
 
-def _times(ratio: float, name: str) -> Callable[[Problem], tuple[Part, ...]]:
+def _times(ratio: float, name: str) -> Callable[[Problem], tuple[CountedProblem, ...]]:
     """Make a proxy: another operation of the same shape, times a factor."""
-    return lambda problem: (Part(ratio, Problem(name, problem.dtype, problem.dims)),)
+    return lambda problem: (CountedProblem(ratio, Problem(name, problem.dtype, problem.dims)),)
 
 
 register(

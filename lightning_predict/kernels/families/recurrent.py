@@ -19,8 +19,8 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
     Columns,
+    CountedProblem,
     OperationKind,
-    Part,
     Problem,
     register,
     translates,
@@ -59,7 +59,7 @@ launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microsecond
 KernelBench, which are therefore no test of it)."""
 
 
-def _as_products(problem: Problem) -> tuple[Part, ...]:
+def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
     """Split into products with the input, one for all steps of a layer, and steps that wait for each other.
 
     A step is a small product, a pass over its gates, and the kernels in between. What a library computes beside each
@@ -79,12 +79,12 @@ def _as_products(problem: Problem) -> tuple[Part, ...]:
             once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
         else:
             once = [(rows, gates, features)]
-        parts += [Part(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
+        parts += [CountedProblem(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
     together = w["layers"] if w["directions"] == 1 else w["directions"]
     chain = w["layers"] * w["directions"] * w["steps"] / together
     step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
     name = "linear" if together == 1 else "bmm"
-    parts.append(Part(chain, Problem(name, dtype, (together, *step))))
+    parts.append(CountedProblem(chain, Problem(name, dtype, (together, *step))))
     # A wave takes as many more steps as there are layers before the last.
     waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
     return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
@@ -92,13 +92,13 @@ def _as_products(problem: Problem) -> tuple[Part, ...]:
 
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
-) -> tuple[Part, ...]:
+) -> tuple[CountedProblem, ...]:
     """Count steps without their products: gates, twice, and the cell are read; gates, cell and state written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
-    waiting = Part(waits * kernels, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
-    return Part(chain, Problem("transfer", "float32", dims)), waiting
+    waiting = CountedProblem(waits * kernels, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
+    return CountedProblem(chain, Problem("transfer", "float32", dims)), waiting
 
 
 def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:

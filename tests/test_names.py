@@ -1,0 +1,50 @@
+"""One meaning a name: no public class, type or function of the package is defined in two modules."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import lightning_predict
+
+PACKAGE = Path(lightning_predict.__file__).parent
+
+SAME_MEANING = {
+    # A type variable stands for whatever it is bound to; each module declares its own.
+    *("Batch", "Parameters", "Result", "Value", "Default"),
+    # A command of the command line, and the function that it calls.
+    *("advise", "measure", "predict", "simulate"),
+    # What a forecast needs to know of a run, read from each trainer; whether a step trains, from a trace or its work.
+    *("facts_of", "has_backward"),
+}
+"""Names that two modules define on purpose, in one meaning."""
+
+
+def public_names(source: str) -> set[str]:
+    """Classes, functions and types that a module defines; constants, whose names are capitals, aside."""
+    found = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in found if not name.startswith("_") and not (name.isupper() and len(name) > 1)}
+
+
+def homes_of(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The modules that define each name, where they are several."""
+    homes = defaultdict(list)
+    for module, source in sources.items():
+        for name in public_names(source):
+            homes[name].append(module)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1 and name not in SAME_MEANING}
+
+
+def test_no_public_name_has_two_homes() -> None:
+    sources = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert homes_of(sources) == {}
+
+
+def test_a_second_home_is_noticed() -> None:
+    assert homes_of({"a.py": "class Outcome: ...", "b.py": "Outcome = int"}) == {"Outcome": ["a.py", "b.py"]}
