@@ -407,6 +407,8 @@ def read_csv(
     *,
     name: str = "",
     columns: Sequence[str] = (),
+    header: Sequence[str] = (),
+    delimiter: str = ",",
 ) -> Iterator[Checked]:
     """Read the rows of a CSV file, gzip or plain, as mappings of texts by column; blank lines are left out.
 
@@ -415,6 +417,8 @@ def read_csv(
         error: Class of its errors.
         name: What errors call it; the path where left out.
         columns: Columns that it must have.
+        header: Names of the columns of a file whose first line does not name them.
+        delimiter: What stands between cells.
 
     Raises:
         LightningPredictError: Not CSV, not UTF-8, a missing column, a row of another length, or over a limit; of the
@@ -430,10 +434,12 @@ def read_csv(
     except UnicodeDecodeError as problem:
         line = content.count(b"\n", 0, problem.start) + 1
         raise file.refusal(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     line = 1  # on which a row begins; a quoted field may span several
+    expected = f"the {len(header)} of such a file" if header else ""
     try:
-        header = next(reader, [])
+        header = header or next(reader, [])
+        expected = expected or f"the {len(header)} of line 1"
         for column in columns:
             if column not in header:
                 found = ", ".join(map(repr, header[:20])) or "none"
@@ -443,7 +449,7 @@ def read_csv(
         for cells in reader:
             if cells:
                 if len(cells) != len(header):
-                    raise file.refusal(f"has {len(cells)} cells; expected the {len(header)} of line 1.", line=line)
+                    raise file.refusal(f"has {len(cells)} cells; expected {expected}.", line=line)
                 yield Checked(dict(zip(header, cells, strict=True)), file, "", line)
             line = reader.line_num + 1
     except csv.Error as problem:

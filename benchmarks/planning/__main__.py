@@ -2,7 +2,9 @@
 
     python -m benchmarks.planning study.yaml --output study --workers -1
 
-An empty file of settings takes the defaults of `study.py`.
+An empty file of settings takes the defaults of `study.py`. With `setting: stream`, jobs come as in a published stream:
+
+    python -m benchmarks.planning study.yaml --streams FOLDER
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -34,9 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("study", type=Path, help="YAML file of settings")
     parser.add_argument("--output", type=Path, default=None, help="folder to write all runs and the figure to")
     parser.add_argument("--workers", type=int, default=None, help="processes, -1 for all cores")
+    parser.add_argument("--streams", type=Path, default=None, help="folder of published jobs and throughputs (Gavel)")
     options = parser.parse_args(arguments)
     try:
-        study = read_study(options.study)
+        study = read_study(options.study, streams=options.streams)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("runs", total=len(study.runs))
             runs = run_study(study, workers=options.workers, on_run=lambda _: progress.advance(bar))
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Console(width=WIDTH).print(comparison_table(comparisons))
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
-            document = {"version": 1, "study": study, "comparisons": comparisons, "runs": runs}
+            document = {"version": 1, "study": replace(study, stream=None), "comparisons": comparisons, "runs": runs}
             (options.output / "study.json").write_text(json.dumps(json_value(document), indent=2) + "\n", "utf-8")
             comparison_figure(comparisons).savefig(options.output / "study.svg")
             print(f"Written to {options.output}: study.json, study.svg")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _TITLE: Final = (
     "Medians over the seeds. every: between two jobs. restart: lost by a move. saved: against the best queue rule of "
-    "the same seed (worst to best seed). possible: what no plan surpasses. off: real from predicted cost. "
+    "the same seed (worst to best seed). possible: what no plan surpasses (% of it saved). off: real from predicted "
+    "cost. "
     "slowest: decision"
 )
 
@@ -84,14 +85,14 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         previous = setting
         table.add_row(
             str(item.nodes),
-            f"{item.mean_gap_seconds:g} s",
+            f"{item.mean_gap_seconds:.4g} s",
             f"{item.restart_seconds:g} s",
             item.policy,
             f"{item.machine_usd:,.2f}",
             f"{item.tardiness_usd:,.2f}",
             f"{item.total_usd:,.2f}",
             "" if saved is None else f"{100 * saved.median:.0f} ({100 * saved.low:.0f} to {100 * saved.high:.0f})",
-            "" if saved is None else f"{100 * saved.possible:.0f}",
+            "" if saved is None else f"{100 * saved.possible:.0f} ({100 * saved.share:.0f})",
             f"{100 * item.deviation:.0f}",
             f"{item.longest_decision_seconds:.2f} s",
         )

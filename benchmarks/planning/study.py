@@ -20,7 +20,9 @@ The same study gives the same numbers on any number of workers. Example of `stud
     error: 0.1
     policies: [edf, edf-shared, milp]
 
-With `interruptions_per_hour` and `checkpoint_seconds`, the machines of clouds are offered at spot prices, too.
+With `interruptions_per_hour` and `checkpoint_seconds`, the machines of clouds are offered at spot prices, too. With
+`setting: stream` and `stream: max_min_fairness`, jobs come as in a published stream (`streams.py`), whose folder the
+command names; `mean_gap_seconds` is then the stream's.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
+from benchmarks.planning.streams import Stream, read_stream
 from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
 from lightning_predict.gpus import gpu as find_gpu
@@ -59,7 +62,7 @@ from lightning_predict.planning.validation import check_problem
 JOB_TIMES_FILE: Final = Path(__file__).with_name("job_times.toml")
 CLOUD_JOBS_FILE: Final = Path(__file__).with_name("cloud_jobs.json")
 
-SETTINGS: Final = ("published", "clouds")
+SETTINGS: Final = ("published", "clouds", "stream")
 
 _BYTES_PER_PARAMETER: Final = 4
 _FLOPS_PER_MULTIPLY_ADD: Final = 2
@@ -363,7 +366,7 @@ class Study:
     """The problems and policies that a study compares.
 
     Attributes:
-        setting: `published` or `clouds`.
+        setting: `published`, `clouds` or `stream`.
         nodes: Numbers of nodes; an instance has ten jobs per node.
         mean_gap_seconds: Mean times between two arrivals.
         restart_seconds: Times that a job loses when it moves or goes on after a pause.
@@ -372,6 +375,7 @@ class Study:
         policies: Names of `policies.py`.
         interruptions_per_hour: Of spot machines, which clouds then offer, too: an assumption; None leaves them out.
         checkpoint_seconds: Work between two checkpoints of a job; only with spot machines.
+        stream: Jobs of the setting `stream`.
     """
 
     setting: str = "published"
@@ -383,6 +387,7 @@ class Study:
     policies: tuple[str, ...] = ("edf", "edf-shared", "milp")
     interruptions_per_hour: float | None = None
     checkpoint_seconds: float | None = None
+    stream: Stream | None = None
 
     @property
     def runs(self) -> list[tuple[Instance, str]]:
@@ -447,12 +452,14 @@ class Saving:
         median: Half of the seeds save more.
         high: Of the best seed.
         possible: Median of what a plan at `least_usd` would save.
+        share: Median of what is saved over what is possible.
     """
 
     low: float
     median: float
     high: float
     possible: float
+    share: float
 
 
 @final
@@ -485,8 +492,12 @@ class Comparison:
     longest_decision_seconds: float
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path, *, streams: Path | None = None) -> Study:
     """Read `study.yaml`.
+
+    Args:
+        path: The file.
+        streams: Folder of the published stream that it names; see `streams.py`.
 
     Raises:
         PlanningFormatError: A file that is missing or malformed.
@@ -506,6 +517,14 @@ def read_study(path: Path) -> Study:
         interruptions_per_hour=get("interruptions_per_hour", _float, None),
         checkpoint_seconds=get("checkpoint_seconds", _float, None),
     )
+    if study.setting == "stream":
+        if streams is None or not document.has("stream"):
+            raise PlanningFormatError(
+                "setting: stream needs the name of a stream (stream: max_min_fairness) and the folder that it lies in "
+                "(--streams FOLDER)."
+            )
+        stream = read_stream(streams, document.member("stream").words())
+        study = replace(study, stream=stream, mean_gap_seconds=(stream.mean_gap_seconds,))
     check_study(study)
     return study
 
@@ -544,12 +563,17 @@ def check_study(study: Study) -> None:
         raise InvalidArgumentError(
             "interruptions_per_hour needs setting: clouds; the published machines have no spot price."
         )
+    if (study.setting == "stream") != (study.stream is not None):
+        raise InvalidArgumentError("A study has a stream where its setting is one, and only there.")
     for restart in study.restart_seconds:
-        check_problem(_problem(study, Instance(nodes=1, mean_gap_seconds=1.0, restart_seconds=restart, seed=0)))
+        check_problem(_problem(study, Instance(nodes=1, mean_gap_seconds=1.0, restart_seconds=restart, seed=0))[0])
 
 
-def _problem(study: Study, instance: Instance) -> PlanningProblem:
-    return random_problem(
+def _problem(study: Study, instance: Instance) -> tuple[PlanningProblem, ActualSeconds]:
+    """Return an instance, and what its jobs really take."""
+    if study.stream is not None:
+        return study.stream.instance(nodes=instance.nodes, seed=instance.seed, restart_seconds=instance.restart_seconds)
+    problem = random_problem(
         nodes=instance.nodes,
         mean_gap_seconds=instance.mean_gap_seconds,
         seed=instance.seed,
@@ -559,6 +583,8 @@ def _problem(study: Study, instance: Instance) -> PlanningProblem:
         interruptions_per_hour=study.interruptions_per_hour,
         checkpoint_seconds=study.checkpoint_seconds,
     )
+    draw = cloud_actual_seconds if study.setting == "clouds" else random_actual_seconds
+    return problem, draw(problem, seed=instance.seed)
 
 
 def run_study(
@@ -590,9 +616,8 @@ def run_study(
 
 def run_once(study: Study, instance: Instance, name: str) -> StudyRun:
     """Run one policy on one instance, with predicted and with real times."""
-    problem, seed = _problem(study, instance), instance.seed
-    actual = (cloud_actual_seconds if study.setting == "clouds" else random_actual_seconds)(problem, seed=seed)
-    real = simulate(problem, policy(name), actual_seconds=actual, interruptions=seed)
+    problem, actual = _problem(study, instance)
+    real = simulate(problem, policy(name), actual_seconds=actual, interruptions=instance.seed)
     return StudyRun(
         instance=instance,
         policy=name,
@@ -630,7 +655,13 @@ def _comparison(group: Sequence[StudyRun], best: Mapping[Instance, float]) -> Co
         machine_usd=median(run.machine_usd for run in group),
         tardiness_usd=median(run.tardiness_usd for run in group),
         total_usd=median(run.total_usd for run in group),
-        saved=Saving(low=min(saved), median=median(saved), high=max(saved), possible=median(possible))
+        saved=Saving(
+            low=min(saved),
+            median=median(saved),
+            high=max(saved),
+            possible=median(possible),
+            share=median(part / most if most > 0 else 0.0 for part, most in zip(saved, possible, strict=True)),
+        )
         if saved
         else None,
         deviation=median(abs(run.deviation) for run in group),

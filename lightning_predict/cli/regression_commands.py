@@ -3,6 +3,7 @@
 Example::
 
     lightning-predict regress runs.csv --batch-sizes 256,512 --num-gpus 4,8 --iterations 10000
+    lightning-predict regress alexnet.json.gz --layers googlenet.json.gz,vgg.json.gz
     lightning-predict regress mlruns --columns batch_size=params.bs --values gpu=A10G --gpus A10G,L4 --iterations 5000
 """
 
@@ -39,8 +40,11 @@ def regress(
     degree: int = 2,
     max_terms: int | None = None,
     absolute: bool = False,
+    layers: str | None = None,
 ) -> CommandAnswer:
     """Predict runs with other settings from the times of your own past runs, by a regression.
+
+    With --layers, predict a recorded step of one network from the measured layers of others on the same GPU.
 
     Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, where they differ,
     num_gpus, threads, disk_delay_seconds and inner_modules; or MLflow's folder or database; or an export of MLflow or
@@ -48,7 +52,7 @@ def regress(
     commas; all combinations are predicted. Needs the extra `fitting`.
 
     Args:
-        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`.
+        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`; with --layers a step.
         model: Take the runs of this model only.
         columns: Columns with other names, for example batch_size=params.bs,seconds=Runtime.
         values: What no column says, the same for all runs, for example gpu=T4,num_gpus=1.
@@ -63,7 +67,10 @@ def regress(
         degree: Variables that are multiplied with each other at most.
         max_terms: Terms of the regression at most (default: as many as are significant).
         absolute: Minimise absolute errors instead of relative ones.
+        layers: Steps recorded on one GPU, separated by commas: the time of each kind of layer is a line over its work.
     """
+    if layers is not None:
+        return _of_layers(runs, [Path(name) for name in _words(layers)])
     from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
     from lightning_predict.regression.runs import read_runs
     from lightning_predict.run.history import history_path
@@ -87,6 +94,51 @@ def regress(
     estimates = [regression.predict(setting) for setting in settings]
     return CommandAnswer(
         data=lambda: _data(regression, table, estimates), show=lambda: print(_text(regression, table, estimates))
+    )
+
+
+def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
+    """Predict a step from the layers of recorded ones.
+
+    Raises:
+        TraceError: A file is missing or is no trace.
+        InvalidArgumentError: Recordings of several GPUs, or without kernels.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.regression.layers import fit_layers, layers_of
+    from lightning_predict.reports.format import duration
+    from lightning_predict.tracing.reported_gpu import gpu_in_use
+    from lightning_predict.tracing.trace import Trace
+
+    known = [Trace.load(str(path)) for path in recordings]
+    gpus = {str(None if (gpu := gpu_in_use(one)) is None else gpu.name) for one in known}
+    if len(gpus) > 1:
+        raise InvalidArgumentError(
+            f"--layers has recordings of several GPUs ({', '.join(sorted(gpus))}); a line is of one. Give those of one."
+        )
+    regression = fit_layers(layer for one in known for layer in layers_of(one))
+    trace = Trace.load(str(network))
+    found = regression.predict(trace)
+    measured = sum(kernel.seconds for one in trace.operations for kernel in one.kernels)
+    rows = [
+        [kind, str(line.layers), f"{line.intercept:.3g} + {line.slope:.3g} c", f"{line.most_work:.3g}"]
+        for kind, line in regression.lines.items()
+    ]
+    lines = [
+        aligned(["layers, c in FLOPs or bytes", "fitted", "seconds", "largest c"], rows, right={1, 3}),
+        "",
+        f"{network}: {duration(found.seconds)} of device time in {found.layers} layers on {gpus.pop()}"
+        + (f"; {duration(measured)} were recorded." if measured else "."),
+        *(f"Left out, as no recording has it: {kind}, {count} calls." for kind, count in found.unknown.items()),
+        *(f"{kind}: {factor:.2g} times the work of the largest fitted." for kind, factor in found.beyond.items()),
+    ]
+    return CommandAnswer(
+        data=lambda: {
+            "lines": json_value(regression.lines),
+            "prediction": json_value(found),
+            "recorded_seconds": measured or None,
+        },
+        show=lambda: print("\n".join(lines)),
     )
 
 

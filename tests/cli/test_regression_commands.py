@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.run.history import append_record
+from lightning_predict.tracing.trace import Operation, TensorInfo
 from tests.cli.conftest import Run
+from tests.regression.test_layers import FITTED, matrix_product, step
 from tests.run.test_history import RECORD
 
 
@@ -118,3 +120,23 @@ def test_without_the_extra_it_is_named(table: Path, run: Run, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "lightning_predict.regression.stepwise", raising=False)
     assert "pip install lightning-predict[fitting]" in run("regress", table).err
+
+
+def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run: Run) -> None:
+    FITTED.save(str(tmp_path / "one.json"))
+    step(matrix_product(300), matrix_product(600)).save(str(tmp_path / "two.json"))
+    step(
+        matrix_product(768), Operation(name="aten::sigmoid", phase="forward", inputs=(TensorInfo((9,), "float32"),))
+    ).save(str(tmp_path / "net.json"))
+    ran = run("regress", tmp_path / "net.json", "--layers", f"{tmp_path / 'one.json'},{tmp_path / 'two.json'}")
+    assert (ran.code, ran.err) == (0, "")
+    assert "linear (forward)" in ran.out
+    assert "on T4; " in ran.out
+    assert "were recorded." in ran.out
+    assert "Left out, as no recording has it: transfer (forward), 1 calls." in ran.out
+    found = run("regress", tmp_path / "net.json", "--layers", tmp_path / "one.json", "--json").json
+    assert found["prediction"]["seconds"] == pytest.approx(1e-6 + 1e-12 * 2 * 768**3, rel=1e-6)
+    step(matrix_product(256), gpu="NVIDIA L4").save(str(tmp_path / "l4.json"))
+    ran = run("regress", tmp_path / "net.json", "--layers", f"{tmp_path / 'one.json'},{tmp_path / 'l4.json'}")
+    assert ran.code != 0
+    assert "recordings of several GPUs (L4, T4)" in ran.err

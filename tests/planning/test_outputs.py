@@ -484,7 +484,7 @@ def comparison(policy: str, restart: float, saved: Saving | None) -> Comparison:
 
 
 def test_the_comparison_is_shown_by_what_a_move_costs() -> None:
-    half = Saving(low=0.4, median=0.5, high=0.7, possible=0.8)
+    half = Saving(low=0.4, median=0.5, high=0.7, possible=0.8, share=0.6)
     rows = [comparison(name, restart, half) for restart in (0.0, 60.0) for name in ("edf", "milp")]
     (axes,) = comparison_figure(rows).axes
     assert axes.get_title() == "10 nodes, a job every 30 s"

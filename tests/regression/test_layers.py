@@ -1,0 +1,76 @@
+"""Lines over layers, from kernels whose times are made from known coefficients."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.regression.layers import fit_layers, layers_of
+from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
+
+
+def kernel(seconds: float) -> Kernel:
+    return Kernel(
+        name="k",
+        seconds=seconds,
+        grid=(1, 1, 1),
+        block=(1, 1, 1),
+        registers_per_thread=0,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0.0,
+    )
+
+
+def matrix_product(side: int, *, gpu: bool = True) -> Operation:
+    """A product of square matrices that takes 1 us and 1 ps a FLOP."""
+    matrix = TensorInfo((side, side), "float32")
+    kernels = (kernel(1e-6 + 1e-12 * 2 * side**3),) if gpu else ()
+    return Operation(name="aten::mm", phase="forward", inputs=(matrix, matrix), kernels=kernels)
+
+
+def relu(elements: int, *, gpu: bool = True) -> Operation:
+    """Element-wise work that takes 2 us and 3 ps a byte, of which there are four read and four written."""
+    kernels = (kernel(2e-6 + 3e-12 * 8 * elements),) if gpu else ()
+    return Operation(name="aten::relu", phase="forward", inputs=(TensorInfo((elements,), "float32"),), kernels=kernels)
+
+
+def step(*operations: Operation, device: str = "cuda", gpu: str | None = "Tesla T4") -> Trace:
+    return Trace(operations=operations, device=device, recorder="profiler", gpu_reported_name=gpu)
+
+
+FITTED = step(matrix_product(256), matrix_product(512), matrix_product(1024), relu(1000), relu(4_000_000))
+
+
+def test_a_network_is_the_sum_of_its_layers() -> None:
+    regression = fit_layers(layers_of(FITTED))
+    other = step(
+        matrix_product(768, gpu=False), matrix_product(2048, gpu=False), relu(9000, gpu=False), device="cpu", gpu=None
+    )
+    found = regression.predict(other)
+    flops = 2 * (768**3 + 2048**3)
+    assert found.seconds == pytest.approx(2e-6 + 1e-12 * flops + 2e-6 + 3e-12 * 8 * 9000, rel=1e-6)
+    assert (found.layers, found.unknown) == (3, {})
+    ((kind, times),) = found.beyond.items()
+    assert kind == "linear (forward)"
+    assert times == pytest.approx(8)  # 2,048 is twice 1,024, to the third power
+
+
+def test_kinds_that_no_recording_has_are_said() -> None:
+    found = fit_layers(layers_of(step(matrix_product(256), matrix_product(512)))).predict(FITTED)
+    assert (found.layers, found.unknown) == (3, {"relu (forward)": 2})
+
+
+def test_layers_of_one_size_or_a_falling_line_give_a_mean_rate() -> None:
+    one = fit_layers(layers_of(step(matrix_product(512), matrix_product(512)))).lines["linear (forward)"]
+    assert one.intercept == 0.0
+    assert one.slope == pytest.approx((1e-6 + 1e-12 * 2 * 512**3) / (2 * 512**3))
+    falling = layers_of(step(matrix_product(256), matrix_product(512)), [2.0, 1.0])
+    line = fit_layers(falling).lines["linear (forward)"]
+    assert line.intercept == 0.0
+    assert line.slope == pytest.approx(3.0 / (2 * 256**3 + 2 * 512**3))
+
+
+def test_a_recording_without_kernels_has_no_layers() -> None:
+    with pytest.raises(InvalidArgumentError, match="holds no kernels of operations with shapes"):
+        layers_of(step(matrix_product(256, gpu=False)))
