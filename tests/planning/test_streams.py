@@ -89,5 +89,5 @@ def test_what_is_no_stream_is_refused(folder: Path, name: str, line: str, words:
 def test_a_stream_needs_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("{setting: stream, stream: week}")
-    with pytest.raises(PlanningFormatError, match="simulate --streams FOLDER"):
+    with pytest.raises(PlanningFormatError, match="--streams FOLDER"):
         read_study(path)
