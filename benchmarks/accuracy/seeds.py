@@ -2,15 +2,16 @@
 
     python -m benchmarks.accuracy FOLDER --of seeds
 
-FOLDER holds `training_throughput.csv`, `timm.csv.gz` and `deep_learning_examples.csv`; each part is left out where its
-table is missing. A folder `traces` beside it may hold the recordings of one step on two GPUs. The papers' GPUs,
-frameworks and rows are others than these, which is why the tables say what differs, and no figure is called better.
+FOLDER holds `training_throughput.csv`, `timm.csv.gz`, `deep_learning_examples.csv`, `lin_2024.csv` with its steps, and
+`gavel.csv` with `gavel_jobs`; each part is left out where its table is missing, and a folder without any of them is
+refused. A folder `traces` beside it may hold recordings of GPUs. The papers' GPUs, frameworks and rows are others than
+these, which is why the tables say what differs, and no figure is called better.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -21,14 +22,19 @@ from rich.console import Console
 from rich.table import Table
 
 import lightning_predict as lp
-from benchmarks.accuracy import recordings, regressions
+from benchmarks.accuracy import published_steps, recordings, regressions
 from benchmarks.accuracy.many_gpus import EXAMPLES_TABLE
-from benchmarks.accuracy.recommendation import dlrm_table, evaluate_dlrm
+from benchmarks.accuracy.recommendation import LEAST_ERROR, dlrm_table, evaluate_dlrm
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE, predicted_cases, ratios_of, read_throughput_cases
 from benchmarks.accuracy.vision import TIMM_TABLE
 from benchmarks.accuracy.workloads.dcgan import NOISE, discriminator, generator
 from benchmarks.accuracy.workloads.inception import InceptionV3
 from benchmarks.accuracy.workloads.recorded import without_pauses
+from benchmarks.planning.pictures import comparison_table
+from benchmarks.planning.prototype import played_prototype, slot_costs
+from benchmarks.planning.streams import STREAMS, read_stream
+from benchmarks.planning.streams import TABLE as STREAM_TABLE
+from benchmarks.planning.study import Study, compare, run_study
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
@@ -167,64 +173,99 @@ def _dcgan_sentence() -> str:
     return f"DCGAN, a step of {DCGAN_BATCH} images on the paper's GPUs, predicted from shapes alone: {times}."
 
 
-def _wave_sentences(traces: Path) -> Iterator[str]:
+def wave_sentences(traces: Path) -> Iterator[str]:
+    """Say how far the pair of recordings is predicted, by wave scaling alone and as this package does."""
     for one, other in recordings.PAIRS:
         if (traces / one).is_file() and (traces / other).is_file():
-            for score in recordings.score_pair(traces / one, traces / other):
-                share = score.predicted.step.coverage.get("wave", 0.0)
+            loaded = [recordings.load_recording(traces / name) for name in (one, other)]
+            for score, origin in zip(recordings.score_pair(traces / one, traces / other), loaded, strict=True):
                 error = score.predicted.step.device_seconds / score.device_seconds - 1
+                alone = predict(origin, [score.target], method="wave", history=False)[score.target].device_seconds
                 yield (
                     f"One ResNet-50 step recorded on {score.origin}, predicted on {score.target}: device time "
-                    f"{100 * error:+.1f} %; wave scaling times {100 * share:.0f} % of it in `auto`, ratios of two "
-                    "predictions the rest."
+                    f"{100 * error:+.1f} %; by wave scaling alone, as in the paper's equation, "
+                    f"{100 * (alone / score.device_seconds - 1):+.1f} %."
                 )
 
 
-# --- The whole report
+# --- Lin et al. (HiPC 2022): kernels and idle time, on one GPU
 
 
-def print_report(folder: Path, console: Console, *, measures_cpu: bool = False) -> None:
-    """Print every part that the folder has tables for.
+@final
+@dataclass(frozen=True, slots=True)
+class LinScore:
+    """A published step.
 
-    Args:
-        folder: See the top of this file.
-        console: Where to.
-        measures_cpu: Measure a sweep over the batch size on this processor, too.
+    Attributes:
+        gpu: Its GPU.
+        samples: Samples of it.
+        measured_seconds: As measured.
+        seconds: As predicted.
+        active_seconds: The part of it in which the device computes, as predicted.
+        published: Errors without sign, as shares, of the paper and those that it measured itself against, by name.
     """
-    scores = list(habitat_scores(folder))
-    if scores:
-        console.print(habitat_table(scores))
-        console.print(
-            "The paper times each operation on the GPU in use and scales it by waves, or by networks for convolutions, "
-            "products and recurrent layers. These rows are of whole steps: the measured step times the ratio of two "
-            "predictions, on 17 GPUs of five generations, tensor cores included where the container used them. "
-            "The Transformer is Transformer-XL; Inception v3 is inference."
+
+    gpu: str
+    samples: int
+    measured_seconds: float
+    seconds: float
+    active_seconds: float
+    published: Mapping[str, float]
+
+
+def lin_scores(folder: Path) -> tuple[LinScore, ...]:
+    """Predict the paper's own steps; errors as for `published_steps.lin_steps`."""
+    peers = published_steps.lin_errors(folder / published_steps.LIN_TABLE)
+    scores = []
+    for number, row in enumerate(published_steps.READERS[published_steps.LIN_TABLE](folder)):
+        trace = row.recorded(folder / published_steps.RECORDED)
+        if trace is not None:
+            (found,) = predict(trace, [row.on], history=False).items_in_order
+            published = {name: errors[number] for name, errors in peers.items()}
+            times = (row.measured_seconds, found.iteration_seconds, found.device_seconds)
+            scores.append(LinScore(row.gpu, row.samples or 0, *times, published))
+    return tuple(scores)
+
+
+def lin_table(scores: Sequence[LinScore]) -> Table:
+    """Tabulate steps and the device's active time, beside the errors that the paper states."""
+    peers = tuple(scores[0].published)
+    table = report_table(
+        "Lin et al.: ResNet-50, a step and the device's active time in it",
+        ("GPU",),
+        ("samples", "measured ms", "predicted ms", "of it active", "error %", *(f"{name} %" for name in peers)),
+    )
+    for one in scores:
+        times = (one.measured_seconds, one.seconds, one.active_seconds)
+        table.add_row(
+            one.gpu,
+            str(one.samples),
+            *(f"{seconds_to_milliseconds(time):.1f}" for time in times),
+            f"{100 * (one.seconds / one.measured_seconds - 1):+.1f}",
+            *(f"{100 * one.published[name]:.1f}" for name in peers),
         )
-        console.print(_dcgan_sentence())
-        for sentence in _wave_sentences(folder.parent / "traces"):
-            console.print(sentence)
-    if (folder / THROUGHPUT_TABLE).is_file():
-        path = folder / THROUGHPUT_TABLE
-        axes = [*regressions.published_number_scores(path), *regressions.published_power_scores(path)]
-        axes += regressions.cpu_scores() if measures_cpu else []
-        for table in regressions.summary_tables(axes):
-            console.print(table)
-        console.print(
-            f"{regressions.PUBLISHED_SOURCE}: 5 to 25 % from fewer GPUs to more, 5 to 18 % from slower GPUs to faster "
-            "ones, DeepSpeech 11.7 with all features and 10.1 with five. Theirs are a dozen settings of one server; "
-            "here a regression has three to a dozen runs, of GPUs of five generations. Batch size and depth, which "
-            "nobody publishes as sweeps, are simulated by --of regressions. Their regression of layers is not here: a "
-            "straight line over the work of convolutions erred by 52 to 69 % (mean) on 22,690 held-out layers, which "
-            "networks of `predict` time."
-        )
-    console.print(planning_table())
-    if (folder / EXAMPLES_TABLE).is_file():
-        console.print(dlrm_table(evaluate_dlrm(folder / EXAMPLES_TABLE)))
-        console.print(
-            "Lin et al., HiPC 2022: geometric mean error 5.2 % of the device's active time and 8.0 % of a batch, of "
-            "DLRMs on one GPU, with kernel models fitted and overheads recorded on that GPU. Ours see neither GPU nor "
-            "row; the eight-GPU rows keep the bottom perceptron on one GPU and replay CUDA graphs."
-        )
+    table.add_section()
+    errors = [abs(one.seconds / one.measured_seconds - 1) for one in scores]
+    means = [errors, *([one.published[name] for one in scores] for name in peers)]
+    table.add_row("mean", "", "", "", "", *(f"{100 * statistics.fmean(own):.1f}" for own in means))
+    return table
+
+
+def active_sentence(traces: Path) -> str | None:
+    """Say how far the device's active time is predicted where it was recorded; None without recordings."""
+    files = sorted(path for path in traces.glob("*.json*") if path.name not in recordings.CHOSEN_ON)
+    scores = recordings.counted(recordings.score_recording(path) for path in files)
+    errors = [max(abs(score.shapes.error), LEAST_ERROR) for score in scores if score.shapes is not None]
+    if not errors:
+        return None
+    return (
+        f"Active time as it was recorded (the sum of kernels that shapes tell): {len(errors)} recordings that no "
+        f"choice saw, geometric mean error {100 * statistics.geometric_mean(errors):.1f} %, median "
+        f"{100 * statistics.median(errors):.1f} %. Lin et al.: 5.2 %."
+    )
+
+
+# --- Ardagna et al.: the prototype, and a published stream of jobs
 
 
 PUBLISHED_COSTS: Final = (
@@ -240,18 +281,114 @@ PUBLISHED_COSTS: Final = (
     (1.28, 1.37),
     (2.93, 3.06),
 )
-"""Predicted and real dollars of the prototype's eleven slots on two Azure nodes (Ardagna et al.)."""
+"""Predicted and real dollars of the prototype's eleven slots on two Azure nodes (Ardagna et al.), as published."""
+
+PROTOTYPE_SEEDS: Final = (2, 3, 4, 5, 6)
+
+STREAM: Final = "max_min_fairness"
+"""The published stream whose jobs arrive one after another; in the others all come at once."""
+
+STREAM_NODES: Final = (3, 4, 6)
 
 
-def planning_table() -> Table:
-    """The prototype's costs as published; `lightning-predict simulate` replays the study, `docs/howto/plan-jobs.md`."""
+def prototype_table(seeds: Sequence[int] = PROTOTYPE_SEEDS) -> Table:
+    """Play the prototype with drawn deadlines and real times, beside the paper's figures."""
     table = report_table(
-        "Planning: the prototype's predicted and real cost, as published; ours: docs/howto/plan-jobs.md",
-        ("slot",),
-        ("predicted $", "real $", "error %"),
+        "The prototype: two nodes, four types of machines, JJ1 to JJ6, one every 300 s",
+        ("what",),
+        ("slots", "predicted $", "real $", "predicted over real %", "rule EDF, real $"),
     )
-    rows = [(str(number), *pair) for number, pair in enumerate(PUBLISHED_COSTS, start=1)]
+    for seed in seeds:
+        played = played_prototype(seed)
+        rule = played_prototype(seed, "edf").real.machine_usd
+        predicted, real = slot_costs(played.predicted), slot_costs(played.real)
+        costs = (f"{sum(predicted):.2f}", f"{sum(real):.2f}", f"{100 * played.deviation:+.1f}", f"{rule:.2f}")
+        table.add_row(f"played, seed {seed}", str(len(real)), *costs)
+    table.add_section()
     sums = [sum(column) for column in zip(*PUBLISHED_COSTS, strict=True)]
-    for name, predicted, real in (*rows, ("sum", sums[0], sums[1])):
-        table.add_row(name, f"{predicted:.2f}", f"{real:.2f}", f"{100 * (predicted / real - 1):+.1f}")
+    off = f"{100 * (sums[0] / sums[1] - 1):+.1f}"
+    table.add_row("as published", str(len(PUBLISHED_COSTS)), *(f"{one:.2f}" for one in sums), off, "-")
     return table
+
+
+def stream_study(folder: Path, *, nodes: Sequence[int] = STREAM_NODES, seeds: Sequence[int] = (2, 3)) -> Study:
+    """Return the study of the published stream; errors as for `read_stream`."""
+    stream = read_stream(folder, STREAM)
+    return Study(
+        setting="stream",
+        stream=stream,
+        mean_gap_seconds=(stream.mean_gap_seconds,),
+        nodes=tuple(nodes),
+        seeds=tuple(seeds),
+    )
+
+
+# --- The whole report
+
+
+def print_report(folder: Path, console: Console, *, measures_cpu: bool = False) -> None:
+    """Print every part that the folder has tables for.
+
+    Args:
+        folder: See the top of this file.
+        console: Where to.
+        measures_cpu: Measure a sweep over the batch size on this processor, too.
+    """
+    tables = (THROUGHPUT_TABLE, TIMM_TABLE, EXAMPLES_TABLE, published_steps.LIN_TABLE, STREAM_TABLE)
+    if not any((folder / name).is_file() for name in tables):
+        raise MeasurementTableError(f"{folder} holds none of {', '.join(tables)}; give the folder of these tables.")
+    scores = list(habitat_scores(folder))
+    if any(score.errors for score in scores):
+        console.print(habitat_table(scores))
+        console.print(
+            "The paper times each operation on the GPU in use and scales it by waves, or by networks for convolutions, "
+            "products and recurrent layers. These rows are of whole steps: the measured step times the ratio of two "
+            "predictions, on 17 GPUs of five generations, tensor cores included where the container used them. "
+            "The Transformer is Transformer-XL; Inception v3 is inference."
+        )
+        console.print(_dcgan_sentence())
+        for sentence in wave_sentences(folder.parent / "traces"):
+            console.print(sentence)
+    if (folder / THROUGHPUT_TABLE).is_file():
+        path = folder / THROUGHPUT_TABLE
+        axes = [*regressions.published_number_scores(path), *regressions.published_power_scores(path)]
+        axes += regressions.cpu_scores() if measures_cpu else []
+        for table in regressions.summary_tables(axes):
+            console.print(table)
+        console.print(
+            f"{regressions.PUBLISHED_SOURCE}: 5 to 25 % from fewer GPUs to more, 5 to 18 % from slower GPUs to faster "
+            "ones, DeepSpeech 11.7 with all features and 10.1 with five. Theirs are a dozen settings of one server; "
+            "here a regression has three to a dozen runs, of GPUs of five generations. Batch size and depth, which "
+            "nobody publishes as sweeps, are simulated by --of regressions."
+        )
+        console.print(regressions.layers_table(regressions.layer_scores()))
+        console.print(
+            "Lines over layers see no waves, caches or algorithms of convolutions; of one layer they err by 52 to 69 % "
+            "(22,690 measured convolutions left out), of a whole network less, as errors of layers cancel. "
+            "`lightning-predict regress STEP --layers RECORDINGS` fits them to kernels of your own GPU."
+        )
+    console.print(prototype_table())
+    console.print(
+        "The jobs' lengths in the prototype are not published, so the dollars are of other jobs; what compares is how "
+        "far predicted and real cost are apart. Theirs erred by their models' errors, these by up to 10 % each."
+    )
+    if (folder / STREAM_TABLE).is_file() and (folder / STREAMS / f"{STREAM}.trace").is_file():
+        study = stream_study(folder)
+        console.print(comparison_table(compare(run_study(study))))
+        left_out = 0 if study.stream is None else study.stream.left_out
+        console.print(
+            f"The stream {STREAM} of Gavel (OSDI 2020), {left_out} jobs of models without a throughput left out, on "
+            "machines of clouds; predicted by one of its tables of throughputs, carried out by the other."
+        )
+    if (folder / published_steps.LIN_TABLE).is_file():
+        console.print(lin_table(lin_scores(folder)))
+        active = active_sentence(folder.parent / "traces")
+        if active is not None:
+            console.print(active)
+    if (folder / EXAMPLES_TABLE).is_file():
+        console.print(dlrm_table(evaluate_dlrm(folder / EXAMPLES_TABLE)))
+        console.print(
+            "Lin et al., HiPC 2022: geometric mean error 5.2 % of the device's active time and 8.0 % of a batch, of "
+            "DLRMs on one GPU, with kernel models fitted and overheads recorded on that GPU. Ours see neither GPU nor "
+            "row; the eight-GPU rows keep the bottom perceptron on one GPU and replay CUDA graphs."
+        )

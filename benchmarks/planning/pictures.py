@@ -85,14 +85,14 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         previous = setting
         table.add_row(
             str(item.nodes),
-            f"{item.mean_gap_seconds:.4g} s",
+            f"{item.mean_gap_seconds:.3g} s",
             f"{item.restart_seconds:g} s",
             item.policy,
             f"{item.machine_usd:,.2f}",
             f"{item.tardiness_usd:,.2f}",
             f"{item.total_usd:,.2f}",
             "" if saved is None else f"{100 * saved.median:.0f} ({100 * saved.low:.0f} to {100 * saved.high:.0f})",
-            "" if saved is None else f"{100 * saved.possible:.0f} ({100 * saved.share:.0f})",
+            "" if saved is None else f"{100 * saved.possible:.0f}" + f" ({100 * saved.share:.0f})" * (saved.share > 0),
             f"{100 * item.deviation:.0f}",
             f"{item.longest_decision_seconds:.2f} s",
         )

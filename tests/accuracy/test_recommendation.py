@@ -38,7 +38,7 @@ def test_rows_of_up_to_eight_gpus_are_read(tmp_path: Path) -> None:
     assert (eight.layout, eight.size, eight.precision, eight.batch) == ("8xA100-SXM-80GB", "large", "AMP", 8192)
     assert (one.layout, one.size, one.batch, one.samples_per_second) == ("V100-SXM2-32GB", "small", 65536, 672_000)
     # 8 x 8,192 samples at 16.5 million a second.
-    result = DlrmResult(eight, 0.004, 0.003, 0.005)
+    result = DlrmResult(eight, 0.004, 0.003, 0.005, 0.002)
     assert result.measured_seconds == pytest.approx(65536 / 16.5e6)
     assert result.error == pytest.approx(0.004 / (65536 / 16.5e6) - 1)
     out = io.StringIO()
