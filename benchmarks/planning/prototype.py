@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.planning.study import job_seconds, random_actual_seconds, study_job_kinds, study_machines
 from lightning_predict.planning.policies import policy
-from lightning_predict.planning.problem import Job, Limits, Plan, Problem
+from lightning_predict.planning.problem import Job, Limits, Plan, PlanningProblem
 from lightning_predict.planning.simulator import simulate
 
 MACHINES: Final = ("Standard NC6", "Standard NV6", "Standard NV12", "Standard NV24")
@@ -40,7 +40,7 @@ class PlayedPrototype:
         return self.predicted.machine_usd / self.real.machine_usd - 1
 
 
-def prototype_problem(seed: int) -> Problem:
+def prototype_problem(seed: int) -> PlanningProblem:
     """Return its jobs and machines, with deadlines and weights drawn."""
     random = np.random.default_rng([seed, 6])
     machines = tuple(machine for machine in study_machines() if machine.name in MACHINES)
@@ -59,7 +59,7 @@ def prototype_problem(seed: int) -> Problem:
                 high_factor=1 + ERROR,
             )
         )
-    return Problem(jobs=tuple(jobs), machines=machines, limits=Limits(nodes=NODES))
+    return PlanningProblem(jobs=tuple(jobs), machines=machines, limits=Limits(nodes=NODES))
 
 
 def played_prototype(seed: int, method: str = "milp") -> PlayedPrototype:

@@ -22,7 +22,7 @@ import numpy as np
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Problem
+from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, PlanningProblem
 from lightning_predict.planning.simulator import ActualSeconds
 
 TABLE: Final = "gavel.csv"
@@ -100,7 +100,7 @@ class Stream:
         """Mean time between two arrivals."""
         return self.jobs[-1].release_seconds / max(len(self.jobs) - 1, 1)
 
-    def instance(self, *, nodes: int, seed: int, restart_seconds: float) -> tuple[Problem, ActualSeconds]:
+    def instance(self, *, nodes: int, seed: int, restart_seconds: float) -> tuple[PlanningProblem, ActualSeconds]:
         """Return the problem with deadlines drawn, and the real times.
 
         Args:
@@ -124,7 +124,9 @@ class Stream:
                 )
             )
         limits = Limits(nodes=nodes)
-        return Problem(jobs=tuple(jobs), machines=machines, limits=limits, restart_seconds=restart_seconds), actual
+        return PlanningProblem(
+            jobs=tuple(jobs), machines=machines, limits=limits, restart_seconds=restart_seconds
+        ), actual
 
 
 def stream_machines() -> tuple[MachineType, ...]:
