@@ -31,7 +31,7 @@ FEWEST_LAYERS: Final = 2
 
 @final
 @dataclass(frozen=True, slots=True)
-class Layer:
+class TimedLayer:
     """A call of a step.
 
     Attributes:
@@ -112,7 +112,7 @@ class LayerRegression:
         return NetworkEstimate(seconds, known, dict(unknown), beyond)
 
 
-def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Layer, ...]:
+def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[TimedLayer, ...]:
     """List the layers of a step, with the time that their kernels took.
 
     Args:
@@ -126,7 +126,7 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Lay
     for place, item, kind, work in _calls(trace):
         kernels = [kernel.seconds for one in item.operations for kernel in trace.operations[one].kernels]
         if seconds is not None or kernels:
-            found.append(Layer(kind, work, math.fsum(kernels) if seconds is None else seconds[place]))
+            found.append(TimedLayer(kind, work, math.fsum(kernels) if seconds is None else seconds[place]))
     if not found:
         raise InvalidArgumentError(
             "The recording holds no kernels of operations with shapes; lines over layers need a step that was recorded "
@@ -135,18 +135,18 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Lay
     return tuple(found)
 
 
-def fit_layers(layers: Iterable[Layer]) -> LayerRegression:
+def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
     """Fit a line to each kind by least squares.
 
     Where all layers of a kind do the same work, or the line falls with it, it is their mean for each FLOP or byte.
     """
-    by_kind: dict[str, list[Layer]] = defaultdict(list)
+    by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
         by_kind[layer.kind].append(layer)
     return LayerRegression({kind: _line(own) for kind, own in sorted(by_kind.items())})
 
 
-def _line(layers: list[Layer]) -> Line:
+def _line(layers: list[TimedLayer]) -> Line:
     work = np.array([layer.work for layer in layers])  # (layers,)
     seconds = np.array([layer.seconds for layer in layers])
     most, slope, intercept = float(work.max()), 0.0, float(seconds.mean())
