@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.bases import warn
-from lightning_predict.callbacks.predicting import Question
+from lightning_predict.callbacks.predicting import Question, earlier_runs
 from lightning_predict.callbacks.showing import log_values
 from lightning_predict.changes.advice import Advice, advice_for
 from lightning_predict.changes.advice_text import short_lines
@@ -40,7 +40,8 @@ def tell_advice(
     """
     if not trainer.is_global_zero:
         return None
-    assumptions = replace(question.assumptions, strategy=question.strategy or Strategy())
+    history = earlier_runs(trainer, question, trace, is_renewed=False)
+    assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
     try:
         advice = advice_for(trace, question.layouts, assumptions, iterations=iterations)
     except LightningPredictError as error:  # the predictions hold without it

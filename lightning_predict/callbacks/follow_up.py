@@ -13,11 +13,12 @@ line and logged again. Example::
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
-from lightning_predict.callbacks.predicting import Answer, Question, predict_rest
+from lightning_predict.callbacks.predicting import Answer, Question, earlier_runs, predict_rest
 from lightning_predict.callbacks.progress_bar import left_in_words
 from lightning_predict.callbacks.showing import Manner, deliver, log_values, say, show_advice
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
@@ -31,6 +32,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, duration_interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import append_record, history_path
+from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.mean_step import measured_seconds
 from lightning_predict.tracing.trace import Trace
@@ -51,7 +53,11 @@ much."""
 
 @final
 class FollowUp:
-    """Keeps what a later prediction needs."""
+    """Keeps what a later prediction needs.
+
+    Attributes:
+        foretold: Gains that advice foretold for changes of the step, by name: low, middle, high.
+    """
 
     def __init__(self, question: Question, run_clock: RunClock, manner: Manner | None = None) -> None:
         self.run_clock = run_clock
@@ -69,6 +75,7 @@ class FollowUp:
         self._began = 0.0
         self._moments: Moments | None = None
         self._is_first_belief = self._has_advised = False
+        self.foretold: dict[str, tuple[float, float, float]] = {}
 
     @property
     def has_predicted(self) -> bool:
@@ -203,7 +210,16 @@ class FollowUp:
         for refusal in log_values(trainer, "predict", outcome.metrics()):
             warn(refusal)
         record = outcome.record() if self._question.learns else None
-        if record is not None:
+        if record is not None and self._trace is not None:
+            record = replace(
+                record,
+                architecture=architecture_of(self._trace),
+                settings=settings_of(self._trace),
+                foretold=self.foretold,
+            )
+            gained = own_gain(earlier_runs(trainer, self._question, self._trace, is_renewed=False), record)
+            if gained is not None:
+                say(trainer, f"RuntimePredictor: {gained.sentence(record)}.")
             try:
                 in_hook(history_path(), lambda: append_record(record), seconds=wait_seconds(trainer, FILE_SECONDS))
             except OSError as error:

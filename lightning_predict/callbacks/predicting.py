@@ -145,7 +145,7 @@ def predict_rest(
     assumptions = replace(
         question.assumptions,
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,
-        history=_history(trainer, question, trace, is_renewed=is_renewed),
+        history=earlier_runs(trainer, question, trace, is_renewed=is_renewed),
     )
 
     def work_out() -> Predictions:
@@ -188,7 +188,7 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
 
-def _history(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
+def earlier_runs(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
     """Read earlier runs; their error against a first prediction says nothing about a renewed one."""
     if not question.learns:
         return ()

@@ -488,6 +488,8 @@ class RuntimePredictor(Callback):
             self._save(trainer)
         left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
         self.advice = tell_advice(trainer, pl_module, following.trace, self._question, iterations=left)
+        if self.advice is not None and self._follow_up is not None:
+            self._follow_up.foretold = self.advice.foretold()
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether the code has one already and the environment asks for a second, which would interfere."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.changes.change import PRICES, Change
-from lightning_predict.changes.evidence import MeasuredPairs, evidence_for
+from lightning_predict.changes.evidence import MeasuredPairs, evidence_for, evidence_of_runs
 from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.layers import LayerTable, layer_table
 from lightning_predict.changes.table import CHANGES, change_named
@@ -30,6 +30,8 @@ from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.run.history import read_history
+from lightning_predict.run.own_gains import measured_gains
 from lightning_predict.step import layout_in_use
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
@@ -180,6 +182,16 @@ class Advice(Mapping[str, Advised]):
             if advised.gain is not None
         }
 
+    def foretold(self) -> dict[str, tuple[float, float, float]]:
+        """Give low, middle and high of each gain by its change's name; what is only simulated three times."""
+        found = {}
+        for one in self.changes:
+            if one.gain is not None:
+                found[one.name] = (one.gain.low, one.gain.middle, one.gain.high)
+            elif one.simulated_gain is not None:
+                found[one.name] = (one.simulated_gain,) * 3
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """Give everything as JSON values."""
         chain = self.chain
@@ -238,6 +250,7 @@ def advise(
     strategy: str | Strategy = "ddp",
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
+    history: bool = True,
 ) -> Advice:
     """Say what to change first, what it gains, and which GPU to rent with it.
 
@@ -253,12 +266,18 @@ def advise(
         strategy: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
+        history: Tell what changes gained in your own runs of this model on this GPU (see `run/own_gains.py`).
 
     Raises:
         InvalidArgumentError: An unknown word in `allow`, or a `followed` step that is another one; else as `predict`.
         LightningPredictError: As `predict`.
     """
-    assumptions = Assumptions(strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights)
+    assumptions = Assumptions(
+        strategy=strategy_of(strategy),
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        history=read_history() if history else (),
+    )
     return advice_for(trace, layouts_of(gpus), assumptions, iterations=iterations, allow=allow, followed=followed)
 
 
@@ -281,9 +300,10 @@ def advice_for(
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
     everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
-    assumptions = replace(assumptions, history=())  # both sides of a gain must be told alike
     first = everywhere[0]
-    trial = _Trial(trace, everywhere, iterations, assumptions)
+    measured = measured_gains(assumptions.history, first.name, trace)
+    assumptions = replace(assumptions, history=())  # both sides of a gain must be told alike
+    trial = _Trial(trace, everywhere, iterations, assumptions, measured)
     advised = [trial.advised(change) for change in CHANGES.values()]
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
@@ -309,11 +329,19 @@ def _rank(advised: Advised) -> tuple[int, float]:
 class _Trial:
     """Tries changes of one step."""
 
-    def __init__(self, trace: Trace, layouts: list[Layout], iterations: int | None, assumptions: Assumptions) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        layouts: list[Layout],
+        iterations: int | None,
+        assumptions: Assumptions,
+        measured: Mapping[str, Sequence[float]],
+    ) -> None:
         self._trace = trace
         self._layouts = layouts
         self._iterations = iterations
         self._assumptions = assumptions
+        self._measured = measured
         _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
         self.changed: dict[tuple[str, ...], Trace] = {}
         self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
@@ -341,11 +369,11 @@ class _Trial:
         simulated = gain(before, own)
         # What applies nowhere else has no gain there.
         on = {
-            one.layout.name: gain(one, other)
-            for one, other in zip(self.before.items_in_order, after.items_in_order, strict=True)
+            place: gain(one, other)
+            for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
             if self._why_not(change, self._trace, one.layout) is None
         }
-        evidence = evidence_for(change, self._trace)
+        evidence = self._evidence(change, 0)
         seconds = own.cycle_seconds
         if evidence is None:
             limits = "try it: too few measured pairs to promise a number"
@@ -369,8 +397,19 @@ class _Trial:
             usd_saved=usd,
             memory=own.memory_bytes,
             evidence=evidence.words,
-            gains={name: evidence.told(value) for name, value in on.items()},
+            gains={
+                self._layouts[place].name: found.told(value)
+                for place, value in on.items()
+                if (found := self._evidence(change, place)) is not None
+            },
         )
+
+    def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
+        """Find what a change's gain on a layout rests on: one's own runs there, else pairs of others."""
+        own = self._measured.get(change.name)
+        if own is None or place:
+            return evidence_for(change, self._trace)
+        return evidence_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
     def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
         """Add changes, the best first, as long as each that is allowed and fits the others gains."""
@@ -393,7 +432,11 @@ class _Trial:
         gains = {
             layout.name: self._told(order, place)
             for place, layout in enumerate(self._layouts)
-            if all(self._why_not(CHANGES[name], self._trace, layout) is None for name in names)
+            if all(
+                self._why_not(CHANGES[name], self._trace, layout) is None
+                and self._evidence(CHANGES[name], place) is not None
+                for name in names
+            )
         }
         own = gains[self._layouts[0].name]
         return Chain(
@@ -412,17 +455,12 @@ class _Trial:
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
-            evidence = _evidence(order[count - 1], self._trace)
+            evidence = self._evidence(CHANGES[order[count - 1]], place)
+            assert evidence is not None  # the chain holds proven changes alone
             more = evidence.told(gain(before.items_in_order[place], after.items_in_order[place])).middle
             widths.append(evidence.half_width(more))
             middle, before = middle * more, after
         return Interval.around(middle, math.exp(math.hypot(*widths)))
-
-
-def _evidence(name: str, trace: Trace) -> MeasuredPairs:
-    found = evidence_for(CHANGES[name], trace)
-    assert found is not None, name  # the chain holds proven changes alone
-    return found
 
 
 def _verdict(interval: Interval[float]) -> ChangeVerdict:

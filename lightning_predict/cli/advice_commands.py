@@ -58,12 +58,15 @@ def advise(
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
+    from lightning_predict.run.history import read_history
     from lightning_predict.tracing.trace import Trace
 
     if output is not None and output.suffix not in (".html", ".json", ".txt"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
-    assumptions = Assumptions(strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights)
+    assumptions = Assumptions(
+        strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights, history=read_history()
+    )
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
     function = None if script is None else _function(script)

@@ -16,14 +16,14 @@ import os
 import platform
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Final, final
 
 import platformdirs
 
-from lightning_predict.checked import File, parse_json
+from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import refuse_irregular
 from lightning_predict.run.batch_size import line_through
@@ -55,6 +55,9 @@ class HistoryRecord:
         date: ISO date.
         model: Fingerprint of the model at any batch size, from `model_fingerprint_of`; None in files of version 0.1.
         num_gpus: GPUs that shared the run.
+        architecture: Fingerprint of the model whatever its settings, from `own_gains.architecture_of`; None if unknown.
+        settings: What the step was run with, from `own_gains.settings_of`; empty if unknown.
+        foretold: Gains that advice foretold for changes of the step, by name: low, middle, high.
     """
 
     fingerprint: str
@@ -66,6 +69,9 @@ class HistoryRecord:
     date: str
     model: str | None = None
     num_gpus: int = 1
+    architecture: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    foretold: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def layout(self) -> str:
@@ -252,8 +258,10 @@ def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samp
 
 
 _SECONDS: Final = ("step_seconds", "predicted_seconds", "actual_seconds")
-_OPTIONAL: Final = frozenset(field.name for field in fields(HistoryRecord) if field.default is not MISSING)
-_REQUIRED: Final = frozenset(field.name for field in fields(HistoryRecord)) - _OPTIONAL
+_REQUIRED: Final = frozenset(
+    one.name for one in fields(HistoryRecord) if one.default is MISSING and one.default_factory is MISSING
+)
+_OPTIONAL: Final = frozenset(one.name for one in fields(HistoryRecord)) - _REQUIRED
 
 
 def _records(source: Path) -> Iterator[HistoryRecord]:
@@ -279,8 +287,23 @@ def _record(line: str, name: str) -> HistoryRecord:
         date=record.member("date").text(),
         model=record.member("model").text() if record.has("model") else None,
         num_gpus=record.optional("num_gpus", lambda value: value.integer(minimum=1), 1),
+        architecture=record.member("architecture").text() if record.has("architecture") else None,
+        settings=record.optional("settings", _settings, {}),
+        foretold=record.optional("foretold", _foretold, {}),
         **seconds,
     )
+
+
+def _settings(value: Checked) -> dict[str, str]:
+    return {str(name): one.text() for name, one in value.members().items()}
+
+
+def _foretold(value: Checked) -> dict[str, tuple[float, float, float]]:
+    found = {}
+    for name, one in value.members().items():
+        low, middle, high = (end.positive() for end in one.items(length=3))
+        found[str(name)] = low, middle, high
+    return found
 
 
 def _last_byte(descriptor: int, size: int) -> bytes:

@@ -54,6 +54,9 @@ TRACE = Trace(operations=(PRODUCT,), device="cpu", recorder="dispatch")
         date=st.text(),
         model=st.none() | st.text(),
         num_gpus=st.integers(1, 64),
+        architecture=st.none() | st.text(),
+        settings=st.dictionaries(st.text(), st.text()),
+        foretold=st.dictionaries(st.text(), st.tuples(*[st.floats(1e-9, 1e9)] * 3)),
     )
 )
 def test_what_is_written_is_read(record: HistoryRecord) -> None:
