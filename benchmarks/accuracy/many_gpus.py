@@ -34,7 +34,7 @@ from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
 from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.overlap import HOPPER, OverlapCosts, slowest_of
+from lightning_predict.distributed.overlap import OverlapCosts, slowest_of
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -478,7 +478,7 @@ def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Stu
     )
     by_bandwidth = tuple(step.seconds / seconds for seconds in at_each)
     has_nvlink = layout.gpu.nvlink_bytes_per_second is not None
-    is_hopper = has_nvlink and layout.gpu.compute_capability >= HOPPER
+    is_hopper = has_nvlink and layout.gpu.generation.has_adding_switches
     return Study(tuple(walked), by_bandwidth, step.seconds, has_nvlink, is_hopper)
 
 

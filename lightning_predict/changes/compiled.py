@@ -10,9 +10,6 @@ from lightning_predict.kernels.fusion import fused
 from lightning_predict.tracing.followed import knows_tensors
 from lightning_predict.tracing.trace import Trace
 
-OLDEST_FOR_TRITON: Final = (7, 0)
-"""Compute capability from which Triton, which Inductor writes its kernels in, runs."""
-
 
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     if trace.compiled:
@@ -22,7 +19,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
             "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
             "capture the same step on the meta device (or the CPU) and give that trace as `followed`"
         )
-    if gpu is not None and gpu.compute_capability < OLDEST_FOR_TRITON:
+    if gpu is not None and not gpu.generation.has_tensor_cores:
         return f"{gpu.name} is too old for Triton, which torch.compile writes its kernels in"
     return None
 

@@ -181,10 +181,6 @@ def slowest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-HOPPER: Final = (9, 0)
-"""Compute capability from which switches add up, and a collective takes fewer multiprocessors."""
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCosts:
@@ -238,7 +234,7 @@ class OverlapCosts:
         """Return the contention of transfers with computing on a layout."""
         if layout.gpu.nvlink_bytes_per_second is None:
             return self.pcie_contention
-        return self.hopper_contention if layout.gpu.compute_capability >= HOPPER else self.contention
+        return self.hopper_contention if layout.gpu.generation.has_adding_switches else self.contention
 
     def spread(self, seconds: Array) -> Array:
         """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially."""

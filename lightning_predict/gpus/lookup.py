@@ -38,11 +38,25 @@ _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib
 """What CUDA reports for a virtual GPU that shares a card in turns, `NVIDIA A40-48Q` or `GRID T4-16C` (NVIDIA, Virtual
 GPU Software User Guide: board, GB of its memory, series of the licence)."""
 
-_OTHER_MAKERS: Final = re.compile(
-    r"amd|instinct|radeon|mi\d{2,3}[axp]?|intel(?:\(r\))?|gaudi\w*|hpu|arc|tpu\w*|trainium\d?|trn\d|inferentia\d?|inf\d|apple|ascend",
-    re.IGNORECASE,
-)
+_OTHER_MAKERS: Final = {
+    "AMD": re.compile(r"amd|instinct|radeon|mi\d{2,3}[axp]?", re.IGNORECASE),
+    "Intel": re.compile(r"intel(?:\(r\))?|gaudi\w*|hpu|arc", re.IGNORECASE),
+    "Google": re.compile(r"tpu\w*", re.IGNORECASE),
+    "AWS": re.compile(r"trainium\d?|trn\d|inferentia\d?|inf\d", re.IGNORECASE),
+    "Apple": re.compile(r"apple", re.IGNORECASE),
+    "Huawei": re.compile(r"ascend", re.IGNORECASE),
+}
 """Words in the names of accelerators of other makers."""
+
+
+def other_maker_of(name: str) -> str | None:
+    """Return who else makes an accelerator of this name; None for NVIDIA's.
+
+    >>> other_maker_of("AMD Instinct MI300X"), other_maker_of("NVIDIA L4")
+    ('AMD', None)
+    """
+    words = re.split(r"[\s_-]+", name)
+    return next((maker for maker, known in _OTHER_MAKERS.items() if any(map(known.fullmatch, words))), None)
 
 
 def is_of_another_maker(name: str) -> bool:
@@ -51,7 +65,7 @@ def is_of_another_maker(name: str) -> bool:
     >>> is_of_another_maker("AMD Instinct MI300X"), is_of_another_maker("NVIDIA L4")
     (True, False)
     """
-    return any(_OTHER_MAKERS.fullmatch(word) for word in re.split(r"[\s_-]+", name))
+    return other_maker_of(name) is not None
 
 
 SMALLEST_REPORTED_SHARE: Final = 0.85

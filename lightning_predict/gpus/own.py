@@ -23,11 +23,12 @@ from typing import Any, Final
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.catalogue import COUNTS, FIGURES, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
-from lightning_predict.gpus.lookup import add_to_catalogue, gpu
+from lightning_predict.gpus.lookup import add_to_catalogue, gpu, other_maker_of
 from lightning_predict.gpus.records import Gpu, Source
 from lightning_predict.units import teraflops_to_flops
 
 LIKE: Final = "like"
+VENDOR: Final = "vendor"
 _NAMES: Final = frozenset({"aliases", "reported_names"})
 
 
@@ -67,7 +68,7 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
 
 def _own(name: str, row: Checked, path: Path) -> Gpu:
-    row.check_keys({LIKE}, {*_NAMES, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
+    row.check_keys({LIKE}, {*_NAMES, VENDOR, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
     if not NAME_PATTERN.fullmatch(name):
         raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
     whole = gpu(row.member(LIKE).words())
@@ -91,6 +92,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
     return replace(
         whole,
         name=name,
+        vendor=row.optional(VENDOR, Checked.words, other_maker_of(name) or whole.vendor),
         aliases=row.optional("aliases", Checked.texts, ()),
         reported_names=row.optional("reported_names", Checked.texts, ()),
         peak_flops_per_second={d: share * peak for d, peak in whole.peak_flops_per_second.items()} | peaks,

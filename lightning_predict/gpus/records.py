@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+from lightning_predict.gpus.generations import NVIDIA, Generation, generation_of
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Gpu:
         name: Our name, `[A-Za-z0-9.-]` only; the names of the measurement tables.
         reported_names: What `torch.cuda.get_device_name` reports for it.
         aliases: What people, clouds and SkyPilot call it.
+        vendor: Who makes it.
         architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`.
         compute_capability: CUDA compute capability, (major, minor).
         launch_year: Year of release.
@@ -113,10 +116,16 @@ class Gpu:
     power_watts: float
     single_source: bool
     sources: Mapping[str, tuple[Source, ...]]
+    vendor: str = NVIDIA
 
     def __hash__(self) -> int:
         """Hash the name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
         return hash(self.name)
+
+    @property
+    def generation(self) -> Generation:
+        """What libraries find on it: tensor cores, asynchronous copies and so on."""
+        return generation_of(self.vendor, self.compute_capability)
 
     @property
     def is_described_by_user(self) -> bool:

@@ -57,7 +57,7 @@ def flash_generation(release: str | None, gpu: Gpu) -> int:
     known = release_of({"torch": release or ""})
     if known is not None and known < SECOND_GENERATION:
         return 1
-    has_newer = gpu.compute_capability[0] in (9, 10)
+    has_newer = gpu.generation.has_group_products
     return 2 if not has_newer or (known is not None and known < CUDNN_BY_DEFAULT) else 3
 
 
@@ -102,6 +102,6 @@ def _factor(gpu: Gpu, generation: int, *, backward: bool, keys: float) -> float:
     """Return the time of a generation's kernels over that of the tables'."""
     if generation == 3:
         return 1.0
-    second = {9: ON_HOPPER, 10: ON_BLACKWELL}.get(gpu.compute_capability[0], (1.0, 1.0))[backward]
+    second = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}.get(gpu.generation.chip, (1.0, 1.0))[backward]
     loss = FIRST_GENERATION_LOSS * keys / (keys + FIRST_GENERATION_TOKENS) if generation == 1 else 0.0
     return second * (1 + loss)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, final
+from typing import Literal, Protocol, final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
@@ -23,11 +23,6 @@ TimedBy = Literal["mlp", "proxy", "bytes", "formula", "roofline"]
 """How a time without a measurement comes about: `mlp` by a model trained on measurements of this operation in this
 dtype, on this or another GPU; `proxy` by a model of a related operation or dtype; `bytes` as a copy of as many bytes;
 `formula` by a formula of its family, of tiles or caches; `roofline` from peak arithmetic and bandwidth alone."""
-
-FIRST_TENSOR_CORES: Final = (7, 0)
-"""Compute capability from which matrix units add 16-bit products in float32. Before, PyTorch has cuBLAS compute them in
-float32, at its rate: large float16 products reach 8.4 TFLOP/s on the P100, float32 ones 8.6, though its lanes do twice
-as many in float16 (10.0 and 10.1 on the P40, 4.8 and 5.0 on the P4; source `matmul_survey` of the catalogue)."""
 
 
 class KernelModels(Protocol):
@@ -87,4 +82,4 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
         return False
     peak = gpu.peak(dtype)
     is_no_faster = peak is None or peak <= gpu.peak_flops_per_second["float32"]
-    return is_no_faster or dtype in gpu.emulated_dtypes or gpu.compute_capability < FIRST_TENSOR_CORES
+    return is_no_faster or dtype in gpu.emulated_dtypes or not gpu.generation.has_tensor_cores

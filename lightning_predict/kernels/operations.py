@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
+from lightning_predict.gpus.generations import Generation
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Flags, Operation
@@ -167,13 +168,13 @@ class Alternative:
 
     Attributes:
         problem: What it computes instead; None for a problem that it cannot.
-        since: Compute capability from which libraries have it.
+        is_on: Whether libraries have it on a generation of GPUs.
         bounds_networks: The operation never takes longer than it, on no GPU; else that counts only where no measurement
             of the GPU was seen.
     """
 
     problem: Callable[[Problem], Problem | None]
-    since: tuple[int, int] = (0, 0)
+    is_on: Callable[[Generation], bool] = lambda _: True
     bounds_networks: bool = False
 
 

@@ -119,12 +119,12 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
 
 def float8_ratio(gpu: Gpu) -> float:
     """Estimate the time of a product in float8 over what the peaks make of its time in bfloat16."""
-    return HOPPER_FLOAT8 if gpu.compute_capability[0] == 9 else 1.0
+    return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_products else 1.0
 
 
 def tf32_ratio(gpu: Gpu) -> float:
     """Estimate the time of a product in TF32 over what the peaks make of its time in bfloat16."""
-    return HOPPER_TF32 if gpu.compute_capability[0] == 9 else 1.0
+    return HOPPER_TF32 if gpu.generation.has_slow_reduced_products else 1.0
 
 
 @lru_cache(maxsize=4096)  # asked for again by every family
@@ -149,31 +149,15 @@ def _share_of_power(gpu: Gpu, dtype: str) -> float:
 def _drawn_power(gpu: Gpu, dtype: str) -> float:
     """Compute the watts at which power starts to limit the peak, over the board's."""
     peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
-    return TENSOR_WATTS[_chip(gpu)] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
+    return TENSOR_WATTS[gpu.generation.chip] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
 
 
 def _has_units(gpu: Gpu, dtype: str) -> bool:
     """Return whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
-    return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.compute_capability >= (7, 0))
+    return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 
 
 def _lanes_share(gpu: Gpu) -> float:
-    if gpu.cores_per_multiprocessor < 128 or gpu.compute_capability < (7, 0):
+    if gpu.cores_per_multiprocessor < 128 or not gpu.generation.has_tensor_cores:
         return LANES_SHARE
-    return SHARED_LANES_SHARE if _is_geforce_chip(gpu) else WIDE_LANES_SHARE
-
-
-def _is_geforce_chip(gpu: Gpu) -> bool:
-    major, minor = gpu.compute_capability
-    return major >= 12 or (major == 8 and minor > 0)
-
-
-def _chip(gpu: Gpu) -> str:
-    major, minor = gpu.compute_capability
-    if major < 8:
-        return "volta"
-    if major == 8 and minor < 9:
-        return "ampere_geforce" if minor else "ampere"
-    if major == 8 or major >= 12:
-        return "ada"
-    return "hopper" if major == 9 else "blackwell"
+    return SHARED_LANES_SHARE if gpu.generation.is_made_for_games else WIDE_LANES_SHARE

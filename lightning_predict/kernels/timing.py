@@ -441,7 +441,7 @@ def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> Proble
     found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
     other = _sourced(question.about([problem for _, problem in found]))
     kinds = [alternative for alternative, _ in found]
-    has_it = np.array([[gpu.compute_capability >= kind.since for kind in kinds] for gpu in question.gpus])
+    has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in question.gpus])
     counts = (times.base_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
     faster = has_it & counts & (other.seconds < times.seconds)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
@@ -494,17 +494,13 @@ def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> Probl
     return ProblemTimes(interval, shares, np.where(binds, 0.0, times.base_share))
 
 
-WINOGRAD_SINCE: Final = (5, 0)
-"""Compute capability from which cuDNN has kernels that compute 3x3 filters with fewer products; Kepler has none."""
-
-
 def _convolves(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
     return computed.operation.startswith("conv")
 
 
 def _held_to_all_products(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     """Raise convolutions to all of their products at the rate that lasts, on chips without Winograd's kernels."""
-    before = np.array([gpu.compute_capability < WINOGRAD_SINCE for gpu in question.gpus])
+    before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
     if not before.any():
         return times
     lasting = [

@@ -21,20 +21,6 @@ from lightning_predict.tracing.code_paths import CHANNELS_LAST
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
-_CONTEXT_MEBIBYTES: Final = (
-    # From this compute capability on: least, middle, most.
-    ((10, 0), (500, 1200, 1600)),
-    ((9, 0), (500, 1200, 1400)),
-    ((8, 6), (400, 800, 1000)),
-    ((8, 0), (500, 1500, 1800)),
-    ((0, 0), (300, 450, 900)),
-)
-"""What a process takes of the GPU before its first tensor and for the code that libraries load: with what little is
-loaded at first, 426 MiB (RTX 6000 Ada, torch 2.10: github.com/unslothai/unsloth-zoo/pull/1053) and "around 400MB" since
-CUDA 11.7 (github.com/pytorch/pytorch/issues/109888); in whole trainings, read off as the constant of lines over batch
-sizes, 920 MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet). The middle of
-generations without a measurement is that of the one before, or of the little that is loaded at first."""
-
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
 """Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").
 Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
@@ -48,14 +34,13 @@ _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
 
 def context_bytes(gpu: Gpu) -> Interval[float]:
     """Estimate what nvidia-smi shows of a training process beside what torch's allocator reserved."""
-    sizes = next(sizes for capability, sizes in _CONTEXT_MEBIBYTES if gpu.compute_capability >= capability)
-    low, middle, high = (float(size * MEBIBYTE) for size in sizes)
+    low, middle, high = (float(size * MEBIBYTE) for size in gpu.generation.context_mebibytes)
     return Interval(low, middle, high)
 
 
 def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
     """Sum the workspaces of cuBLAS; the allocator hands them out once, for good."""
-    is_large = gpu.compute_capability >= (9, 0)
+    is_large = gpu.generation.has_large_workspaces
     return handles * (LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES)
 
 

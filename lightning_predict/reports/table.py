@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.gpus.generations import NVIDIA
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_detail
@@ -248,6 +249,19 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield (
             f"{BASE_MARK}: times were not measured on that GPU: networks of others, which know it by its data sheet "
             f"alone, timed {shares}."
+        )
+
+
+def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Say of which accelerators not even the vendor's GPUs were measured."""
+    makers: dict[str, list[str]] = {}
+    for prediction in predictions.values():
+        if prediction.layout.gpu.vendor != NVIDIA:
+            makers.setdefault(prediction.layout.gpu.vendor, []).append(prediction.gpu)
+    for maker, names in makers.items():
+        yield (
+            f"{', '.join(names)}: made by {maker}, but timed by networks and rules that know NVIDIA's GPUs and "
+            "libraries alone, from the figures of your file; nothing was measured there, which intervals do not count."
         )
 
 
@@ -832,6 +846,7 @@ def table_notes(
         *replicas_note(predictions),
         *doubtful_note(predictions),
         *base_note(predictions),
+        *vendor_note(predictions),
         *indirect_note(predictions),
         *old_price_note(predictions),
         *(note for note in predictions.notes if not is_detail(note)),

@@ -246,9 +246,6 @@ are 4096 (Hopper)."""
 FEED_THROUGH_REGISTERS: Final = 3.5e-4
 """The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
-ASYNCHRONOUS_COPIES: Final = (8, 0)
-"""Compute capability from which memory is copied into shared memory past the registers."""
-
 LANES_SHARE: Final = 0.75
 """Share of the ordinary lanes' peak that implicit products reach without matrix units."""
 
@@ -516,7 +513,7 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
     if has_units and work.dtype == "tf32" and not work.is_volume:  # what volumes lose anyway holds that
         rate /= tf32_ratio(gpu)
     multiprocessors = gpu.streaming_multiprocessors
-    per_flop = FEED if gpu.compute_capability >= ASYNCHRONOUS_COPIES else FEED_THROUGH_REGISTERS
+    per_flop = FEED if gpu.generation.has_asynchronous_copies else FEED_THROUGH_REGISTERS
     cycle_flops = rate / (multiprocessors * gpu.boost_clock_hz)
     best = np.full(len(rows), np.inf)
     for height, width in MATRIX_TILES:

@@ -56,13 +56,8 @@ FEWEST_FLOPS_PER_BYTE: Final = 1 / 12
 that computes less is no faster for it."""
 
 
-FIRST_FAST_STACKS: Final = (7, 0)
-"""Compute capability from which stacked memory delivers more of its bandwidth than GDDR does. The P100's, the first,
-delivers as little as GDDR in the public tables (training data)."""
-
-
 def _has_fast_stacks(gpu: Gpu) -> bool:
-    return gpu.has_stacked_memory and gpu.compute_capability >= FIRST_FAST_STACKS
+    return gpu.has_stacked_memory and gpu.generation.has_fast_stacked_memory
 
 
 def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:

@@ -127,7 +127,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     clocks = np.array([issue_rate(gpu) for gpu in gpus])[:, None]  # (gpus, 1)
     if batch.dtype == "tf32":
         rates = [
-            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.compute_capability[0] in (9, 10) else SINGLE_FLOPS_PER_CLOCK
+            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_group_products else SINGLE_FLOPS_PER_CLOCK
             for gpu in gpus
         ]
         of_single: Array = uneven / (clocks * np.array(rates)[:, None])

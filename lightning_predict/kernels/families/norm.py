@@ -71,11 +71,9 @@ from memory takes 600 to 800 cycles."""
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
-FIRST_STREAMED: Final = (7, 5)
-FIRST_STREAMED_SOFTMAX: Final = (8, 0)
-"""Longest row, in elements, of which layer norm takes a transfer of its bytes times the ratio, and the compute
-capability from which: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and more on
-the V100 and before. Softmax does for rows of any length, which it keeps in registers or shared memory or reads again
+"""Longest row, in elements, of which layer norm takes a transfer of its bytes times the ratio on generations that
+stream norms: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and more on the V100
+and before. Softmax does for rows of any length, which it keeps in registers or shared memory or reads again
 (`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to
 16,384. The base, which learned from older kernels, too, calls GPUs of its own without measurements slower (training
 data: these tables)."""
@@ -272,7 +270,7 @@ register(
     # Transcendental counts follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
-        alternative=Alternative(problem=_streamed(math.inf), since=FIRST_STREAMED_SOFTMAX),
+        alternative=Alternative(problem=_streamed(math.inf), is_on=lambda generation: generation.streams_softmax),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
         families=(VECTOR,),
@@ -294,7 +292,7 @@ register(
     replace(by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward")),
     replace(
         by_element("layer_norm", 1, 1, 8),
-        alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), since=FIRST_STREAMED),
+        alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda generation: generation.streams_norms),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
         families=(VECTOR,),

@@ -1,0 +1,72 @@
+"""What generations have, the vendor of a GPU, and what is said of one that nobody measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.generations import GENERATIONS, NVIDIA, generation_of
+from lightning_predict.gpus.own import read_gpus
+from lightning_predict.testing import example_trace
+
+
+def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
+    for rows in GENERATIONS.values():
+        assert list(rows) == sorted(rows)
+        assert min(rows) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "lacks"),
+    [
+        ("P100-PCIe-16GB", ["has_winograd"], ["has_tensor_cores", "has_fast_stacked_memory"]),
+        ("V100-SXM2-16GB", ["has_tensor_cores"], ["streams_norms", "has_asynchronous_copies"]),
+        ("T4", ["streams_norms"], ["streams_softmax", "is_made_for_games"]),
+        (
+            "A100-SXM-80GB",
+            ["has_asynchronous_copies", "streams_softmax"],
+            ["is_made_for_games", "has_large_workspaces"],
+        ),
+        ("L4", ["is_made_for_games"], ["has_group_products"]),
+        ("H100-SXM-80GB", ["has_group_products", "has_slow_reduced_products"], ["is_made_for_games"]),
+        ("B200-SXM-180GB", ["has_group_products"], ["has_slow_reduced_products"]),
+        ("RTX-5090", ["has_large_workspaces", "is_made_for_games"], ["has_group_products"]),
+    ],
+)
+def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks: list[str]) -> None:
+    found = gpu(name).generation
+    assert all(getattr(found, one) for one in has)
+    assert not any(getattr(found, one) for one in lacks)
+
+
+def test_a_vendor_without_rows_has_the_properties_of_what_it_is_like() -> None:
+    assert generation_of("AMD", (9, 0)) == generation_of(NVIDIA, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "vendor"),
+    [
+        ("MI300X", "", "AMD"),
+        ("Max-1550", 'vendor = "Intel"', "Intel"),
+        ("H100-96GB", "", "NVIDIA"),
+    ],
+)
+def test_a_file_of_ones_own_says_the_vendor_or_its_name_does(name: str, row: str, vendor: str, tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(f'[gpu.{name}]\nlike = "H100-SXM-80GB"\n{row}\n', encoding="utf-8")
+    (found,) = read_gpus(path)
+    assert found.vendor == vendor
+    assert found.architecture == "hopper"
+
+
+def test_a_card_of_another_maker_is_marked_and_named_in_the_plain_table(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text('[gpu.MI300X]\nlike = "H100-SXM-80GB"\nmemory_gib = 192\n', encoding="utf-8")
+    (card,) = read_gpus(path)
+    text = str(lp.predict(example_trace(), [card, "T4"], history=False))
+    assert "MI300X †" in text
+    assert "MI300X: made by AMD, but timed by networks and rules that know NVIDIA's GPUs" in " ".join(text.split())
+    assert "made by" not in str(lp.predict(example_trace(), ["T4"], history=False))
