@@ -35,6 +35,7 @@ from lightning_predict.callbacks.showing import log_event, log_values
 from lightning_predict.callbacks.trainer_state import (
     batches_in_store,
     batches_of_fit,
+    batches_without_step,
     facts_of,
     reason_for_no_extras,
     resumes_data,
@@ -237,7 +238,6 @@ class CostBudget(Callback):
         self._watch: BudgetWatch | None = None
         self._run_clock: RunClock | None = None
         self._judge: Callable[[], BudgetVerdict] | None = None
-        self._question: BudgetQuestion = "use"
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the terms and what was used, but nothing of a fit under way."""
@@ -414,7 +414,10 @@ class CostBudget(Callback):
             return
         schedule = self._schedule
         is_due = schedule is not None and schedule.batch_ends()
-        self._on_rank_zero(is_due, lambda: self._look(trainer, is_due=is_due))
+        if schedule is None:
+            self._look(trainer, is_due=False)
+        else:
+            self._on_rank_zero(is_due, lambda: self._look(trainer, is_due=is_due))
         if is_due or (schedule is None and self._judge is not None):
             decision = self._meet(lambda: self._decide(trainer), alike=_validation_batches(trainer))
             if schedule is not None:
@@ -507,7 +510,7 @@ class CostBudget(Callback):
                 f"CostBudget: {trainer.world_size} ranks decide together, {duration(CHECK_SECONDS)} apart at most, or "
                 "one batch where that takes longer: so much later than its budget this run may end."
             )
-        self._question, self._judge = "use", lambda: judge_use(limits, 0.0)
+        self._judge = lambda: judge_use(limits, 0.0)
         return self._decide(trainer)
 
     def _find_ledger(self, trainer: Trainer) -> None:
@@ -527,11 +530,8 @@ class CostBudget(Callback):
             rank_zero_info(f"CostBudget counts {duration(missing)} more than the checkpoint knew of, as {path} says.")
 
     def _keep_ledger(self, trainer: Trainer) -> None:
-        """Write what was used to the file, once a minute."""
-        elapsed = self._ledger.elapsed_seconds
-        if elapsed - self._kept_seconds < LEDGER_SECONDS:
-            return
-        self._kept_seconds, path = elapsed, self._ledger_path(trainer)
+        """Write what was used to the file."""
+        self._kept_seconds, path = self._ledger.elapsed_seconds, self._ledger_path(trainer)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         kept = Kept(run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now)
         try:
@@ -554,14 +554,15 @@ class CostBudget(Callback):
         watch, clock = self._watch, self._run_clock
         if watch is None or clock is None:
             return
-        clock.batch_ends(optimizer_steps_done=trainer.global_step)
-        self._keep_ledger(trainer)
-        question = (
-            None if self._schedule is not None and not is_due else watch.question(clock.batches, clock.training_seconds)
-        )
+        clock.batch_ends(lambda: trainer.global_step)
+        elapsed = self._ledger.elapsed_seconds
+        if elapsed >= self._kept_seconds + LEDGER_SECONDS:
+            self._keep_ledger(trainer)
+        question = None
+        if is_due or self._schedule is None:
+            question = watch.question(clock.batches, clock.training_seconds, elapsed=elapsed)
         if question is None and not is_due:
             return
-        self._question = question or "use"
         self._judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
     def _judge_now(
@@ -603,7 +604,11 @@ class CostBudget(Callback):
             warn(f"CostBudget: {verdict.reason}.")
             return decision | {"action": "off"}  # Everything has been reported.
         if verdict.action == "stop":
-            return decision | {"action": "stop", "reason": verdict.reason, "lost": clock.windows.batches_in_window}
+            return decision | {
+                "action": "stop",
+                "reason": verdict.reason,
+                "lost": batches_without_step(trainer, clock.windows),
+            }
         if verdict.action == "warn":
             warn_and_log(trainer, verdict.reason)
         return decision
@@ -611,7 +616,7 @@ class CostBudget(Callback):
     def _validation_batch_ends(self, trainer: Trainer) -> None:
         if self._run_clock is not None:
             self._run_clock.validation_batch_ends()
-        if self._watch is not None:
+        if self._watch is not None and self._ledger.elapsed_seconds >= self._kept_seconds + LEDGER_SECONDS:
             self._keep_ledger(trainer)
 
     def _validation_ends(self, trainer: Trainer) -> None:

@@ -22,7 +22,12 @@ from lightning_predict.fit.clock import host_clock
 from lightning_predict.fit.recorder import Session, StepRecorder, ValidationRecorder
 from lightning_predict.fit.remaining import remaining
 from lightning_predict.fit.windows import Pace, WindowCount
-from lightning_predict.tracing.environment import autograd_nodes, compilations, has_compiled_code
+from lightning_predict.tracing.environment import (
+    autograd_nodes,
+    compilations,
+    frames_compiled,
+    has_compiled_code,
+)
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 
@@ -93,7 +98,7 @@ class FitRecording:
             new_session=new_session,
             optimizers=[optimizer for optimizer in trainer.optimizers if _can_update(optimizer)],
             autograd_nodes=autograd_nodes,
-            compilations=lambda: compilations().frames,
+            compilations=frames_compiled,
             count=count,
         )
 

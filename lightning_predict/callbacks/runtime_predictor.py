@@ -323,13 +323,14 @@ class RuntimePredictor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; once every kind of step is recorded, predict."""
-        if self._follow_up is None:
+        follow_up = self._follow_up
+        if follow_up is None:
             return
-        self._follow_up.run_clock.batch_ends(optimizer_steps_done=trainer.global_step)
+        follow_up.run_clock.batch_ends(lambda: trainer.global_step)
         if self._progress_file is not None:
-            self._progress_file.batch_ends(trainer, self._follow_up.run_clock)
-        if self._follow_up.is_due():
-            self.predictions = self._follow_up.renew(trainer, moment="batch end") or self.predictions
+            self._progress_file.batch_ends(trainer, follow_up.run_clock)
+        if follow_up.is_due():
+            self.predictions = follow_up.renew(trainer, moment="batch end") or self.predictions
         if self._following is not None and self._following.batch_ends():
             self._tell_advice(trainer, pl_module, self._following)
         if self._recording is None:
@@ -339,7 +340,7 @@ class RuntimePredictor(Callback):
             is_first = self.trace is None
             if self._memory_ahead is not None:
                 self._memory_ahead.batch_was_recorded(batch)
-            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
+            self._predict_recorded(trainer, pl_module, self._recording, follow_up, trace)
             if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
                 show_batch_sizes(options, trainer, pl_module, with_table=self.manner.with_table)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_predict.callbacks.bases import lightning_classes
 from lightning_predict.fit.forecast import Facts
 from lightning_predict.fit.remaining import Moment, Position, Saving, Validation
-from lightning_predict.fit.windows import Pace
+from lightning_predict.fit.windows import Pace, WindowCount
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -98,6 +98,13 @@ def batches_of_fit(trainer: Trainer) -> int | None:
     if per_epoch is not None and epochs is not None:
         ends.append(per_epoch * epochs)
     return min(ends, default=None)
+
+
+def batches_without_step(trainer: Trainer, windows: WindowCount) -> int:
+    """Count the batches since the last optimizer step, at the end of a batch: their gradients are in no checkpoint."""
+    if windows.is_followed or not windows.batches:
+        return windows.batches_in_window
+    return 0 if trainer.is_last_batch else (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
 
 
 def callbacks_of(trainer: Any) -> list[Any]:

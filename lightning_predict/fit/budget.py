@@ -385,14 +385,14 @@ class BudgetWatch:
         self._narrow_seconds = 0.0
         self._narrows()
 
-    def question(self, batches: int, seconds: float) -> BudgetQuestion | None:
+    def question(self, batches: int, seconds: float, *, elapsed: float) -> BudgetQuestion | None:
         """Return what is to be judged after a batch; None if nothing is.
 
         Args:
             batches: Batches that were trained.
             seconds: Seconds since the first of them began.
+            elapsed: Seconds of the fit, as its ledger counts.
         """
-        elapsed = self._ledger.elapsed_seconds
         moments = self._moments
         if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
             return "forecast"

@@ -208,6 +208,7 @@ class RunClock:
         self._is_asynchronous = is_asynchronous
         self._batch_start: float | None = None
         self._batch_end: float | None = None
+        self._ended = 0.0
         self._is_recorded = False
         self._paused_from: float | None = None
         self._is_new_epoch = False
@@ -234,8 +235,8 @@ class RunClock:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds since the first batch began."""
-        return 0.0 if self.began is None else self._clock() - self.began
+        """Seconds from the beginning of the first batch to the end of the last one."""
+        return 0.0 if self.began is None else max(0.0, self._ended - self.began)
 
     def interrupt(self) -> None:
         """Note that something happens before the next batch that will not happen again: a prediction."""
@@ -272,22 +273,25 @@ class RunClock:
         """Note that the batch under way takes longer than others, as it is recorded."""
         self._is_recorded = True
 
-    def batch_ends(self, *, optimizer_steps_done: int = 0) -> None:
+    def batch_ends(self, optimizer_steps_done: Callable[[], int] = lambda: 0) -> None:
         """Note that a batch was trained.
 
         Args:
-            optimizer_steps_done: As the trainer counts them.
+            optimizer_steps_done: Reads how many the trainer has counted; asked only where windows are followed.
         """
-        start = self._batch_start
+        start, windows = self._batch_start, self.windows
         if start is None:
             return
         self._batch_start = None
-        self.windows.batch_ends(optimizer_steps_done)
+        if windows.is_followed:
+            windows.batch_ends(optimizer_steps_done())
+        else:
+            windows.batches += 1
+        now = self._ended = self._clock()
         if self._is_recorded:
             self._is_recorded, self._batch_end = False, None
             return
-        now = self._batch_end = self._clock()
-        self._last_step = now - start
+        self._batch_end, self._last_step = now, now - start
         if not self._is_asynchronous:
             self._steps.add(now - start)
 

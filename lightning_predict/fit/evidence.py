@@ -108,6 +108,9 @@ class Evidence:
     def add(self, value: float) -> None:
         """Add one."""
         self.count += 1
+        if self._size == 1 and len(self._means) < MOST_VALUES - 1:  # after each batch: no detour for the first thousand
+            self._means.append(value)
+            return
         self._sum += value
         self._summed += 1
         if self._summed == self._size:

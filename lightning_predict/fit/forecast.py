@@ -205,6 +205,8 @@ class Moments:
             batches: Batches that were trained.
             seconds: Seconds since the first of them began.
         """
+        if self.has_come and batches < self._next:  # after each batch
+            return False
         has_come = self.has_come or (
             batches > 1
             and (

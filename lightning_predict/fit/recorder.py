@@ -201,6 +201,7 @@ class StepRecorder:
         count: WindowCount,
     ) -> None:
         self.count = count
+        count.is_followed = True
         self._timer = WindowTimer()
         self.is_finished = False
         self._warmup_steps = warmup_steps
@@ -225,6 +226,7 @@ class StepRecorder:
         self._windows: list[Kind | None] = []
         self._kinds_found: list[Kind | None] = []
         self._kinds_complete: frozenset[Kind | None] = frozenset()
+        self._is_quiet = False
         self._timed: list[tuple[int, Window]] = []
         self._recorded: list[Recorded] = []
         self._rejected = 0
@@ -251,6 +253,11 @@ class StepRecorder:
         """
         self._drop_unended_batch()
         self._is_in_batch = True
+        if self.asks_for_nothing:
+            self._action, self._is_short, self._is_last, self._due, self._nodes = "skip", False, False, set(), 0
+            self._nodes_at_start, self._compilations_at_start = self._autograd_nodes(), self._compilations()
+            self._timer.batch_starts(0.0)
+            return
         if self.count.between_windows:
             self._is_short, self._is_last = next_is_short, full_windows_after == 0
             self._due, self._nodes, self._compilations_at_start = set(), 0, self._compilations()
@@ -298,6 +305,8 @@ class StepRecorder:
             The trace, once every kind of window is recorded; another one where a new kind turned up afterwards.
         """
         self._is_in_batch = False
+        if self._is_quiet and self._is_known():
+            return None
         host_done = None if self._host_clock is None or self._action not in ("time", "run") else self._host_clock()
         now = self._now()
         window = self._timer.batch_ends(now, self.count, samples=samples, host_done=host_done)
@@ -310,7 +319,24 @@ class StepRecorder:
         if window is None:
             return None
         self._keep(window)
-        return self._trace_if_due()
+        trace = self._trace_if_due()
+        self._is_quiet = self._is_settled and all(kind is None or kind.batches == 1 for kind in self._kinds_complete)
+        return trace
+
+    def _is_known(self) -> bool:
+        """Take note of a window of one batch of a kind that is recorded, which all are in most trainings."""
+        closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
+        if closed is None or closed[0] != 1 or self._compilations() != self._compilations_at_start:
+            return False
+        last, optimizers = self._windows[-1], frozenset(self._due)
+        if last is None or last.nodes != nodes or last.optimizers != optimizers:
+            last = Kind(batches=1, optimizers=optimizers, nodes=nodes)
+        if last not in self._kinds_complete:
+            return False
+        self._windows.append(last)
+        self._timer.pause()
+        self._finishes()
+        return True
 
     def rest(self) -> Trace | None:
         """Return the trace if training ended early; None if it was returned already, or nothing was recorded."""
@@ -345,7 +371,7 @@ class StepRecorder:
     @property
     def asks_for_nothing(self) -> bool:
         """Whether the next window is skipped, however many follow: all kinds are recorded, each of one batch."""
-        return self._is_settled and all(kind is None or kind.batches == 1 for kind in self._kinds_complete)
+        return self._is_quiet and self.count.between_windows
 
     @property
     def _is_settled(self) -> bool:
@@ -446,7 +472,7 @@ class StepRecorder:
     def _trace_if_due(self) -> Trace | None:
         if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
             return None
-        self.is_finished = self._is_last or self._has_waited_long_enough
+        self._finishes()
         if self._is_settled:
             return None
         kinds = self._kinds()
@@ -459,9 +485,12 @@ class StepRecorder:
             return None
         return self._give(kinds) if len(self._recorded) > self._records_given else None
 
-    @property
-    def _has_waited_long_enough(self) -> bool:
-        return self._watch_until is not None and self.count.batches >= self._watch_until
+    def _finishes(self) -> None:
+        """Note whether there will be no other trace; windows need not be counted then."""
+        waited = self._watch_until is not None and self.count.batches >= self._watch_until
+        self.is_finished = self._is_last or waited
+        if self.is_finished:
+            self.count.let_go()
 
     def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
         """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""

@@ -274,7 +274,7 @@ class WatchedRun:
         """
         self._is_in_step = False
         self._steps += 1
-        self.clock.batch_ends(optimizer_steps_done=self._steps)
+        self.clock.batch_ends(lambda: self._steps)
         with self._guarded():
             self._record()
         with self._guarded():
@@ -349,8 +349,11 @@ class WatchedRun:
 
     def _judge(self) -> None:
         watch = self._watch
-        question = None if watch is None else watch.question(self.clock.batches, self.clock.training_seconds)
-        if watch is None or question is None or self.should_stop:
+        if watch is None or self.should_stop:
+            return
+        elapsed = self._ledger.elapsed_seconds
+        question = watch.question(self.clock.batches, self.clock.training_seconds, elapsed=elapsed)
+        if question is None:
             return
         verdict = watch.judge(question, None if question == "use" else self._rest_now())
         if verdict.action == "warn":

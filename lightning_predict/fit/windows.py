@@ -52,10 +52,12 @@ class WindowCount:
         windows: Windows that were closed.
         batches_in_window: Batches of the window under way that are done.
         closed: Batches and optimizer steps of the window that the last batch closed; None if it closed none.
+        is_followed: Windows are counted: somebody asks for them, or only counting tells how long they are.
     """
 
     def __init__(self) -> None:
         self.batches = self.windows = self.batches_in_window = 0
+        self.is_followed = False
         self.closed: tuple[int, int] | None = None
         self._is_manual = False
         self._steps_at_start = self._steps_before_window = 0
@@ -70,6 +72,11 @@ class WindowCount:
         """
         self._steps_at_start = self._steps_before_window = optimizer_steps_done
         self._is_manual = is_manual
+        self.is_followed = self.is_followed or is_manual
+
+    def let_go(self) -> None:
+        """Count windows no more, unless only that tells how long they are."""
+        self.is_followed = self._is_manual
 
     @property
     def between_windows(self) -> bool:

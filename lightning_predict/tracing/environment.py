@@ -175,9 +175,14 @@ NO_COMPILATIONS: Final = Compilations()
 def compilations() -> Compilations:
     """Find what `torch.compile` has done in this process until now, by its own account."""
     utilities = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(utilities, "counters", {})
     spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
-    return Compilations(int(counters.get("frames", {}).get("total", 0)), float(spent.get("total_wall_time", 0.0)))
+    return Compilations(frames_compiled(), float(spent.get("total_wall_time", 0.0)))
+
+
+def frames_compiled() -> int:
+    """Count the pieces of code that `torch.compile` has compiled until now, without adding up what that took."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("frames", {}).get("total", 0))
 
 
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:

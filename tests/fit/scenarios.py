@@ -116,7 +116,7 @@ def waits_for(make: Of, *, step: float, workers: int, batches: int, runs: int, s
     """
     waits = []
     for run in range(runs):
-        now, free, ready = 0.0, [starts] * workers, []
+        now, free, ready = 0.0, [starts] * workers, list[float]()
         for number in range(batches):
             while len(ready) < min(batches, number + PREFETCHED * workers):
                 worker = len(ready) % workers

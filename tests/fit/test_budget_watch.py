@@ -30,7 +30,7 @@ class Run:
     def batch(self, seconds: float = 1.0) -> BudgetQuestion | None:
         self.seconds += seconds
         self.batches += 1
-        return self.watch.question(self.batches, self.seconds)
+        return self.watch.question(self.batches, self.seconds, elapsed=self.seconds)
 
 
 def rest(low: float, middle: float, *, is_settled: bool = True, end_seconds: float = 0.0) -> Rest:
@@ -154,7 +154,7 @@ def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
         def after(batch: int) -> None:
             nonlocal batches
             batches = batch
-            question = watch.question(clock.batches, clock.training_seconds)
+            question = watch.question(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
             if question is not None:
                 found = None if question == "use" else rest_of(facts_of(scenario, batch), clock)
                 if watch.judge(question, found).action == "stop":

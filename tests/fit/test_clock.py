@@ -26,7 +26,7 @@ class Fit:
         if is_recorded:
             self.clock.batch_is_recorded()
         self.passes(seconds)
-        self.clock.batch_ends(optimizer_steps_done=steps)
+        self.clock.batch_ends(lambda: steps)
         return is_new
 
     def validate(self, batches: list[float], *, start: float = 0.0, wait: float = 0.0, is_check: bool = False) -> None:
@@ -232,6 +232,23 @@ def test_validation_runs_are_timed_whole() -> None:
     assert found.batch is not None
     assert (found.around.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches
     assert found.batch.middle == 2.0
+
+
+def test_steps_are_read_only_while_somebody_asks_for_windows() -> None:
+    def refuse() -> int:
+        raise AssertionError("nobody asked")
+
+    fit = Fit()
+    fit.clock.windows.begins(optimizer_steps_done=0, is_manual=False)
+    fit.clock.batch_starts()
+    fit.clock.batch_ends(refuse)
+    fit.clock.windows.is_followed = True
+    fit.batch(steps=1)
+    assert (fit.clock.batches, fit.clock.windows.windows) == (2, 1)
+    fit.clock.windows.let_go()
+    fit.clock.batch_starts()
+    fit.clock.batch_ends(refuse)
+    assert fit.clock.batches == 3
 
 
 @pytest.mark.parametrize("before", [0, 30])
