@@ -31,7 +31,7 @@ from lightning_predict.run.history import (
     model_fingerprint_of,
     run_correction,
 )
-from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
+from lightning_predict.run.sharing import accumulated_workload, crowded_workload, shared_memory_bytes, shared_workload
 from lightning_predict.run.workload import Run, Workload, run_of
 from lightning_predict.sharding.tables import with_skew
 from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
@@ -222,14 +222,17 @@ class Step:
     def _run(self, layout: Layout, strategy: Strategy, step: Iteration) -> Run:
         """Predict the rest of the run, whose replicas share it and whose loaders share the cores."""
         trace, workload = self.trace, self._workload
-        replicas = strategy.replicas(layout) * strategy.accumulate  # batches that a step works through
+        replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
         own = crowded_workload(
-            shared_workload(workload, replicas=replicas, recorded=trace.world_size),
+            accumulated_workload(
+                shared_workload(workload, replicas=replicas, recorded=trace.world_size), strategy.accumulate
+            ),
             gpus_per_node=layout.gpus_per_node,
             recorded=trace.world_size // trace.num_nodes,
             cores_per_node=self._assumptions.cores_per_node,
         )
-        run = run_of(step, own, self._checked(layout, strategy), batches=trace.batches, replicas=replicas)
+        groups = replicas * strategy.accumulate  # as often as recorded, samples are worked through in a step
+        run = run_of(step, own, self._checked(layout, strategy), batches=batches, replicas=groups)
         return self.as_it_went(run, layout)
 
     def as_it_went(self, run: Run, layout: Layout | None) -> Run:

@@ -136,6 +136,7 @@ class Advice(Mapping[str, Advised]):
         changes: In the order of their gains; those that do not apply are last.
         chain: The best changes that go together; None if no change is proven to gain.
         layers: Where the time goes, now and with the chain.
+        allowed: What changes were allowed to ask besides time.
         notes: What else there is to say.
     """
 
@@ -144,6 +145,7 @@ class Advice(Mapping[str, Advised]):
     changes: tuple[Advised, ...]
     chain: Chain | None
     layers: LayerTable
+    allowed: frozenset[str]
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Advised:
@@ -307,12 +309,15 @@ def advice_for(
     advised = [trial.advised(change) for change in CHANGES.values()]
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
+    if after is not None and after.operations == trace.operations:
+        after = None  # what waits was changed, and nothing of what the device does
     gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
     table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
     return Advice(
         on=first.name,
         before=trial.before,
         changes=tuple(sorted(advised, key=_rank)),
+        allowed=frozenset(allow),
         chain=chain,
         layers=table,
         notes=trial.before.notes,

@@ -71,16 +71,18 @@ def _heading(advice: Advice) -> str:
         if verdict is not None and verdict.bound_by == "device"
         else f" (device {duration(first.device_seconds)})"
     )
-    return f"{advice.before.heading}. On {advice.on}: {duration(first.cycle_seconds)} a step{loading}{bound}{other}."
+    full = "" if first.fits is not False else f" It does not fit in the memory of one {first.layout.gpu.name}."
+    step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"
+    return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
 
 
 def numbered(advice: Advice) -> list[Advised]:
-    """List the rows of the table: what is faster, of each kind of change the one that gains most."""
+    """List the rows of the table: of each kind of change what gains most, those first that ask what is allowed."""
     found: dict[str, Advised] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
             found.setdefault(CHANGES[one.name].kind, one)
-    return list(found.values())
+    return sorted(found.values(), key=lambda one: not CHANGES[one.name].asks <= advice.allowed)
 
 
 def _row(one: Advised, number: str) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ does it in ways that a model gets wrong::
 All four were fitted on the pairs of the table that is named; errors and coverage are of families of models that were
 left out of the fit: `python -m benchmarks.accuracy FOLDER --of gains` prints them.
 
-The gate (`MeasuredPairs.told`). A number is told only where enough pairs are there, and it is the simulated one only where
-that beats a constant on families that neither saw: the median gain of the others. Where the constant is better, it is
-told, and gives way to the simulation by as much as that leaves the constant's interval: a step that is bound by its
-host doubles its throughput with its batch, though no pair of the table did. A kind without a row has no number: its
+The gate (`MeasuredPairs.told`). A number is told only where enough pairs are there, and it is the simulated one only
+where that beats a constant on families that neither saw: the median gain of the others. Where the constant is better,
+it is told, and gives way to the simulation by as much as that leaves the constant's interval: a step that is bound by
+its host doubles its throughput with its batch, though no pair of the table did. A kind without a row has no number: its
 gain is what the simulation says, and nobody measured whether that comes true.
 """
 

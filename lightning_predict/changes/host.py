@@ -85,8 +85,8 @@ FEWER_WAITS: Final = Change(
 
 LOADER: Final = Change(
     name="loader",
-    words="DataLoader(num_workers=..., pin_memory=True, persistent_workers=True), enough to hide it",
-    note="processor cores and host memory",
+    words="DataLoader(num_workers=..., pin_memory=True)",
+    note="cores and memory of the host",
     apply=_without_loader,
     why_not=_why_no_loader,
     slot="loader",

@@ -153,6 +153,23 @@ def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> 
     )
 
 
+def accumulated_workload(workload: Workload, times: int) -> Workload:
+    """Let so many times as many batches share an update: fewer steps, and as many batches and validations as before."""
+    if times == 1:
+        return workload
+
+    def fewer(batches: Batches | None) -> Batches | None:
+        return None if batches is None else replace(batches, windows=math.ceil(batches.windows / times))
+
+    steps = workload.training_iterations
+    return replace(
+        workload,
+        training_iterations=None if steps is None else math.ceil(steps / times),
+        training=fewer(workload.training),
+        epoch=fewer(workload.epoch),
+    )
+
+
 def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
     """Put the loaders of a machine's GPUs on one set of cores, which they share.
 

@@ -187,3 +187,29 @@ def test_what_an_interval_says(low: float, middle: float, high: float, verdict: 
     from lightning_predict.interval import Interval
 
     assert _verdict(Interval(low, middle, high)) == verdict
+
+
+def test_what_is_not_allowed_is_listed_behind_what_is() -> None:
+    from lightning_predict.changes.advice_text import numbered
+
+    step = trained(4096)
+    plain, every = (lp.advise(step, ["L4"], allow=words) for words in (["numerics"], ["numerics", "digits"]))
+    assert [CHANGES[one.name].kind for one in numbered(plain)].index("amp") == 0
+    gains = [one.gain.middle for one in numbered(every) if one.gain is not None and CHANGES[one.name].kind != "batch"]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_a_step_that_does_not_fit_and_layers_that_a_loader_leaves_alone_are_told() -> None:
+    large = replace(trained(64), memory=replace(trained(64).memory, peak_bytes=30 * 2**30))
+    assert "It does not fit in the memory of one L4." in " ".join(str(lp.advise(large, ["L4"])).split())
+    waiting = lp.advise(replace(trained(64), loader_seconds=(0.25,)), ["L4"], allow=[])
+    assert waiting.chain is not None
+    assert waiting.chain.names == ("loader",)
+    assert waiting.layers.columns == ("L4",)
+
+
+def test_accumulated_batches_wait_for_the_loader_each() -> None:
+    """The update is all that two batches save: the wait of 0.25 s comes with either."""
+    told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
+    assert told is not None
+    assert 1.0 < told < 1.02
