@@ -11,6 +11,7 @@ from lightning_predict.changes.change import Change
 from lightning_predict.changes.channels_last import CHANNELS_LAST_CHANGE
 from lightning_predict.changes.checkpointing import CHECKPOINTING, NO_CHECKPOINTING
 from lightning_predict.changes.compiled import COMPILE
+from lightning_predict.changes.embedding import FUSED_TABLES
 from lightning_predict.changes.host import CUDA_GRAPHS, FEWER_WAITS, LOADER
 from lightning_predict.changes.optimizer import FUSED_OPTIMIZER
 from lightning_predict.changes.padding import PADDING
@@ -32,6 +33,7 @@ CHANGES: Final[Mapping[str, Change]] = {
         CUDA_GRAPHS,
         FUSED_OPTIMIZER,
         FUSED_ATTENTION,
+        FUSED_TABLES,
         PADDING,
         CHECKPOINTING,
         NO_CHECKPOINTING,

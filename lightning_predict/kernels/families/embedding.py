@@ -372,3 +372,51 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     rows = max(state, default=0) or max(table.elements / ASSUMED_DIM, 1.0)
     dims = (bags, asked / bags, rows, table.elements / rows, operation.arguments.get(ZIPF, 0.0))
     return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
+
+
+LOOK_UPS: Final = "lightning_predict::table_look_ups"
+UPDATES: Final = "lightning_predict::table_updates"
+INTERACTION: Final = "lightning_predict::dot_interaction"
+"""Calls that `changes/embedding.py` puts in the place of others: all tables at once, and a sample's vectors at once."""
+
+
+@translates(LOOK_UPS)
+def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    """Translate table, indices and offsets of each table in turn."""
+    each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
+    found = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
+    return tuple(problem for problems in found for problem in problems or ())
+
+
+@translates(UPDATES)
+def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Translate table, gradient of its bags and indices of each table in turn: rows are read and written in place.
+
+    Sparse gradients are written before, and read and written once more for the learning rate.
+    """
+    problems = []
+    for place in range(0, len(operation.inputs), 3):
+        table, gradient, indices = operation.inputs[place : place + 3]
+        bags = gradient.elements // max(gradient.shape[-1], 1)
+        if min(bags, indices.elements, *table.shape) < 1:
+            continue
+        dims = (bags, max(indices.elements / bags, 1.0), *table.shape, operation.arguments.get(ZIPF, 0.0))
+        problems.append(Problem("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
+        if operation.arguments.get("sparse"):
+            values = float(indices.elements * gradient.size_bytes / bags)
+            problems.append(Problem("transfer", "float32", (2 * values, 2 * values, 0.0)))
+    return tuple(problems)
+
+
+@translates(INTERACTION, f"{INTERACTION}_backward")
+def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    """Count each vector read once and the result written once; products in 16 bits hide behind that."""
+    vectors = operation.inputs[0]
+    if len(vectors.shape) != 3:
+        return None
+    samples, count, width = vectors.shape
+    passes = 2 if operation.name != INTERACTION else 1
+    in_lanes = vectors.dtype == "float32"
+    flops = passes * 2.0 * samples * count * count * width if in_lanes else 0.0
+    read, written = (float(sum(one.size_bytes for one in some)) for some in (operation.inputs, operation.outputs))
+    return (Problem("transfer", "float32", (read, written, flops)),)
