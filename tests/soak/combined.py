@@ -1,10 +1,11 @@
 """Combine what may harm a run, and see that it ends as without us: `python -m tests.soak.combined [--sample N]`.
 
 {no profiler, the Trainer's, the user's own before, inside and across a step} × {eager code, compiled code, attention in
-evaluation mode, eager code that is profiled as on a GPU} × {one thread, two Trainers in two threads} × {no error, one
-of ours of each kind, KeyboardInterrupt}: each is a process of its own, run with and without our callbacks. What is
-compared: exit codes (a segmentation fault is one), weights, and what is left behind. What ends by itself without us
-(torch's profilers in two threads at once) is counted apart. A sample takes minutes, all of them hours.
+evaluation mode, eager code that is profiled as on a GPU, a GPU whose profiler gives documents that were written before}
+× {one thread, two Trainers in two threads, two ranks} × {no error, one of ours of each kind, KeyboardInterrupt}: each
+is a process of its own, or two, run with and without our callbacks. Of two ranks one has the error. What is compared:
+exit codes (a segmentation fault is one), weights, and what is left behind. What ends by itself without us (torch's
+profilers in two threads at once) is counted apart. A sample takes minutes, all of them hours.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.callbacks.ranks import launched
 from tests.processes import run
 
 PROFILERS: Final = ("none", "Trainer's", "before", "inside", "across")
-CODE: Final = ("eager", "compiled", "attention", "profiled")
-THREADS: Final = (1, 2)
+CODE: Final = ("eager", "compiled", "attention", "profiled", "cuda")
+TRAINERS: Final = ("one", "two threads", "two ranks")
 ERRORS: Final = ("none", "RuntimeError", "MemoryError", "StopIteration", "KeyboardInterrupt")
 FUNCTIONS: Final = (
     "tracing/session.py CaptureSession.start",
@@ -46,14 +48,14 @@ class Case:
     Attributes:
         profiler: Whose runs, and when.
         code: What is trained.
-        threads: Trainers, each in a thread.
+        trainers: How many, and what each is: a thread, or a rank.
         error: Injected into a function of ours.
         function: The function.
     """
 
     profiler: str
     code: str
-    threads: int
+    trainers: str
     error: str
     function: str
 
@@ -61,29 +63,37 @@ class Case:
 def cases(sample: int | None, seed: str) -> list[Case]:
     """List the combinations, or as many of them as are asked for, drawn by a hash of their names."""
     every = []
-    for profiler, code, threads, error in itertools.product(PROFILERS, CODE, THREADS, ERRORS):
-        if error == "KeyboardInterrupt" and threads > 1:
-            continue  # Python raises it in the main thread alone
-        if profiler != "none" and threads > 1 and code != "eager":
+    for profiler, code, trainers, error in itertools.product(PROFILERS, CODE, TRAINERS, ERRORS):
+        if error == "KeyboardInterrupt" and trainers != "one":
+            continue  # Python raises it in the main thread alone, and a rank that ends ends the others
+        if profiler != "none" and trainers == "two threads" and code != "eager":
             continue  # torch has one profiler in a process, and may end it where ours and theirs run in two threads
         functions = FUNCTIONS if error != "none" else FUNCTIONS[:1]
-        every += [Case(profiler, code, threads, error, function) for function in functions]
+        every += [Case(profiler, code, trainers, error, function) for function in functions]
     every.sort(key=lambda case: hashlib.sha256(f"{seed} {case}".encode()).digest())
     return every[:sample]
 
 
-PROGRAM: Final = """
-import json, sys
-from tests.soak.combined_fit import fit
-fit(json.loads(sys.argv[1]), sys.argv[2], with_callbacks=sys.argv[3] == "True")
-"""
+def outcome(case: Case, folder: Path, *, with_callbacks: bool) -> tuple[tuple[int | None, ...], str]:
+    """Run a case; its exit codes, and what it printed of weights and what it left, with what else went wrong."""
+    words = ("tests.soak.combined_fit", json.dumps(asdict(case)), folder, str(with_callbacks))
+    if case.trainers == "two ranks":
+        ended = launched(*words, world_size=2, folder=folder.parent)
+    else:
+        ended = [run("-m", *words)]
+    lines = [line for one in ended for line in one.stdout.splitlines() if line.startswith("outcome ")]
+    return tuple(one.returncode for one in ended), "; ".join(lines)
 
 
-def outcome(case: Case, folder: Path, *, with_callbacks: bool) -> tuple[int | None, str]:
-    """Run a case; its exit code, and what it printed of weights and what it left, with what else went wrong."""
-    ran = run(PROGRAM, json.dumps(asdict(case)), folder, with_callbacks, seconds=300)  # type: ignore[arg-type]
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("outcome ")]
-    return ran.returncode, "; ".join(lines)
+def harm(case: Case, plain: tuple[tuple[int | None, ...], str], folder: Path) -> str | None:
+    """Run a case with our callbacks; say what is other than without them, None where nothing is."""
+    found = outcome(case, folder, with_callbacks=True)
+    if case.error == "KeyboardInterrupt":  # it ends the run where it comes, and with it the user's own profiler
+        theirs = case.profiler != "none" and found[1].endswith("left a profiler")
+        is_alike = found[0] in ((0,), (1,)) and (found[1].endswith("left nothing") or theirs)
+    else:
+        is_alike = found == plain
+    return None if is_alike else f"{case}: {found} and not {plain}"
 
 
 def main() -> None:
@@ -93,25 +103,20 @@ def main() -> None:
     parser.add_argument("--seed", default="0")
     options = parser.parse_args()
     start, counts, harmed = time.monotonic(), Counter[str](), []
-    plain: dict[tuple[str, str, int], tuple[int | None, str]] = {}
+    plain: dict[tuple[str, str, str], tuple[tuple[int | None, ...], str]] = {}
     with tempfile.TemporaryDirectory() as place:
         for number, case in enumerate(cases(options.sample, options.seed)):
-            key = (case.profiler, case.code, case.threads)
+            key = (case.profiler, case.code, case.trainers)
             if key not in plain:
                 plain[key] = outcome(case, Path(place, f"plain{number}"), with_callbacks=False)
-            if plain[key][0] != 0:
+            if any(plain[key][0]):
                 counts["impossible"] += 1
                 continue
-            found = outcome(case, Path(place, f"ours{number}"), with_callbacks=True)
             counts[case.error] += 1
-            if case.error == "KeyboardInterrupt":  # it ends the run where it comes, and with it the user's own profiler
-                theirs = case.profiler != "none" and found[1].endswith("left a profiler")
-                is_alike = found[0] in (0, 1) and (found[1].endswith("left nothing") or theirs)
-            else:
-                is_alike = found == plain[key]
-            if not is_alike:
+            words = harm(case, plain[key], Path(place, f"ours{number}"))
+            if words is not None:
                 harmed.append(case)
-                print(f"{case}: {found} and not {plain[key]}", file=sys.stderr, flush=True)
+                print(words, file=sys.stderr, flush=True)
     print(f"{counts.pop('impossible', 0)} cases end without us as well")
     print(f"{sum(counts.values())} cases, seed {options.seed}, {time.monotonic() - start:.0f} s\n")
     print("| error | cases | other exit code, weights or remains than without us |\n|---|---:|---:|")

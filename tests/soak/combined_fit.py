@@ -1,15 +1,20 @@
-"""One case of `tests.soak.combined`, in a process of its own."""
+"""One case of `tests.soak.combined`, in a process of its own: `-m tests.soak.combined_fit CASE FOLDER True`."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import sys
 import threading
 import warnings
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -17,7 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.session import CaptureSession
+from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import FEATURES, Small, network
+from tests.callbacks.test_on_a_device import small_document
 from tests.soak.faults import ERRORS, held, left_behind, name_of, traced
 
 
@@ -25,21 +32,26 @@ def fit(case: dict[str, Any], folder: str, *, with_callbacks: bool) -> None:
     """Fit once in each thread, print the weights and what is left, and end as the first of them ended."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    Path(folder).mkdir(parents=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     before = held()
     already = set(left_behind(before))
     found: dict[int, Any] = {}
     with ExitStack() as around:
         if case["code"] == "profiled":
             around.enter_context(_as_on_gpu())
-        if with_callbacks and case["error"] != "none":
+        device = None
+        if case["code"] == "cuda":
+            device = FakeDevice(small_document())
+            patches = around.enter_context(pytest.MonkeyPatch.context())
+            around.enter_context(device.plugged_in(patches, _strategy(case)))
+        if with_callbacks and case["error"] != "none" and _has_error(case):
             around.enter_context(traced(_injecting(case["function"], case["error"])))
-        if case["threads"] == 1:
-            _fitted(0, case, folder, with_callbacks, found)
+        if case["trainers"] != "two threads":
+            _fitted(0, case, folder, with_callbacks, found, device)
         else:
             threads = [
-                threading.Thread(target=_fitted, args=(number, case, folder, with_callbacks, found))
-                for number in range(case["threads"])
+                threading.Thread(target=_fitted, args=(number, case, folder, with_callbacks, found, device))
+                for number in range(2)
             ]
             for thread in threads:
                 thread.start()
@@ -53,21 +65,50 @@ def fit(case: dict[str, Any], folder: str, *, with_callbacks: bool) -> None:
         raise errors[0]
 
 
-def _fitted(number: int, case: dict[str, Any], folder: str, with_callbacks: bool, found: dict[int, Any]) -> None:
+RANK: Final = int(os.environ.get("RANK", "0"))
+
+
+def _strategy(case: dict[str, Any]) -> Any:
+    """Give the class of the Trainer's strategy."""
+    strategies = Small("lightning.pytorch").lightning.strategies
+    return strategies.DDPStrategy if case["trainers"] == "two ranks" else strategies.SingleDeviceStrategy
+
+
+def _has_error(case: dict[str, Any]) -> bool:
+    """Return whether this rank has it: of two the second, but for what rank zero alone does."""
+    rank = 0 if case["function"].startswith(("prediction.py", "reports/")) else 1
+    return case["trainers"] != "two ranks" or rank == RANK
+
+
+def _fitted(
+    number: int,
+    case: dict[str, Any],
+    folder: str,
+    with_callbacks: bool,
+    found: dict[int, Any],
+    device: FakeDevice | None,
+) -> None:
     small = Small("lightning.pytorch")
     model = _model(small, case, number)
+    if device is not None:
+        device.drives(model)
     callbacks: list[Any] = []
     if with_callbacks:
         callbacks = [
             RuntimePredictor(["T4"], print_table=False, warmup_steps=1, learn_from_history=False),
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
         ]
-    place = Path(folder, str(number))
+    place = Path(folder, f"{number}.{RANK}")
     kind = small.lightning.profilers.PyTorchProfiler
     profiler = kind(place, "theirs") if _profiles(case, number, "Trainer's") else None
-    trainer = small.trainer(place, max_epochs=2, callbacks=callbacks, profiler=profiler)
+    ranks: dict[str, Any] = {}
+    if case["trainers"] == "two ranks":
+        strategy = _strategy(case)(process_group_backend="gloo", timeout=timedelta(seconds=180))
+        ranks = {"devices": 2, "strategy": strategy}
+    trainer = small.trainer(place, max_epochs=2, callbacks=callbacks, profiler=profiler, **ranks)
+    each = ranks.get("devices", 1)  # a rank trains as many batches as one alone
     try:
-        trainer.fit(model, small.loader(6), small.loader(2))
+        trainer.fit(model, small.loader(6 * each), small.loader(2 * each))
     except BaseException as error:
         found[number] = error
         return
@@ -154,3 +195,7 @@ def _injecting(function: str, error: str) -> Any:
             raise ERRORS[error]()
 
     return fail
+
+
+if __name__ == "__main__":
+    fit(json.loads(sys.argv[1]), sys.argv[2], with_callbacks=sys.argv[3] == "True")

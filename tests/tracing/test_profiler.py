@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.hooks import ModuleWatch
-from lightning_predict.tracing.profiler import ProfilerRecorder
-from lightning_predict.tracing.trace import PHASES, Trace
+from lightning_predict.tracing.profiler import ProfilerRecorder, _later
+from lightning_predict.tracing.trace import PHASES, Kernel, Operation, TensorInfo, Trace
 from tests.tracing.test_dispatch import operations_of
 from tests.tracing.test_hooks import hooks_left
 from tests.tracing.workloads import Step, Training, counted, mixed_step, perceptron_step
@@ -119,6 +120,39 @@ def test_parts_follow_one_another() -> None:
     starts = [o.host_start_seconds for o in operations]
     assert len(starts) == 2
     assert starts == sorted(starts)  # type: ignore[type-var]
+
+
+def test_a_later_copy_of_an_operation_has_all_that_it_has() -> None:
+    kernel = Kernel(
+        name="gemm",
+        seconds=1e-3,
+        grid=(1, 2, 3),
+        block=(4, 5, 6),
+        registers_per_thread=7,
+        shared_memory_bytes=8,
+        stream=9,
+        start_seconds=0.5,
+        launch_start_seconds=0.25,
+        launch_seconds=1e-6,
+        device=1,
+    )
+    values = {
+        "name": "aten::mm",
+        "phase": "backward",
+        "inputs": (TensorInfo((2,), "float32"),),
+        "outputs": (TensorInfo((3,), "float16"),),
+        "arguments": {"dim": 1},
+        "module": "layer",
+        "kernels": (kernel,),
+        "host_start_seconds": 0.125,
+        "host_seconds": 0.0625,
+        "freed": (3,),
+        "python_seconds": 0.03,
+    }
+    operation = Operation(**values)  # type: ignore[arg-type]
+    assert set(values) == {field.name for field in fields(Operation)}  # none is forgotten below
+    moved = replace(kernel, start_seconds=2.5, launch_start_seconds=2.25)
+    assert _later(operation, 2.0) == replace(operation, kernels=(moved,), host_start_seconds=2.125)
 
 
 def test_nothing_recorded_is_an_error() -> None:
