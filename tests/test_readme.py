@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import lightning_predict as lp
 from tests.processes import run
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +36,22 @@ def test_the_output_is_the_examples_own(tmp_path: Path, request: pytest.FixtureR
     shown = OUTPUT.search(README.read_text())
     assert shown is not None
     assert without_ages(shown[2]) == without_ages(printed)
+
+
+ADVICE = re.compile(r"(\$ lightning-predict advise (\S+) --gpus (\S+) --iterations (\d+)\n)(.*?)(```)", re.DOTALL)
+
+
+def test_the_advice_on_the_page_is_what_its_command_prints(request: pytest.FixtureRequest) -> None:
+    page = ROOT / "docs" / "howto" / "advice.md"
+    shown = ADVICE.search(page.read_text())
+    assert shown is not None
+    trace = lp.Trace.load(str(ROOT / shown[2]))
+    printed = f"{lp.advise(trace, shown[3].split(','), iterations=int(shown[4]), history=False)}\n"
+    if request.config.getoption("--overwrite-golden"):
+        page.write_text(ADVICE.sub(lambda match: match[1] + printed + match[6], page.read_text()))
+        shown = ADVICE.search(page.read_text())
+        assert shown is not None
+    assert shown[5] == printed
 
 
 def without_ages(text: str) -> str:
