@@ -255,7 +255,9 @@ def step_memory(trace: Trace) -> StepMemory | None:
 
 def memory_notes(trace: Trace) -> tuple[str, ...]:
     """Say in words what a derived peak leaves out."""
-    if trace.memory.peak_bytes is None and any(operation.name in _RECURRENT for operation in trace.operations):
+    if trace.memory.peak_bytes is None and not _RECURRENT.isdisjoint(
+        [operation.name for operation in trace.operations]
+    ):
         return ("Memory: what recurrent layers keep for their backward pass is left out.",)
     return ()
 

@@ -35,7 +35,7 @@ def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
     Args:
         operations: All of a trace, in order.
     """
-    if any(SECOND_TRANSPOSED in operation.arguments for operation in operations):
+    if [index for index, operation in enumerate(operations) if SECOND_TRANSPOSED in operation.arguments]:
         return frozenset(
             index
             for index, operation in enumerate(operations)

@@ -430,7 +430,10 @@ def families() -> Mapping[str, Family]:
 def family_of(operation: str, dtype: str) -> Family | None:
     """Find the family that serves an operation in a dtype; None if there is none."""
     kind = _KINDS.get(operation)
-    return None if kind is None else next((family for family in kind.families if dtype in family.dtypes), None)
+    for family in () if kind is None else kind.families:
+        if dtype in family.dtypes:
+            return family
+    return None
 
 
 def proxies_of(problem: Problem) -> tuple[CountedProblem, ...]:

@@ -149,7 +149,10 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
     """
     elsewhere = trace.device != "cuda"
     merges = elsewhere and not updates_one_by_one(trace)
-    dropouts = _dropouts(trace.operations) if elsewhere else {}
+    firsts = _firsts(trace.operations)
+    translated: dict[int, tuple[tuple[Problem, ...], str | None]] = {}
+    known: dict[int, bool] = {}
+    dropouts = _dropouts(trace.operations, firsts) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
     masks = frozenset(trace.operations[drawn].inputs[0].id for drawn in dropouts)
     transposed: set[tuple[int | None, tuple[int, ...]]] = set()
@@ -168,18 +171,44 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
         elif elsewhere and operation.name == "aten::scatter_add" and operation.phase == "backward":
             problems = _added_in_place(operation)
         else:
-            problems, error = _translated(operation, trace.flags)
+            first = firsts[index]
+            if first not in translated:
+                translated[first] = _translated(operation, trace.flags)
+            problems, error = translated[first]
             if operation.name == "aten::mm" and any((one.id, one.shape) in transposed for one in operation.inputs[:1]):
                 problems = tuple(map(_of_transposed_left, problems))
         if not problems and not operation.kernels:
             continue
-        unknown = () if not problems or is_known(operation) else (operation.name,)
+        if firsts[index] not in known:
+            known[firsts[index]] = is_known(operation)
+        unknown = () if not problems or known[firsts[index]] else (operation.name,)
         item = WorkItem((index,), problems, len(operation.kernels) or len(problems), unknown, error)
         if merges and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
             updates.setdefault(operation.name, []).append(item)
         else:
             items.append(item)
-    return (*items, *(_merged(trace, updating) for updating in updates.values()))
+    return (*items, *(_merged(trace, updating, firsts) for updating in updates.values()))
+
+
+def _firsts(operations: Sequence[Operation]) -> list[int]:
+    """Find for each operation the place of the first that computes the same: a model repeats its layers.
+
+    It is all that a translator looks at: name, phase, arguments and what the tensors are, not which storages they view.
+    One whose kernels were recorded is its own. In one loop, as a trace has thousands of operations.
+    """
+    places: dict[tuple[object, ...], int] = {}
+    firsts = []
+    for index, operation in enumerate(operations):
+        if operation.kernels:
+            firsts.append(index)
+            continue
+        key: list[object] = [operation.name, operation.phase, repr(operation.arguments)]
+        for tensors in (operation.inputs, operation.outputs):
+            key.append(len(tensors))
+            for one in tensors:
+                key += (one.shape, one.dtype, one.device, one.stored_elements, one.stored_bytes)
+        firsts.append(places.setdefault(tuple(key), index))
+    return firsts
 
 
 def _of_transposed_left(product: Problem) -> Problem:
@@ -202,10 +231,11 @@ def _added_in_place(operation: Operation) -> tuple[Problem, ...]:
     return (Problem("transfer", "float32", (2 * size + indices, size, elements)),) if elements else ()
 
 
-def _merged(trace: Trace, items: Sequence[WorkItem]) -> WorkItem:
+def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> WorkItem:
     """Merge the updates of single tensors by equal operations into one multi-tensor operation."""
-    indices = tuple(index for item in items for index in item.operations)
-    problem = _sum_transfers(transfer_of(trace.operations[index]) for index in indices)
+    indices = tuple([index for item in items for index in item.operations])
+    transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
+    problem = _sum_transfers([transfers[firsts[index]] for index in indices])
     errors = (item.error for item in items if item.error is not None)
     return WorkItem(indices, (problem,), 1, items[0].unknown, next(errors, None))
 
@@ -220,12 +250,13 @@ def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem:
     return Problem("transfer", "float32", (read, written, flops))
 
 
-def _dropouts(operations: Sequence[Operation]) -> dict[int, tuple[int, ...]]:
+def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
 
     The three are told by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
     """
-    computing = [index for index, operation in enumerate(operations) if not is_free(operation)]
+    free = {first: is_free(operations[first]) for first in set(firsts)}
+    computing = [index for index, first in enumerate(firsts) if not free[first]]
     found: dict[int, tuple[int, ...]] = {}
     for drawn, scaled, product in zip(computing, computing[1:], computing[2:], strict=False):
         names = (operations[drawn].name, operations[scaled].name, operations[product].name)

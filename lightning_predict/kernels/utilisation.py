@@ -164,8 +164,11 @@ class UtilisationModels:
         family = family_of(operation, dtype)
         if family is None:
             return False
-        networks = (one.families.get(family.name) for one in (self._weights.base, *self._weights.gpus.values()))
-        return any(network is not None and (operation, dtype) in network.trained for network in networks)
+        for one in (self._weights.base, *self._weights.gpus.values()):
+            network = one.families.get(family.name)
+            if network is not None and (operation, dtype) in network.trained:
+                return True
+        return False
 
     def timed_by(self, operation: str, dtype: str) -> Literal["mlp", "bytes", "proxy"]:
         """Say how networks know an operation: trained on it, as the bytes that it moves, or through a relative."""

@@ -17,7 +17,7 @@ from typing import Final, final
 
 from lightning_predict.memory.allocator import CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
-from lightning_predict.memory.storages import Storage, attention_bytes, batch_bytes, written_storages
+from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
@@ -102,7 +102,7 @@ def blocks_of(trace: Trace) -> Blocks:
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
     """Find what attention without a fused kernel writes in passing: products before the softmax, or two gradients."""
     for index, operation in enumerate(trace.operations):
-        size = attention_bytes(operation)
+        size = attention_bytes(operation) if operation.name in ATTENTIONS else 0
         if size:
             yield index, size if operation.phase == "forward" else 2 * size
 

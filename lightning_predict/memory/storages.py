@@ -105,12 +105,16 @@ def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]
     return tuple(sizes)
 
 
+ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
+"""Both passes of attention that was recorded whole."""
+
+
 def attention_bytes(operation: Operation) -> int:
     """Return the bytes of the probabilities that attention writes; 0 where a fused kernel keeps them to itself.
 
     Fused kernels take tensors of four dimensions only.
     """
-    if operation.name not in (ATTENTION, backward_name(ATTENTION)) or len(operation.inputs) < 3:
+    if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
     query, key = operation.inputs[:2]
     if len(query.shape) == 4 or len(query.shape) < 2 or len(key.shape) < 2:
@@ -122,7 +126,7 @@ def _kept_by_attention(operations: Sequence[Operation]) -> Iterator[Storage]:
     """Find what attention without a fused kernel keeps: probabilities, and queries and keys, scaled."""
     open_calls: list[tuple[int, Operation, int]] = []
     for index, operation in enumerate(operations):
-        size = attention_bytes(operation)
+        size = attention_bytes(operation) if operation.name in ATTENTIONS else 0
         if size and operation.name == ATTENTION:
             size += sum(tensor.size_bytes for tensor in operation.inputs[:2])
             open_calls.append((index, operation, size))

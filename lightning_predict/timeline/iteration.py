@@ -195,7 +195,7 @@ def iterations(
     beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
     phases = np.array(timed.phases, dtype=np.str_)  # (items,)
     by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
-    dtypes = frozenset(tensor.dtype for operation in trace.operations for tensor in operation.inputs)
+    dtypes = frozenset([tensor.dtype for operation in trace.operations for tensor in operation.inputs])
     unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
     steps = (
         _iteration(

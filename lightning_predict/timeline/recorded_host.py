@@ -85,7 +85,7 @@ def recorded_host(trace: Trace) -> RecordedHost:
     # Nobody saw whether the host waited for the device before its own work. It mostly does: an environment needs the
     # action, a metric the prediction. Work before the first operation waits for the step before.
     following = [*python[1:], *python[:1]]
-    drained = (own or seconds > 0 for own, seconds in zip(waits, following, strict=True))
+    drained = [own or seconds > 0 for own, seconds in zip(waits, following, strict=True)]
     return RecordedHost((None,) * len(operations), tuple(python), tuple(drained))
 
 

@@ -352,7 +352,10 @@ class Trace:
     @property
     def has_measured_kernels(self) -> bool:
         """True where the device's own times are in the Trace."""
-        return any(operation.kernels for operation in self.operations)
+        for operation in self.operations:  # noqa: SIM110 -- asked often, of thousands of operations
+            if operation.kernels:
+                return True
+        return False
 
     def save(self, path: str) -> None:
         """Write the Trace as JSON (gzip where the name ends in `.gz`).
