@@ -24,7 +24,10 @@ from typing import Final, final
 
 from lightning_predict.interval import Interval
 
-# Chosen on the families of runs in tests/fit/scenarios.py with even seeds, scored on those with odd ones.
+# Chosen on the families of runs in tests/fit/scenarios.py with even seeds, scored on those with odd ones. A first step
+# holds what happens once (cuDNN tries algorithms, the allocator asks the driver, Triton compiles), a few more hold what
+# settles slowly (clocks, caches, workers of the loader). So a beginning is judged by what follows it, never by a number
+# of steps: slow values are dropped from the front only as long as the halves of the rest disagree.
 
 MOST_VALUES: Final = 1024
 """Values that are kept at most; beyond it, two become their mean."""

@@ -288,6 +288,10 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels
 
 PROXY: Final = TimeSource(name="proxy", knows=_has_proxy, estimate=None, timed_by=lambda _problem, _models: "proxy")
 
+# In the order of what was measured. A network of the operation has seen the very kernel; a formula of its family, what
+# the kernel does, where too few measurements were there to train on. A sibling dtype has the same kernel with other
+# units, and comes before a proxy, which is another kernel. The roofline comes last, since it knows everything: whatever
+# stood behind it would never be asked. (A trace's own measured kernels come before all of these, in `choice.py`.)
 SOURCES: Final = (
     TimeSource(name="network", knows=_has_network, estimate=_by_network, timed_by=_as_network_knows),
     TimeSource(name="formula", knows=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"),

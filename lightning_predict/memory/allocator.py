@@ -25,10 +25,14 @@ from typing import Final, final
 
 from lightning_predict.units import MEBIBYTE
 
-BLOCK_BYTES: Final = 512
+# The constants are torch's own, by these names in its source, not fitted ones: kMinBlockSize, kSmallSize, kSmallBuffer,
+# kLargeBuffer, kMinLargeAlloc and kRoundLarge. Asking the driver for memory waits for the device, so a segment serves
+# many requests; small ones have a pool of their own, since a scalar that lives long would else pin a segment of 20 MiB.
+BLOCK_BYTES: Final = 512  # every address suits every vector load
 SMALL_BYTES: Final = MEBIBYTE
-SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE
+SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a page of the device
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE
+# From here on a request has a segment to itself: the rest of 20 MiB would be too small for its like, and be lost.
 OWN_SEGMENT_BYTES: Final = 10 * MEBIBYTE
 OWN_SEGMENT_STEP_BYTES: Final = 2 * MEBIBYTE
 
