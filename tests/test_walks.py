@@ -35,7 +35,7 @@ def told(heading: str) -> list[str]:
 
 
 def walked(run: Callable[[], object]) -> tuple[list[str], int]:
-    """The package's functions in the order of their first call, as `run.workload.run_of`, and how many calls it took."""
+    """The package's functions in the order of their first call, as `run.workload.run_of`, and the number of calls."""
     calls: dict[str, None] = {}
     count = [0]
 

@@ -31,8 +31,8 @@ from lightning_predict.fit.windows import (
 from lightning_predict.tracing.running_loop import BlockTimer, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
-# Each window of warm-up delays the first table by a step, which may take minutes: a recording that is a little too early
-# is mended later by the steps that are timed anyway, one that never comes is not.
+# Each window of warm-up delays the first table by a step, which may take minutes: a recording that is a little too
+# early is mended later by the steps that are timed anyway, one that never comes is not.
 EXTRA_WARMUP_WINDOWS: Final = 5
 """Most windows by which a warm-up that does not settle is extended."""
 

@@ -1,0 +1,50 @@
+"""Every argument of the callbacks is told of in a how-to, and every option of the command line in some page."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.cli.parsing import COMMANDS, GROUPS, option_names
+
+DOCS = Path(__file__).parent.parent / "docs"
+HOWTOS = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "howto").glob("*.md")))
+PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md")))
+
+
+def is_told(name: str, text: str) -> bool:
+    """Whether the text names an argument, as `name`, `name=...` or name=... within code, or an option as a word."""
+    if name.startswith("--"):
+        return re.search(rf"{name}(?![\w-])", text) is not None
+    return re.search(rf"(?<![\w-]){name}=|`{name}`", text) is not None
+
+
+def arguments(callback: type) -> list[str]:
+    return [name for name in inspect.signature(callback).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("name", arguments(RuntimePredictor) + arguments(CostBudget))
+def test_an_argument_is_told_of_in_a_how_to(name: str) -> None:
+    assert is_told(name, HOWTOS)
+
+
+@pytest.mark.parametrize(("command", "option"), [(name, one) for name in COMMANDS for one in option_names(name)])
+def test_an_option_is_told_of_in_the_docs(command: str, option: str) -> None:
+    assert option == "--help" or is_told(option, PAGES)
+
+
+def test_the_options_of_predict_are_grouped_and_few() -> None:
+    """At most 18 of those of the first release, and those of the network and the host that came since, in groups."""
+    since = {"--network-gbps", "--busbw", "--pcie", "--release", "--host", "--help"}
+    assert len(set(option_names("predict")) - since) <= 18
+    grouped = [name for names in GROUPS["predict"].values() for name in names]
+    assert len(grouped) == len(set(grouped)) >= 16
+
+
+def test_a_longer_option_does_not_tell_of_a_shorter_one() -> None:
+    assert not is_told("--usd", "--usd-per-hour 2")
+    assert not is_told("gpus", "my_gpus = 1, num_gpus=1")
