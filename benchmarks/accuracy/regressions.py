@@ -46,9 +46,9 @@ from lightning_predict.regression.end_to_end import (
     DEFAULT_OPTIONS,
     FEWEST_RUNS,
     RegressionOptions,
-    columns_of,
     fit_regression,
     terms_of,
+    values_of,
 )
 from lightning_predict.regression.layers import fit_layers, layers_of
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
@@ -473,7 +473,7 @@ def all_features_error(runs: Sequence[PastRun], variable: Variable, *, limit: fl
     within, beyond = split_beyond(runs, variable, limit)
     settings = [run.setting for run in (*within, *beyond)]
     known = tuple(name for name in AS_PUBLISHED.variables if all(one.value(name) is not None for one in settings))
-    columns = columns_of(settings, known)
+    columns = values_of(settings, known)
     varying = tuple(name for name in known if np.ptp(columns[name][: len(within)]) > 0 and columns[name].all())
     features = np.stack([term.values(columns) for term in terms_of(varying)], axis=1)  # (runs, terms)
     fitted = features[: len(within)]

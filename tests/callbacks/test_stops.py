@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,12 @@ def test_only_whole_validations_count_for_what_else_decides_by_them(
     )
     rows: list[dict[str, float]] = []
     log = logger.log_metrics
-    logger.log_metrics = lambda metrics, step=None: (rows.append(dict(metrics)), log(metrics, step))
+
+    def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
+        rows.append(dict(metrics))
+        log(metrics, step)
+
+    logger.log_metrics = log_metrics
     raised = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that most of the budget is used

@@ -57,10 +57,9 @@ def test_the_interaction_reads_vectors_once_and_writes_what_the_top_reads(step: 
     vectors = BATCH * VECTORS * WIDTH * size
     result = BATCH * (WIDTH + VECTORS * (VECTORS - 1) // 2 + 1) * size
     flops = 0 if is_short else 2 * BATCH * VECTORS**2 * WIDTH
-    (forward,) = problems[INTERACTION]
-    assert forward.dims == (vectors, result, flops)
-    (backward,) = problems[f"{INTERACTION}_backward"]
-    assert backward.dims == (vectors + result, vectors, 2 * flops)
+    assert [problem.dims for problem in problems[INTERACTION]] == [(vectors, result, flops)]
+    backward = [problem.dims for problem in problems[f"{INTERACTION}_backward"]]
+    assert backward == [(vectors + result, vectors, 2 * flops)]
     assert [problem.dims[2] for problem in problems[LOOK_UPS]] == list(ROWS)
     assert [problem.dims[:4] for problem in problems[UPDATES]] == [(BATCH, 1, rows, WIDTH) for rows in reversed(ROWS)]
 
