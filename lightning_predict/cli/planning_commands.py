@@ -48,6 +48,8 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     from lightning_predict.planning.policies import candidates, cheapest_plan
     from lightning_predict.planning.problem import Plan
 
+    notes: list[str] = []
+
     def planned(console: Console) -> Plan:
         problem = read_problem(jobs)
         since = None
@@ -57,9 +59,9 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         with _progress(console, "ways to plan", len(candidates(problem, method))) as advance:
             result = cheapest_plan(problem, method=method, since=since, on_candidate=advance)
         console.print(plan_table(result))
-        for job in problem.jobs:
-            for note in job.notes:
-                console.print(note, highlight=False)
+        notes.extend(note for job in problem.jobs for note in job.notes)
+        for note in notes:
+            console.print(note, highlight=False)
         if output is not None:
             refused = write_plan(result, problem, output, since)
             names = [one.name + "/" * one.is_dir() for one in sorted(output.iterdir()) if one.name in _WRITTEN]
@@ -69,7 +71,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         return result
 
     return CommandAnswer(
-        data=lambda: json.loads(plan_json(planned(Console(quiet=True)))),
+        data=lambda: json.loads(plan_json(planned(Console(quiet=True)))) | {"notes": notes},
         show=lambda: _ignored(planned(_terminal())),  # it prints while it runs
     )
 

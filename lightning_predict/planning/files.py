@@ -423,11 +423,16 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
         low_factor=_number(row, "low_factor", 1.0),
         high_factor=_number(row, "high_factor", 1.0),
-        spreads={} if is_said else {place: time.scaled(1 / time.middle) for place, time in times.items()},
+        spreads={} if is_said else {place: _over_middle(time) for place, time in times.items()},
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
         notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
     )
+
+
+def _over_middle(time: Interval[float]) -> Interval[float]:
+    """Divide a time and its ends by its middle: equal numbers give exactly 1, as a product with 1 / middle may not."""
+    return time.each(lambda value: value / time.middle)
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:

@@ -274,6 +274,16 @@ def test_a_job_on_machines_together_is_started_and_stopped_on_all_of_them(tmp_pa
     assert (told["machine"], told["num_gpus"]) == ("2 of box", 8)
 
 
+@pytest.mark.parametrize("hours", [2.2, 0.1, 49.0, 1 / 3])
+def test_a_stated_time_is_exact(hours: float, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    one = {"name": "a", "hours": {"box": {1: hours}}, "deadline_hours": 99}
+    path.write_text(yaml.safe_dump({"nodes": 1, "machines": [BOX], "jobs": [one]}))
+    (found,) = read_problem(path).jobs
+    spread = found.spreads[on("box", 1)]
+    assert (spread.low, spread.middle, spread.high) == (1.0, 1.0, 1.0)
+
+
 def test_each_time_has_its_own_interval(tmp_path: Path) -> None:
     problem = spans(tmp_path)
     assert problem.jobs[0].time(on("one", 1)).high == pytest.approx(30 * HOUR)  # stated: in no doubt
