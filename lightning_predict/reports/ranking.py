@@ -193,15 +193,19 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
         in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
     cheapest, fastest = _cheapest(candidates), _fastest(candidates)
     as_fast = tuple(one.gpu for one in _least(candidates, _time) if one is not fastest)
+    in_use = _in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None
+    priced = [one for one in candidates if one.cost_usd is not None]
+    if in_use is not None and cheapest is not None and not _is_slower(cheapest, in_use):
+        priced = [one for one in priced if one.gpu == in_use.name or not _is_slower(one, in_use)]
     return Ranking(
         per_iteration=per_iteration,
         cheapest=cheapest,
         fastest=fastest,
         as_fast=as_fast,
-        perhaps_cheapest=_rivals(cheapest, [one for one in candidates if one.cost_usd is not None], _cost),
+        perhaps_cheapest=_rivals(cheapest, priced, _cost),
         perhaps_fastest=tuple(one for one in _rivals(fastest, candidates, _time) if one not in as_fast),
         limit=None if fastest is None else _limit(fastest.prediction),
-        in_use=_in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None,
+        in_use=in_use,
         deadline_hours=deadline_hours,
         within_deadline=_cheapest(in_time) or _fastest(in_time),
         frontier=frontier(candidates),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +112,21 @@ def test_a_virtual_gpu_is_the_card_with_its_part_of_the_memory(reported: str, na
 def test_a_virtual_gpu_has_no_more_memory_than_its_card() -> None:
     with pytest.raises(UnknownGpuError, match="T4 has 16 GiB, less than 32 GB"):
         gpu("GRID T4-32Q")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NVIDIA Thor", "Thor shares its memory with its processor"),
+        ("Quadro GV100", 'like = "V100-PCIe-32GB"'),
+        ("NVIDIA A800 80GB PCIe", 'like = "A100-PCIe-80GB"'),
+        ("NVIDIA A100-SXM-64GB", 'like = "A100-SXM-80GB"'),
+        ("NVIDIA GeForce GTX 1660 Ti", 'like = "RTX-2060"'),
+    ],
+)
+def test_known_cards_without_a_row_say_what_comes_near(name: str, words: str) -> None:
+    with pytest.raises(UnknownGpuError) as caught:
+        gpu(name)
+    assert words in str(caught.value)
+    near = re.search(r'like = "([\w-]+)"', words)
+    assert near is None or gpu(near[1]).name == near[1]

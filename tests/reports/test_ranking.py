@@ -370,3 +370,14 @@ def test_gpus_that_stand_for_each_other(others: tuple[str, ...], words: str) -> 
 )
 def test_a_name_takes_the_article_of_its_sound(name: str, word: str) -> None:
     assert article(name) == word
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_rival_slower_than_the_machine_in_use_is_not_named_beside_the_cheapest(is_running: bool) -> None:
+    """The A10G may as well be the cheapest, at twice the time of the machine in use."""
+    offered = (sure("L40S", 3600, 2.00, spread=0.3), sure("A10G", 4 * 3600, 2.05, spread=0.3))
+    assert rank(Predictions(offered)).perhaps_cheapest == ("A10G",)
+    machine = MachineInUse(name="MI300X", step_seconds=1.0, total=Interval(7200.0, 7200.0, 7200.0))
+    ranking = rank(Predictions(offered, machine=machine, is_running=is_running))
+    assert ranking.perhaps_cheapest == ()
+    assert ranking_lines(ranking)[0].startswith("Rent an L40S (")
