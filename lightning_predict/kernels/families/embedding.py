@@ -383,6 +383,8 @@ INTERACTION: Final = "lightning_predict::dot_interaction"
 @translates(LOOK_UPS)
 def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     """Translate table, indices and offsets of each table in turn."""
+    if len(operation.inputs) % 3:
+        return None
     each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
     found = [_forward(replace(operation, inputs=inputs), flags) for inputs in each]
     return tuple(problem for problems in found for problem in problems or ())
@@ -394,6 +396,8 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | N
 
     Sparse gradients are written before, and read and written once more for the learning rate.
     """
+    if len(operation.inputs) % 3:
+        return None
     problems = []
     for place in range(0, len(operation.inputs), 3):
         table, gradient, indices = operation.inputs[place : place + 3]
