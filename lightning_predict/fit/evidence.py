@@ -70,6 +70,9 @@ MOST_PART: Final = 0.9
 FALLS_ON: Final = 0.5
 """Part of the fall so far by which values that have not settled may still fall."""
 
+FALLS_HIDDEN: Final = 0.4
+"""Part of the difference between the halves of settled values by which they may be lower yet: what noise hides."""
+
 SETTLED_SHARE: Final = 0.5
 """Share of the values that must agree for them to have settled; noise hides a slow fall in fewer."""
 
@@ -172,7 +175,9 @@ def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
         low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
     number = len(kept) * of_each
     mean = (middle + reached) / 2
-    down = math.hypot(low, deviation, mean * FLOOR_LOW / math.sqrt(number)) + mean * FLOOR_SETTLING / number**1.2
+    fall = FALLS_HIDDEN * _fall(usual) if is_settled else 0.0
+    down = math.hypot(low, deviation, fall, mean * FLOOR_LOW / math.sqrt(number))
+    down += mean * FLOOR_SETTLING / number**1.2
     up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
     ends = max(LEAST_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
     return Belief(Interval(ends[0], mean, ends[1]), number, is_settled)
@@ -233,6 +238,12 @@ def _mean_deviation(values: Sequence[float]) -> float:
 def _student(freedom: int) -> float:
     """Return the 95 % quantile of Student's distribution, to 2 %."""
     return 1.645 + 1.52 / freedom + 1.5 / freedom**2 + 1.65 / freedom**3
+
+
+def _fall(values: Sequence[float]) -> float:
+    """Return by how much the first half is slower than the second; 0 if it is not."""
+    half = len(values) // 2
+    return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
 
 def _rate(at: Sequence[int], count: int, *, of: int) -> Interval[float]:

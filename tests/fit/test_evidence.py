@@ -43,6 +43,15 @@ def test_values_that_still_fall_are_not_settled_and_may_fall_further() -> None:
     assert believed([1.0] * 12).is_settled
 
 
+def test_noise_may_hide_a_fall_which_the_low_end_admits() -> None:
+    # The halves differ by 0.1, less than 1.2 standard errors: settled. The same values in another order fall nowhere.
+    falling, level = [1.3, 0.9] * 8 + [1.2, 0.8] * 8, [1.3, 0.8] * 8 + [1.2, 0.9] * 8
+    one, other = believe(falling), believe(level)
+    assert one.is_settled
+    assert one.mean.middle == pytest.approx(other.mean.middle, rel=0.01)
+    assert one.mean.low < other.mean.low - 0.005
+
+
 def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
     once, twice = [1.0] * 21, [1.0] * 21
     once[10] = twice[5] = twice[12] = 11.0
