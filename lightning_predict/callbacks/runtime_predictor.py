@@ -86,7 +86,8 @@ class RuntimePredictor(Callback):
         usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
         verbose: Print the methods, the sources of prices and every note, too.
-        log_all: Log every quantity (intervals, memory) and not only the step, the total and the cost of each GPU.
+        log_all: Log every quantity (intervals, memory) of every GPU, and not only the step, the total and the cost of
+            those that decide: of more than three GPUs the one in use, the cheapest, the fastest and the best in time.
         json_file: File for all predictions as JSON, `.json`; rewritten whenever they are made. None writes none.
         deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
             within it.

@@ -16,9 +16,16 @@ from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.deadline import answered
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
-from lightning_predict.reports.loggers import LoggedTable, log_predictions, log_table, ranking_table, write_json
+from lightning_predict.reports.loggers import (
+    LoggedTable,
+    log_predictions,
+    log_table,
+    ranking_table,
+    that_decide,
+    write_json,
+)
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import lines_of_run, rank, ranking_lines
+from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines
 from lightning_predict.reports.table import print_table
 
 if TYPE_CHECKING:
@@ -34,7 +41,8 @@ class Manner:
         with_table: Print the table and the ranking.
         verbose: Print the methods, the sources of prices and every note, too.
         deadline_hours: Time that the run may take, for the ranking; None leaves that out.
-        logs_in_full: Log every quantity, and not only the step, the total and the cost.
+        logs_in_full: Log every quantity of every GPU, and not only the step, the total and the cost of those that
+            decide.
         json_file: File for all of it; None writes none.
     """
 
@@ -55,21 +63,25 @@ def show(
     advises: bool = True,
 ) -> None:
     """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
+    ranking = rank(predictions, deadline_hours=manner.deadline_hours)
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
-            ranking = rank(predictions, deadline_hours=manner.deadline_hours)
             pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
-    deliver(predictions, trainer, manner=manner)
+    _deliver(predictions, ranking, trainer, manner)
 
 
 def deliver(predictions: Predictions, trainer: Trainer, *, manner: Manner) -> None:
     """Log predictions and their ranking at the current step, and write the file that was asked for."""
-    ranking, step = rank(predictions, deadline_hours=manner.deadline_hours), trainer.global_step
-    loggers = trainer.loggers
+    _deliver(predictions, rank(predictions, deadline_hours=manner.deadline_hours), trainer, manner)
+
+
+def _deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: Manner) -> None:
+    step, loggers = trainer.global_step, trainer.loggers
+    gpus = None if manner.logs_in_full else that_decide(ranking, predictions)
 
     def log() -> tuple[str, ...]:
-        refusals = log_predictions(loggers, predictions, step=step, in_full=manner.logs_in_full)
+        refusals = log_predictions(loggers, predictions, step=step, in_full=manner.logs_in_full, gpus=gpus)
         return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
 
     for warning in logged(trainer, log):

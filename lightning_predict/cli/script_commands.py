@@ -108,15 +108,12 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run to the end, and pass on what asks this process to end; a signal's exit code is 128 and its number."""
     process = subprocess.Popen(command, env=environment)
 
-    def pass_on(number: int, _: object) -> None:
-        process.send_signal(number)
-
     # Ctrl-C reaches the script from the terminal: this process only has to outlive it.
-    handlers = {signal.SIGTERM: pass_on, signal.SIGINT: signal.SIG_IGN}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    on_end = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
     try:
         code = process.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, on_interrupt)
+        signal.signal(signal.SIGTERM, on_end)
     return 128 - code if code < 0 else code

@@ -300,7 +300,7 @@ class MilpPlanner:
         if math.isfinite(options.budget_usd):
             constraints.append(budget(options, variables))
         counted = np.arange(variables.count) >= variables.first_slot
-        with _libraries_print_on_stderr():
+        with _libraries_print_nothing():
             return milp(
                 _costs(options, variables),
                 integrality=np.ones(variables.count),
@@ -311,8 +311,8 @@ class MilpPlanner:
 
 
 @contextmanager
-def _libraries_print_on_stderr() -> Iterator[None]:
-    """Keep what a C library prints away from the standard output, where a command's JSON goes.
+def _libraries_print_nothing() -> Iterator[None]:
+    """Keep what a C library prints away from the standard output: a command's JSON goes there, and its table.
 
     HiGHS prints a line of its own in rare cases, whatever its options say (github.com/jump-dev/HiGHS.jl/issues/312).
     """
@@ -321,14 +321,15 @@ def _libraries_print_on_stderr() -> Iterator[None]:
         return
     flush = ctypes.CDLL(None).fflush  # of C's own buffer, which Python does not know
     flush(None)
-    standard_output = os.dup(1)
-    os.dup2(2, 1)
+    standard_output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
     try:
         yield
     finally:
         flush(None)
         os.dup2(standard_output, 1)
         os.close(standard_output)
+        os.close(nowhere)
 
 
 def check_scipy() -> None:

@@ -220,7 +220,9 @@ def _card(name: str, candidate: RankedGpu | None, ranking: Ranking, otherwise: s
 
 
 def _charts(predictions: Predictions, ranking: Ranking) -> str:
-    priced = [one for one in predictions.values() if one.total_seconds is not None and one.cost_usd is not None]
+    known = [one for one in predictions.values() if one.total_seconds is not None and one.cost_usd is not None]
+    priced = [one for one in known if one.fits is not False] or known
+    left_out = [one.gpu for one in known if one not in priced]
     points = [
         Point(
             one.gpu,
@@ -247,7 +249,7 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
         "Time against dollars",
         scatter(points, line, ranking.deadline_hours, title="Time and cost of the run on each GPU"),
         "One point a GPU; down and left is better. The line joins those that no other beats in both"
-        + ("; grey: the run does not fit." if any(one.fits is False for one in priced) else "."),
+        + (f". Left out, as the run does not fit: {', '.join(left_out)}." if left_out else "."),
     )
     return hours + _figure(
         "Time of one iteration",

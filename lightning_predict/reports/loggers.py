@@ -14,7 +14,7 @@ Loggers are known by their class names, so that Lightning is not imported here a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -47,13 +47,29 @@ BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
 """The quantities that are logged unless all are asked for: each is a chart for every GPU."""
 
 
-def metrics(predictions: Predictions, *, separator: str = "/", in_full: bool = False) -> dict[str, float]:
-    """Collect the known quantities of every GPU.
+MOST_IN_FULL: Final = 3
+"""As many GPUs are logged each; of more, only those that decide: every chart of another hides one that matters."""
+
+
+def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
+    """Choose the GPUs whose numbers are logged: the one in use, the cheapest, the fastest and the best in time."""
+    if len(predictions) <= MOST_IN_FULL:
+        return frozenset(predictions)
+    best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
+    names = {one.gpu for one in best if one is not None} | ({predictions.used_gpu or ""} & predictions.keys())
+    return frozenset(names or predictions)  # where the run fits nowhere, each lacks something else
+
+
+def metrics(
+    predictions: Predictions, *, separator: str = "/", in_full: bool = False, gpus: Collection[str] | None = None
+) -> dict[str, float]:
+    """Collect the known quantities of GPUs.
 
     Args:
         predictions: What to log.
         separator: Between the parts of a key; a logger's `group_separator`.
         in_full: All of them, and not only the step, the total and the cost.
+        gpus: Names of the GPUs; None: all.
 
     Returns:
         Values by key `predict/<gpu>/<quantity>`; a quantity that is not known has no key.
@@ -61,6 +77,7 @@ def metrics(predictions: Predictions, *, separator: str = "/", in_full: bool = F
     return {
         separator.join(("predict", prediction.gpu, name)): float(value)
         for prediction in predictions.values()
+        if gpus is None or prediction.gpu in gpus
         for name, quantity in QUANTITIES.items()
         if (in_full or name in BRIEF) and (value := quantity(prediction)) is not None
     }
@@ -152,7 +169,12 @@ DELIVERIES: Final = (
 
 
 def log_predictions(
-    loggers: Iterable[Any], predictions: Predictions, *, step: int, in_full: bool = False
+    loggers: Iterable[Any],
+    predictions: Predictions,
+    *,
+    step: int,
+    in_full: bool = False,
+    gpus: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """Log to every logger; what one of them refuses does not keep the others from it.
 
@@ -161,20 +183,27 @@ def log_predictions(
         predictions: What to log.
         step: Step to log it at.
         in_full: Log every quantity, and not only the step, the total and the cost.
+        gpus: Names of the GPUs whose quantities are logged; None: all. Tables and figures have all of them.
 
     Returns:
         One warning for everything that could not be logged, for the caller to show.
     """
-    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, in_full))
+
+    def values(separator: str) -> dict[str, float]:
+        return metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
+
+    return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, values))
 
 
-def _log_predictions_to(logger: Any, predictions: Predictions, step: int, in_full: bool) -> Iterator[str]:
+def _log_predictions_to(
+    logger: Any, predictions: Predictions, step: int, values: Callable[[str], dict[str, float]]
+) -> Iterator[str]:
     """Log to one logger, and give its warnings."""
     # Exception, the broadest that is not an exit: a logger is code (and often a network) of other people, and whatever
     # it raises must not end a training run. The warning carries it on.
     try:
         separator = getattr(logger, "group_separator", "/")
-        logger.log_metrics(metrics(predictions, separator=separator, in_full=in_full), step=step)
+        logger.log_metrics(values(separator), step=step)
     except Exception as error:
         # Nothing else is tried: a server that does not answer would cost its time-out once more for each.
         yield _refusal(logger, "metrics", error)

@@ -295,10 +295,13 @@ def _in_time(ranking: Ranking) -> Iterable[str]:
 def _trivial(in_use: InUse, ranking: Ranking) -> Iterable[str]:
     """Say that what is left is not worth a thought, and how the GPUs compare for longer runs."""
     yield _too_little(in_use)
-    names = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
-    best = [f"the {name} is the {one.gpu}" for name, one in names.items() if one is not None]
-    if best:
-        yield f"For a longer run of such steps, as far as so few tell: {', '.join(best)}."
+    names: dict[str, list[str]] = {}
+    for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
+        if one is not None:
+            names.setdefault(one.gpu, []).append(word)
+    if names:
+        best = ", ".join(f"the {gpu} is the {' and the '.join(words)}" for gpu, words in names.items())
+        yield f"For a longer run of such steps, as far as so few tell: {best}."
 
 
 def either(name: str, others: Sequence[str]) -> str:

@@ -298,8 +298,9 @@ def test_what_the_solver_prints_stays_out_of_the_output(
 
     monkeypatch.setattr(scipy.optimize, "milp", talks)
     MilpPlanner().decide(HOURLY, at_start(HOURLY))
+    print("after it")
     out, err = capfd.readouterr()
-    assert (out, err) == ("", "tmpSolver.run();\n")
+    assert (out, err) == ("after it\n", "")
 
 
 def test_a_late_job_with_the_cluster_for_itself_starts_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -269,6 +270,25 @@ def test_values_far_apart_are_points_on_a_logarithmic_axis() -> None:
 def wide(drawing: str) -> ElementTree.Element:
     """The drawing for a desktop."""
     return chart(drawing.split('<div class="wide">')[1].split("</div>")[0])
+
+
+def test_what_does_not_fit_has_no_point_beside_what_does() -> None:
+    shown = page(Predictions((T4, changed(H100, memory_fit="exceeds"))))
+    assert "Left out, as the run does not fit: H100" in shown.text
+    none = page(Predictions((changed(T4, memory_fit="exceeds"),)))
+    assert "Time against dollars" in none.text
+    assert "Left out" not in none.text
+
+
+def test_a_scatter_has_logarithmic_axes_where_one_takes_twice_the_other() -> None:
+    points = [Point(str(n), 2.0**n, 10.0 * 2.0**-n, "") for n in range(4)]
+    svg = wide(scatter(points, [], None, title="t"))
+    places = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in svg.iter("circle")]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(places)]
+    assert all(step == pytest.approx(steps[0], abs=0.2) for step in steps)  # equal ratios, equal distances
+    texts = [one.text or "" for one in svg.iter("text")]
+    assert "hours (both axes logarithmic)" in texts
+    assert sum(text.startswith("$") for text in texts) >= 3
 
 
 def test_a_scatter_puts_cheap_below_and_fast_to_the_left() -> None:

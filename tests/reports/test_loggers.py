@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lightning_predict.reports.loggers import QUANTITIES, log_predictions, metrics, write_json
+from lightning_predict.interval import Interval
+from lightning_predict.reports.loggers import QUANTITIES, log_predictions, metrics, that_decide, write_json
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import markdown_table
 from lightning_predict.testing import changed
 from tests.reports.example import BARE, FULL, MINIMAL
@@ -40,6 +42,31 @@ def test_every_known_value_has_its_key() -> None:
             "predict/T4/memory_free_gib": 6.29,
         }
     )
+
+
+def test_of_many_gpus_those_that_decide_are_logged() -> None:
+    # Dollars an hour and hours: a is the cheapest, d the fastest, b the cheapest within two hours, e does not fit.
+    offered = {"a": (1.0, 4.0), "b": (2.5, 2.0), "c": (9.0, 3.0), "d": (9.0, 1.0), "e": (0.1, 0.5)}
+    many = Predictions(
+        tuple(
+            changed(
+                MINIMAL,
+                gpu=gpu,
+                total=Interval(3600 * hours, 3600 * hours, 3600 * hours),
+                cost_usd=price * hours,
+                memory_fit="exceeds" if gpu == "e" else "fits",
+            )
+            for gpu, (price, hours) in offered.items()
+        ),
+        used_gpu="c",
+    )
+    chosen = that_decide(rank(many, deadline_hours=2.0), many)
+    assert chosen == {"a", "b", "c", "d"}
+    assert {key.split("/")[1] for key in metrics(many, gpus=chosen)} == chosen
+    few = Predictions(tuple(many.values())[:3])
+    assert that_decide(rank(few), few) == {"a", "b", "c"}
+    nowhere = Predictions(tuple(changed(one, memory_fit="exceeds") for one in many.values()))
+    assert that_decide(rank(nowhere), nowhere) == set(offered)
 
 
 def test_what_is_not_known_is_not_logged() -> None:

@@ -295,7 +295,11 @@ def test_what_is_left_may_be_too_little_to_move() -> None:
     ranking = rank(Predictions((sure("L4", 6, 0.01),), machine=machine, is_running=True))
     assert ranking_lines(ranking) == (
         "12.0 s (11.0 s to 13.0 s) are left on this CPU: too little to move the run.",
-        "For a longer run of such steps, as far as so few tell: the cheapest is the L4, the fastest is the L4.",
+        "For a longer run of such steps, as far as so few tell: the L4 is the cheapest and the fastest.",
+    )
+    two = Predictions((sure("L4", 6, 0.01), sure("H100", 1, 0.02)), machine=machine, is_running=True)
+    assert ranking_lines(rank(two))[1].endswith(
+        "so few tell: the L4 is the cheapest, the H100-SXM-80GB is the fastest."
     )
     assert "too little" not in str(rank(Predictions((sure("L4", 6, 0.01),), machine=machine)))  # only recorded there
 
