@@ -17,7 +17,7 @@ from typing import Final, TypeVar, final
 
 from lightning_predict.checked import shown
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import UserPrice, check_price
+from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.choice import check_method
@@ -57,6 +57,8 @@ class Assumptions:
             of a table's module; None for equal chances.
         cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
             enough cores.
+        charges: What a rented machine costs beside training: `Charges(setup_minutes=20, storage_usd=3)` of
+            `lightning_predict.cost.prediction`; None: nothing. The GPU in use is rented already, and has none.
 
     Raises:
         InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, something
@@ -74,6 +76,7 @@ class Assumptions:
     host: str | float | Host | None = None
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
+    charges: Charges | None = None
 
     def __post_init__(self) -> None:
         check_method(self.method)

@@ -19,7 +19,7 @@ from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import MachineInUse, UserPrice, price_of
+from lightning_predict.cost.prediction import Charges, MachineInUse, UserPrice, price_of
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
@@ -56,6 +56,7 @@ def predict(
     host: str | float | None = None,
     zipf_alpha: Skew | None = None,
     gpus_file: str | PathLike[str] | None = None,
+    charges: Charges | None = None,
 ) -> Predictions:
     """Predict the recorded step on GPUs.
 
@@ -78,6 +79,7 @@ def predict(
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
         gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
+        charges: See `Assumptions`.
 
     Returns:
         One Prediction per GPU or layout, in the order asked.
@@ -104,6 +106,7 @@ def predict(
         release=release,
         host=host,
         zipf_alpha=zipf_alpha,
+        charges=charges,
     )
     return predict_workload(trace, layouts, workload, assumptions)
 
@@ -145,10 +148,11 @@ def predict_workload(
     """
     gpus = [layout.gpu for layout in layouts]
     step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
+    beside = None if assumptions.charges is None else assumptions.charges.sentence
     return Predictions(
         tuple(step.on(layout) for layout in layouts),
         used_gpu=None if step.in_use is None else step.in_use.name,
-        notes=step.notes,
+        notes=step.notes if beside is None or workload.training_iterations is None else (*step.notes, beside),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
         heading=_heading(step.trace, workload, step.in_use, assumptions),
         made_on=date.today().isoformat(),

@@ -134,7 +134,13 @@ class Step:
             memory: What each of them needs.
         """
         run = self._run(layout, strategy, step)
-        price = price_of(run, layout, offers=self._assumptions.offers, usd_per_hour=self._assumptions.usd_per_hour)
+        price = price_of(
+            run,
+            layout,
+            offers=self._assumptions.offers,
+            usd_per_hour=self._assumptions.usd_per_hour,
+            charges=None if layout == self.in_use else self._assumptions.charges,
+        )
         return Prediction(layout, step, run, price, memory)
 
     def iteration(self, layout: Layout, strategy: Strategy) -> Iteration:

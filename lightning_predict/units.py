@@ -142,3 +142,8 @@ def bytes_to_mebibytes(size_bytes: float) -> float:
 def hertz_to_megahertz(hertz: float) -> float:
     """Convert Hz to MHz."""
     return hertz / MEGA
+
+
+def kilograms_to_grams(kilograms: float) -> float:
+    """Convert kilograms to grams."""
+    return kilograms * KILO

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -41,8 +41,9 @@ from lightning_predict.callbacks.trainer_state import (
     resumes_data,
     unmet_minimums,
 )
+from lightning_predict.cost.grids import PowerGrid, grid_of
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import check_price
+from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.budget import (
@@ -53,6 +54,7 @@ from lightning_predict.fit.budget import (
     BudgetWatch,
     Ledger,
     Limit,
+    co2_per_second,
     gpu_name_in_use,
     judge_use,
     limits_of_fit,
@@ -62,10 +64,11 @@ from lightning_predict.fit.budget import (
 from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
 from lightning_predict.fit.forecast import Moments, Rest, end_seconds, rest_of
 from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, Kept, job_in_use, keep, read_kept
+from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.guard import gives_instead, log_sentence, never_raises
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd_per_hour as in_words
-from lightning_predict.units import seconds_to_hours
+from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -159,7 +162,7 @@ def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
 
 
 class CostBudget(Callback):
-    """Keep a run within dollars, hours or a deadline.
+    """Keep a run within dollars, hours, a deadline or kilograms of CO2.
 
     What was used is judged after every batch, from the first on: a warning comes at 80 % of the budget, and the run
     ends at 100 %, less what it takes to end, at most one batch late. What was used is written to
@@ -190,6 +193,12 @@ class CostBudget(Callback):
         scope: Count what was used before a resume, too (`cumulative`), or this fit alone (`run`).
         on_exceed: What to do when the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
         warmup_steps: Steps before which no forecast is judged, however long they take.
+        kg_co2: Kilograms of CO2-equivalent; with `grid`.
+        grid: The electric grid: grams of CO2 per kWh, or a place (`europe-west3`, `Frankfurt`).
+        watts: Power of all machines of this run; None takes the power limits of its GPUs, an upper estimate.
+        pue: Power usage effectiveness of the data centre, by which the power is multiplied; 1: the machines alone.
+        setup_minutes: Minutes of the machines before training, which were paid for, too.
+        storage_usd: Dollars for what is stored and sent; they count as used from the start.
 
     Attributes:
         terms: The budget as it was given.
@@ -211,8 +220,22 @@ class CostBudget(Callback):
         scope: Literal["cumulative", "run"] = "cumulative",
         on_exceed: Literal["stop", "warn", "raise"] = "stop",
         warmup_steps: int = 3,
+        kg_co2: float | Decimal | Fraction | None = None,
+        grid: str | float | None = None,
+        watts: float | None = None,
+        pue: float = 1.0,
+        setup_minutes: float = 0.0,
+        storage_usd: float = 0.0,
     ) -> None:
-        self.terms = Terms.checked(usd=usd, hours=hours, deadline=deadline, usd_per_hour=usd_per_hour, offer=offer)
+        self.terms = Terms.checked(
+            usd=usd,
+            hours=hours,
+            deadline=deadline,
+            usd_per_hour=usd_per_hour,
+            offer=offer,
+            emissions=Emissions.checked(kg_co2=kg_co2, grid=grid, watts=watts, pue=pue),
+            charges=Charges(setup_minutes=setup_minutes, storage_usd=storage_usd),
+        )
         check_choice("scope", scope, ("cumulative", "run"))
         check_choice("on_exceed", on_exceed, ("stop", "warn", "raise"))
         check_steps("warmup_steps", warmup_steps)
@@ -737,6 +760,64 @@ def _validation_batches(trainer: Trainer) -> int | None:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Emissions:
+    """A budget of emissions, and what they follow from.
+
+    Attributes:
+        kg_co2: Kilograms of CO2-equivalent.
+        grid: The grid that feeds the machines.
+        watts: Power of all machines; None takes the limits of the GPUs.
+        pue: Power usage effectiveness of the data centre.
+    """
+
+    kg_co2: float
+    grid: PowerGrid
+    watts: float | None
+    pue: float
+
+    @staticmethod
+    def checked(
+        *, kg_co2: float | Decimal | Fraction | None, grid: str | float | None, watts: float | None, pue: float
+    ) -> Emissions | None:
+        """Return what the arguments of `CostBudget` set; None without a limit.
+
+        Raises:
+            InvalidArgumentError: A limit without a grid, or a number out of its range.
+        """
+        if kg_co2 is None:
+            if grid is not None or watts is not None or pue != 1:
+                raise InvalidArgumentError("grid, watts and pue are for a limit in CO2; give it with kg_co2.")
+            return None
+        if grid is None:
+            raise InvalidArgumentError(
+                f"kg_co2={kg_co2} depends on where the machines are; give grid, a place (europe-west3, Frankfurt) or "
+                "grams of CO2 per kWh."
+            )
+        if not 1 <= pue < math.inf:
+            raise InvalidArgumentError(f"pue={pue!r} is out of range; expected a number of at least 1.")
+        return Emissions(
+            kg_co2=amount_of("kg_co2", kg_co2),
+            grid=grid_of(grid),
+            watts=None if watts is None else amount_of("watts", watts),
+            pue=pue,
+        )
+
+    def per_second(self, trainer: Trainer) -> float | None:
+        """Kilograms a second of this fit; None, and a warning, where the power of its machines is not known."""
+        watts, name = self.watts, gpu_name_in_use(trainer.strategy.root_device)
+        if watts is None and name is not None:
+            watts = find_gpu(name).power_watts * trainer.world_size
+        if watts is None:
+            warn("CostBudget: the power of this machine is not known, so kg_co2 has no effect; give watts.")
+            return None
+        grams = self.grid.grams_per_kwh
+        data_centre = "" if self.pue == 1 else f", times {self.pue:g} for the data centre"
+        rank_zero_info(f"CostBudget counts {watts:,.0f} W{data_centre} at {self.grid.sentence}.")
+        return co2_per_second(watts, grid_grams_per_kwh=grams, pue=self.pue) or None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """A budget; None means no limit.
 
@@ -746,6 +827,8 @@ class Terms:
         deadline: A time with a zone.
         usd_per_hour: The user's own price of all machines of the run.
         offer: The offer that the user named.
+        emissions: The limit in CO2.
+        charges: What the machines cost beside training.
     """
 
     usd: float | None
@@ -753,6 +836,8 @@ class Terms:
     deadline: datetime | None
     usd_per_hour: float | None
     offer: Offer | None
+    emissions: Emissions | None = None
+    charges: Charges = field(default_factory=Charges)
 
     @staticmethod
     def checked(
@@ -762,6 +847,8 @@ class Terms:
         deadline: str | datetime | None = None,
         usd_per_hour: float | Decimal | Fraction | None = None,
         offer: str | None = None,
+        emissions: Emissions | None = None,
+        charges: Charges | None = None,
     ) -> Terms:
         """Return the terms that the arguments of `CostBudget` set.
 
@@ -769,8 +856,8 @@ class Terms:
             InvalidArgumentError: No limit, or one that is not positive or has passed.
             UnknownOfferError: No offer of that name is listed.
         """
-        if usd is None and hours is None and deadline is None:
-            raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours and deadline.")
+        if usd is None and hours is None and deadline is None and emissions is None:
+            raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours, deadline and kg_co2.")
         check_name("offer", offer, "AWS g5.xlarge")
         check_price(usd_per_hour)
         return Terms(
@@ -779,6 +866,8 @@ class Terms:
             deadline=None if deadline is None else future_time("deadline", deadline),
             usd_per_hour=None if usd_per_hour is None else float(usd_per_hour),
             offer=None if offer is None else named_offer(offer),
+            emissions=emissions,
+            charges=charges or Charges(),
         )
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
@@ -796,7 +885,16 @@ class Terms:
                 warn(f"CostBudget: {price.warning}.")
             elif price.usd_per_hour is not None:
                 rank_zero_info(f"CostBudget counts {in_words(price.usd_per_hour)} ({price.source}).")
-        return limits_of_fit(ledger, usd=self.usd, hours=self.hours, deadline=self.deadline)
+        emissions = self.emissions
+        return limits_of_fit(
+            ledger,
+            usd=self.usd,
+            hours=self.hours,
+            deadline=self.deadline,
+            spent_usd=self.charges.cost_usd(0.0, hours_to_seconds(ledger.usd_per_second)),
+            kg_co2=None if emissions is None else emissions.kg_co2,
+            kg_co2_per_second=None if emissions is None else emissions.per_second(trainer),
+        )
 
 
 def batches_between_checks(clock: RunClock) -> int:

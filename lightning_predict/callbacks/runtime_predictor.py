@@ -42,7 +42,7 @@ from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown
-from lightning_predict.cost.prediction import UserPrice
+from lightning_predict.cost.prediction import Charges, UserPrice
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
@@ -112,6 +112,7 @@ class RuntimePredictor(Callback):
         progress_file: File for how far the run is and how fast, `.json`, renewed each minute, from which
             `lightning-predict plan --state` plans again. None: the file that the scripts of an exported plan name in
             `LIGHTNING_PREDICT_PROGRESS`, without which none is written.
+        charges: See `Assumptions`.
 
     Attributes:
         advice: What `lp.advise` says of the recorded step; None before the capture, and unless it was asked for.
@@ -173,6 +174,7 @@ class RuntimePredictor(Callback):
         advice: bool = False,
         progress_bar: bool = True,
         progress_file: str | PathLike[str] | None = None,
+        charges: Charges | None = None,
     ) -> None:
         if gpus_file is not None:
             add_gpus(gpus_file)
@@ -216,6 +218,7 @@ class RuntimePredictor(Callback):
                 cores_per_node=cores_per_node,
                 release=release,
                 host=host,
+                charges=charges,
             ),
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,

@@ -102,7 +102,17 @@ _HOST: Final = {"--host-factor": "--host, which takes the factor, or fast, media
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
         "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
-        "prices and energy": ("usd_per_hour", "offers", "region", "spot", "grid"),
+        "prices and energy": (
+            "usd_per_hour",
+            "offers",
+            "region",
+            "spot",
+            "setup_minutes",
+            "storage_usd",
+            "minimum_minutes",
+            "grid",
+            "pue",
+        ),
         "how it is predicted": ("method", "skew", "weights", "offline"),
         "what is shown": ("verbose", "output", "json"),
     },

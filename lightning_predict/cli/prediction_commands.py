@@ -8,6 +8,8 @@ Example::
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +50,11 @@ def predict(
     offers: Path | None = None,
     region: str | None = None,
     spot: bool = False,
+    setup_minutes: float = 0.0,
+    storage_usd: float = 0.0,
+    minimum_minutes: float = 0.0,
     grid: str | None = None,
+    pue: float = 1.0,
     method: Literal["auto", "mlp", "wave"] = "auto",
     release: str | None = None,
     host: str | None = None,
@@ -78,7 +84,12 @@ def predict(
         offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
         region: With a price file: take the prices of this region.
         spot: Take the prices of interruptible machines.
+        setup_minutes: Minutes until a rented machine trains (boot, environment, data), which are paid for, too.
+        storage_usd: Dollars for what is stored and sent, beside the machine.
+        minimum_minutes: Minutes that a machine is billed for at least.
         grid: Show the energy of the run and its CO2 on this grid: grams per kWh, or a place (europe-west3, Frankfurt).
+        pue: With --grid, what the data centre takes for each watt of its machines, cooling included: its power usage
+            effectiveness, which operators publish (1: the GPU alone).
         method: How operations are predicted; wave uses measured kernel times where the trace has them.
         release: Release of torch that the run uses, as 1.13 (default: that of the trace).
         host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
@@ -90,8 +101,11 @@ def predict(
         output: Write files instead of printing, separated by commas, by their endings: .html (needs no network), .md,
             .json, or .yaml, a SkyPilot task that rents the recommended GPU.
     """
+    command = _as_typed(dict(locals()))
+
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.cost.grids import grid_of
+    from lightning_predict.cost.prediction import Charges
     from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import DEFAULT_GPUS
@@ -127,10 +141,14 @@ def predict(
         release=release,
         host=host,
         zipf_alpha=None if skew is None else skew_of(skew, Trace.load(str(trace))),
+        charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
     )
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
+    findings = replace(findings, command=command)
+    if pue != 1 and found_grid is None:
+        raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
     if outputs or found_grid is not None:
-        findings = findings.with_energy(found_grid)
+        findings = findings.with_energy(found_grid, pue)
     if any(path.suffix == ".html" for path in outputs):
         findings = findings.with_advice(Trace.load(str(trace)), assumptions, iterations)
     if any(path.suffix in (".html", ".md") for path in outputs):
@@ -187,6 +205,7 @@ class Findings:
     grid: PowerGrid | None = None
     advice: Advice | None = None
     memory: MemoryReport | None = None
+    command: str | None = None
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
@@ -209,12 +228,14 @@ class Findings:
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
         return replace(self, advice=advice_for(trace, layouts, assumptions, iterations=iterations))
 
-    def with_energy(self, grid: PowerGrid | None) -> Findings:
+    def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
         """Add the energy of each run, and its CO2 on a grid."""
         from lightning_predict.cost.energy import prediction_energy
 
         grams = None if grid is None else grid.grams_per_kwh
-        energies = {one.gpu: prediction_energy(one, grid_grams_per_kwh=grams) for one in self.predictions.values()}
+        energies = {
+            one.gpu: prediction_energy(one, grid_grams_per_kwh=grams, overhead=pue) for one in self.predictions.values()
+        }
         return replace(self, energies=energies, grid=grid)
 
     def energy_notes(self) -> tuple[str, ...]:
@@ -270,7 +291,19 @@ class Findings:
         extra = () if self.energies is None else energy_columns(self.energies)
         table = markdown_table(self.predictions, extra=extra, notes=self.energy_notes())
         memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"
-        return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}"
+        return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}{self.card()}"
+
+    def card(self) -> str:
+        """Write lines to paste, on the best GPU; nothing where none can be recommended, or the run has no length."""
+        from lightning_predict.reports.model_card import model_card
+
+        chosen = self.ranking.within_deadline or self.ranking.cheapest or self.ranking.fastest
+        if chosen is None:
+            return ""
+        own = chosen.prediction
+        energy = None if self.energies is None else self.energies[own.gpu]
+        card = model_card(own, energy=energy, place=None if self.grid is None else self.grid.name, command=self.command)
+        return "" if card is None else f"\n## For a model card or a pull request\n\n{card}\n"
 
     def sky(self) -> str:
         """Write a SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
@@ -291,6 +324,17 @@ class Findings:
         extra = () if self.energies is None else energy_columns(self.energies)
         print_table(self.predictions, extra=extra, verbose=verbose, notes=self.energy_notes())
         print("", *ranking_lines(self.ranking), sep="\n")
+
+
+def _as_typed(given: Mapping[str, object]) -> str:
+    """Write what was given to `predict` as a command, without what only says where its answer goes."""
+    words = ["lightning-predict", "predict", str(given["trace"])]
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if name in ("trace", "output", "verbose") or value == inspect.signature(predict).parameters[name].default:
+            continue
+        words += [option] if value is True else [option, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
 
 
 def _findings(

@@ -43,6 +43,7 @@ class Energy:
         kilowatt_hours: Energy of all GPUs over the whole run.
         grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
         co2_kilograms: CO2-equivalent at that intensity; None if not given.
+        overhead: What is taken for each watt of the GPU, cooling included; 1: the GPU alone.
     """
 
     gpu: str
@@ -50,6 +51,7 @@ class Energy:
     kilowatt_hours: float
     grid_grams_per_kwh: float | None = None
     co2_kilograms: float | None = None
+    overhead: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -94,12 +96,20 @@ def energy(
         watts=watts,
         kilowatt_hours=kilowatt_hours,
         grid_grams_per_kwh=grid_grams_per_kwh,
+        overhead=overhead,
         co2_kilograms=None if grid_grams_per_kwh is None else grams_to_kilograms(kilowatt_hours * grid_grams_per_kwh),
     )
 
 
-def prediction_energy(prediction: Prediction, *, grid_grams_per_kwh: float | None = None) -> Energy | None:
+def prediction_energy(
+    prediction: Prediction, *, grid_grams_per_kwh: float | None = None, overhead: float = 1.0
+) -> Energy | None:
     """Estimate the energy of a predicted run; None if its length is not known.
+
+    Args:
+        prediction: The run.
+        grid_grams_per_kwh: Grams of CO2-equivalent per kWh of the grid that feeds it.
+        overhead: As of `energy`.
 
     Raises:
         InvalidArgumentError: A number outside its range.
@@ -113,6 +123,7 @@ def prediction_energy(prediction: Prediction, *, grid_grams_per_kwh: float | Non
         num_gpus=layout.count,
         busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
         grid_grams_per_kwh=grid_grams_per_kwh,
+        overhead=overhead,
     )
     return replace(found, gpu=prediction.gpu)
 

@@ -10,6 +10,7 @@ The user's own price comes first, then the cheapest offer that is listed. Exampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -26,7 +27,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.units import seconds_to_hours
+from lightning_predict.units import minutes_to_seconds, seconds_to_hours
 
 
 @final
@@ -352,6 +353,47 @@ def check_price(usd_per_hour: UserPrice) -> None:
             )
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charges:
+    """What a rented machine costs beside the time in which it trains.
+
+    Attributes:
+        setup_minutes: From the start of the machine until training begins: its boot, the environment, the data.
+        minimum_minutes: The machine is billed for so long at least.
+        storage_usd: Dollars for what is stored and sent, whichever machine is rented.
+
+    Raises:
+        InvalidArgumentError: A number below 0, or none.
+    """
+
+    setup_minutes: float = 0.0
+    minimum_minutes: float = 0.0
+    storage_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, amount in asdict(self).items():
+            is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
+            if not (is_number and 0 <= amount < math.inf):
+                raise InvalidArgumentError(f"{name}={shown(amount)} is out of range; expected a number of at least 0.")
+
+    def cost_usd(self, seconds: float, usd_per_hour: float) -> float:
+        """Cost of a run of so many seconds on machines of this price."""
+        billed = max(seconds + minutes_to_seconds(self.setup_minutes), minutes_to_seconds(self.minimum_minutes))
+        return seconds_to_hours(billed) * usd_per_hour + self.storage_usd
+
+    @property
+    def sentence(self) -> str | None:
+        """What costs hold, in words; None where they hold the training alone."""
+        parts = (
+            f"{self.setup_minutes:g} min of setup" if self.setup_minutes else "",
+            f"${self.storage_usd:,.2f} for storage and transfer" if self.storage_usd else "",
+            f"at least {self.minimum_minutes:g} min of each machine" if self.minimum_minutes else "",
+        )
+        known = [part for part in parts if part]
+        return None if not known else f"Costs of GPUs that are not in use yet hold {' and '.join(known)}."
+
+
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
     """Choose the price of one machine; None if there is none.
 
@@ -383,7 +425,12 @@ def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
 
 
 def price_of(
-    run: Run, layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None
+    run: Run,
+    layout: Layout,
+    *,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    charges: Charges | None = None,
 ) -> Price:
     """Price the run on a layout. Whole machines are paid, however many of their GPUs are used.
 
@@ -392,14 +439,16 @@ def price_of(
         layout: The GPUs it runs on.
         offers: Offers to choose from; None takes those that ship with the package.
         usd_per_hour: The user's own price, which comes first.
+        charges: What comes on top; None: nothing, as on the machine in use.
     """
     offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
     if offer is None:
         return Price()
+    charges = Charges() if charges is None else charges
     price, seconds = offer.usd_per_hour * layout.nodes, run.total_seconds
     return Price(
         usd_per_hour=price,
-        cost_usd=None if seconds is None else seconds_to_hours(seconds) * price,
+        cost_usd=None if seconds is None else charges.cost_usd(seconds, price),
         offer=offer.label,
         priced_on=offer.date,
         provider=offer.provider,

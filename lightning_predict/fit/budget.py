@@ -26,10 +26,10 @@ from lightning_predict.errors import UnknownGpuError, UnknownOfferError
 from lightning_predict.fit.forecast import Moments, Rest
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import duration
+from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as price_in_words
-from lightning_predict.units import hours_to_seconds, seconds_to_hours
+from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 
 if TYPE_CHECKING:
     import torch
@@ -241,17 +241,51 @@ def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
     return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
 
 
+def co2_limit(kilograms: float, *, per_second: float, before: float = 0.0) -> Limit:
+    """Return a limit in kilograms of CO2: time uses it up at the power of the machines on their grid."""
+    return Limit(name="kg_co2", total=kilograms, per_second=per_second, show=_co2_in_words, before=before)
+
+
+def co2_per_second(watts: float, *, grid_grams_per_kwh: float, pue: float) -> float:
+    """Kilograms of CO2 a second of machines that draw so much, with what cools them."""
+    return seconds_to_hours(grams_to_kilograms(watts_to_kilowatts(watts * pue) * grid_grams_per_kwh))
+
+
+def _co2_in_words(kilograms: float) -> str:
+    return f"{significant(kilograms)} kg CO2"
+
+
 def _hours_in_words(hours: float) -> str:
     return duration(hours_to_seconds(hours))
 
 
 def limits_of_fit(
-    ledger: Ledger, *, usd: float | None, hours: float | None, deadline: datetime | None
+    ledger: Ledger,
+    *,
+    usd: float | None,
+    hours: float | None,
+    deadline: datetime | None,
+    spent_usd: float = 0.0,
+    kg_co2: float | None = None,
+    kg_co2_per_second: float | None = None,
 ) -> tuple[Limit, ...]:
-    """Return the limits of a fit that has begun; dollars only where the ledger has a price."""
+    """Return the limits of a fit that has begun.
+
+    Args:
+        ledger: What was used before, and the price; dollars are a limit only where it has one.
+        usd: Dollars.
+        hours: Hours.
+        deadline: A time with a zone.
+        spent_usd: Dollars that went beside training, which count as used.
+        kg_co2: Kilograms of CO2.
+        kg_co2_per_second: What a second emits, of earlier fits, too; None: it is not known, and no limit.
+    """
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
-        limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before))
+        limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before + spent_usd))
+    if kg_co2 is not None and kg_co2_per_second is not None:
+        before = ledger.seconds_before * kg_co2_per_second
+        limits.append(co2_limit(kg_co2, per_second=kg_co2_per_second, before=before))
     if hours is not None:
         limits.append(hours_limit("hours", hours, before=seconds_to_hours(ledger.seconds_before)))
     if deadline is not None:

@@ -702,7 +702,9 @@ def energy_note(energies: Mapping[str, Energy | None]) -> str:
     """Say what the energies are of."""
     grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
     grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
-    return f"Energy: of the GPU alone, at its power limit while it computes; an upper estimate.{grid}"
+    factors = sorted({one.overhead for one in energies.values() if one is not None} - {1.0})
+    of = "the GPU alone" if not factors else f"the GPU, times {factors[0]:g} for the data centre (PUE)"
+    return f"Energy: of {of}, at its power limit while it computes; an upper estimate.{grid}"
 
 
 _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001

@@ -80,6 +80,29 @@ def test_what_is_used_up_ends_the_run_after_the_batch_that_used_it_up(small: Sma
     assert fit(small, tmp_path, CostBudget(usd=1e-9, usd_per_hour=1), model=small.gan()).batches_trained == 1
 
 
+def test_a_limit_in_co2_is_used_up_by_the_power_of_the_machines(
+    lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # 3 kW x 1.2 at 1000 g/kWh are 1 g a second: batches of a second use up 5.5 g after the sixth.
+    budget = CostBudget(kg_co2=0.0055, grid=1000, watts=3000, pue=1.2, on_exceed="stop", warmup_steps=100)
+    with caplog.at_level(logging.INFO), warnings.catch_warnings():
+        warnings.simplefilter("ignore", LightningPredictWarning)  # that 80 % are used
+        model = fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
+    assert model.batches_trained == 6
+    assert budget.stopping_reason == "0.00600 kg CO2 of 0.00550 kg CO2 (kg_co2) are used"
+    assert "CostBudget counts 3,000 W, times 1.2 for the data centre at 1000 g/kWh." in caplog.text
+    with pytest.warns(LightningPredictWarning, match="the power of this machine is not known, so kg_co2 has no effect"):
+        assert fit(lightning, tmp_path, CostBudget(kg_co2=1e-9, grid="Paris")).batches_trained == 10
+
+
+def test_what_went_beside_training_counts_as_used(lightning: Small, tmp_path: Path, time: Clock) -> None:
+    # $1 a second: of $100, $60 went for the minute before training and $35 for storage, so that $5 are left.
+    budget = CostBudget(usd=100, usd_per_hour=3600, setup_minutes=1, storage_usd=35, warmup_steps=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LightningPredictWarning)  # that 80 % are used
+        assert fit(lightning, tmp_path, budget, model=timed_model(lightning, time)).batches_trained == 5
+
+
 def test_a_run_that_ends_within_a_window_says_what_it_loses(
     small: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -786,7 +809,7 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({}, InvalidArgumentError, "CostBudget got no limit; give at least one of usd, hours and deadline"),
+        ({}, InvalidArgumentError, "CostBudget got no limit; give at least one of usd, hours, deadline and"),
         ({"usd": 0}, InvalidArgumentError, "usd=0 is not a limit; expected a number above 0"),
         ({"usd": -5.0}, InvalidArgumentError, "usd=-5.0 is not a limit"),
         ({"hours": float("nan")}, InvalidArgumentError, "hours=nan is not a limit"),
@@ -816,6 +839,12 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"usd": 1, "warmup_steps": 0}, InvalidArgumentError, "warmup_steps=0 is not a number of steps"),
         ({"deadline": "tomorrow"}, InvalidArgumentError, "deadline='tomorrow' is not a time; expected ISO format"),
         ({"deadline": "2020-01-01"}, InvalidArgumentError, "deadline='2020-01-01' has passed"),
+        ({"kg_co2": 1}, InvalidArgumentError, "kg_co2=1 depends on where the machines are; give grid, a place"),
+        ({"kg_co2": 0, "grid": 400}, InvalidArgumentError, "kg_co2=0 is not a limit; expected a number above 0"),
+        ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is neither grams of CO2 per kWh"),
+        ({"kg_co2": 1, "grid": 400, "pue": 0.9}, InvalidArgumentError, "pue=0.9 is out of range; expected a number"),
+        ({"usd": 1, "grid": 400}, InvalidArgumentError, "grid, watts and pue are for a limit in CO2; give it with kg"),
+        ({"usd": 1, "setup_minutes": -1}, InvalidArgumentError, "setup_minutes=-1 is out of range; expected a number"),
         ({"usd": 1, "offer": "g5.xlarg"}, UnknownOfferError, "offer='g5.xlarg' is not listed. Nearest: g5.xlarge"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +75,36 @@ def test_predict_writes_all_its_forms(trace: Path, run: Run, tmp_path: Path) -> 
     shown = run("predict", trace, "--gpus", "T4", "--iterations", "10", "--grid", "frankfurt").out
     assert "energy" in shown
     assert "Grid: 275.81 g/kWh (europe-west3, Frankfurt, 2025)." in shown
+
+
+def test_predict_counts_what_a_machine_costs_beside_training(trace: Path, run: Run) -> None:
+    words = ("predict", trace, "--gpus", "T4", "--iterations", "1000", "--usd-per-hour", "3")
+    plain, more = (
+        run(*words, *extra, "--json").json["predictions"][0]["cost_usd"]
+        for extra in ((), ("--setup-minutes", "20", "--storage-usd", "2"))
+    )
+    assert more == pytest.approx(plain + 1 + 2)  # 20 minutes at $3 an hour, and $2
+    said = run(*words, "--setup-minutes", "20").out
+    assert "Costs of GPUs that are not in use yet hold 20 min of setup." in said
+    assert run(*words, "--pue", "1.2").err.startswith("lightning-predict: error: --pue is for the energy of the run;")
+
+
+def test_predict_writes_lines_for_a_model_card(trace: Path, run: Run, tmp_path: Path) -> None:
+    words = ["predict", trace, "--gpus", "2xT4", "--iterations", "100000", "--grid", "frankfurt", "--pue", "1.5"]
+    page = tmp_path / "run.md"
+    energy = run(*words, "--output", page, "--json").json["energy"]["2xT4"]
+    card = page.read_text().split("## For a model card or a pull request")[1]
+    fields = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
+    emitted = fields["co2_eq_emissions"]
+    assert emitted["emissions"] == pytest.approx(1000 * energy["co2_kilograms"], rel=1e-3)  # grams
+    assert energy["co2_kilograms"] == pytest.approx(energy["kilowatt_hours"] * 0.27581)
+    assert (emitted["geographical_location"], emitted["hardware_used"]) == ("europe-west3, Frankfurt", "2 x T4")
+    assert fields["training_time"]
+    assert "- **Hardware:** 2 x T4 (" in card
+    assert "- **Predicted:** " in card
+    command = re.search("- \\*\\*By:\\*\\* `lightning-predict (.*)`", card)
+    assert command is not None
+    assert run(*shlex.split(command[1]), "--json").json["energy"]["2xT4"] == energy  # it says the same again
 
 
 PRICES = """\

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import FLAT_NAMES, Prediction, check_price, offer_for, price_of
+from lightning_predict.cost.prediction import FLAT_NAMES, Charges, Prediction, check_price, offer_for, price_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -44,6 +44,20 @@ OFFER = Offer(
 def test_a_run_costs_its_hours_times_the_price_of_the_whole_machine() -> None:
     price = price_of(TWO_HOURS, T4, offers=[OFFER])
     assert (price.usd_per_hour, price.cost_usd) == (2.0, 4.0)
+
+
+def test_what_a_machine_costs_beside_training() -> None:
+    # Two hours and 30 minutes at $2 an hour, and $1.50.
+    charges = Charges(setup_minutes=30, storage_usd=1.5)
+    assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=charges).cost_usd == pytest.approx(6.5)
+    assert charges.sentence == (
+        "Costs of GPUs that are not in use yet hold 30 min of setup and $1.50 for storage and transfer."
+    )
+    assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=180)).cost_usd == 6.0
+    assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=60)).cost_usd == 4.0
+    assert Charges().sentence is None
+    with pytest.raises(InvalidArgumentError, match="storage_usd=-1 is out of range; expected a number of at least 0"):
+        Charges(storage_usd=-1)
 
 
 def test_the_users_price_comes_first() -> None:

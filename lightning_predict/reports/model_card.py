@@ -1,0 +1,55 @@
+"""Write what a run takes as lines to paste: into a pull request, or into the card of a model.
+
+Hugging Face's cards have a field for emissions, in grams, with where and on what the model was trained. What is written
+here is predicted, and says so. Example::
+
+    print(model_card(result["L4"], energy=prediction_energy(result["L4"], grid_grams_per_kwh=276), place="Frankfurt"))
+"""
+
+from __future__ import annotations
+
+import json
+
+from lightning_predict.cost.energy import Energy
+from lightning_predict.cost.prediction import Prediction
+from lightning_predict.reports.format import duration, duration_interval, markdown_text, significant, usd, usd_per_hour
+from lightning_predict.units import kilograms_to_grams
+
+
+def model_card(
+    prediction: Prediction, *, energy: Energy | None = None, place: str | None = None, command: str | None = None
+) -> str | None:
+    """Write hardware, time, cost and emissions in three lines, and the fields of a model card; None without a length.
+
+    Args:
+        prediction: The run, on the GPU that it goes to.
+        energy: Its energy, with CO2 where the grid is known.
+        place: Where the grid is.
+        command: What predicts it again.
+    """
+    if prediction.total is None:
+        return None
+    count = prediction.num_gpus
+    hardware = prediction.layout.gpu.name if count == 1 else f"{count} x {prediction.layout.gpu.name}"
+    price = "" if prediction.usd_per_hour is None else usd_per_hour(prediction.usd_per_hour)
+    rented = ", ".join(text for text in (price, prediction.offer or "") if text)
+    grams = None if energy is None or energy.co2_kilograms is None else kilograms_to_grams(energy.co2_kilograms)
+    amounts = [
+        duration_interval(prediction.total),
+        "" if prediction.cost_usd is None else usd(prediction.cost_usd),
+        "" if energy is None else f"{significant(energy.kilowatt_hours)} kWh",
+        "" if grams is None else f"{significant(grams)} g CO2" + ("" if place is None else f" ({place})"),
+    ]
+    lines = [
+        f"- **Hardware:** {hardware}" + (f" ({markdown_text(rented)})" if rented else ""),
+        f"- **Predicted:** {', '.join(amount for amount in amounts if amount)}",
+        *([] if command is None else [f"- **By:** `{command}`"]),
+        "",
+        "```yaml",
+        f"training_time: {json.dumps(duration(prediction.total.middle))}",
+    ]
+    if grams is not None:
+        fields = {"geographical_location": place, "hardware_used": hardware}
+        lines += ["co2_eq_emissions:", f"  emissions: {grams:.4g}", "  source: predicted by lightning-predict"]
+        lines += [f"  {name}: {json.dumps(words)}" for name, words in fields.items() if words is not None]
+    return "\n".join([*lines, "```"])

@@ -1,0 +1,99 @@
+"""Record a step whose sequences have many lengths, as the mean of a few steps that stand for all of them.
+
+A step of batches that are as long as their longest sequence is short or long by turns. Each kind stands for the batches
+nearest to it in length, and the longest length is a kind of its own: it decides what memory is needed. Example::
+
+    trace = capture_lengths(lambda length: step_of(batch, length), lengths={64: 500, 128: 900, 512: 80})
+    predict(trace, iterations=1480)  # the mean step, and the memory of the longest
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.recording import capture
+from lightning_predict.tracing.trace import OtherStep, Trace
+
+
+def capture_lengths(
+    step: Callable[[int], object],
+    lengths: Mapping[int, float] | Iterable[int],
+    *,
+    kinds: int = 6,
+    warmup_steps: int = 1,
+    samples_per_step: int | None = None,
+    precision: str | None = None,
+) -> Trace:
+    """Record a step at a few lengths, which stand for all of a histogram.
+
+    Args:
+        step: Runs one step of batches of a length.
+        lengths: How often each length of a batch occurs; or the lengths of batches, one by one.
+        kinds: Lengths to record at most.
+        warmup_steps: As of `capture`, at each of them.
+        samples_per_step: As of `capture`.
+        precision: As of `capture`.
+
+    Raises:
+        InvalidArgumentError: No length, one below 1, or a count that is not above 0; or as `capture`.
+        CaptureError: As `capture`.
+    """
+    if kinds < 1:
+        raise InvalidArgumentError(f"kinds={kinds} is no number of lengths; expected 1 or more.")
+    shares = shares_of_lengths(lengths, kinds)
+    recorded = [
+        OtherStep(
+            share=share,
+            trace=capture(
+                lambda length=length: step(length),  # type: ignore[misc]
+                warmup_steps=warmup_steps,
+                samples_per_step=samples_per_step,
+                precision=precision,
+            ),
+        )
+        for length, share in shares.items()
+    ]
+    first, *others = sorted(recorded, key=lambda one: -one.share)
+    return replace(first.trace, other_steps=tuple(others))
+
+
+def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) -> dict[int, float]:
+    """Choose lengths that stand for all, each with its share of the batches.
+
+    The longest stands for itself. The others are put in groups of about as many batches each, by length, for which
+    their mean stands, rounded up.
+
+    Args:
+        lengths: How often each length occurs, or lengths one by one.
+        kinds: Lengths to choose at most.
+    """
+    counts: dict[int, float] = {}
+    for length, count in lengths.items() if isinstance(lengths, Mapping) else ((one, 1.0) for one in lengths):
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1 or not 0 < count < math.inf:
+            raise InvalidArgumentError(
+                f"lengths has {length!r}: {count!r}; expected lengths of at least 1, and how often each occurs."
+            )
+        counts[length] = counts.get(length, 0.0) + count
+    if not counts:
+        raise InvalidArgumentError("lengths is empty; give the lengths of batches, or how often each occurs.")
+    ordered, total = sorted(counts), sum(counts.values())
+    if len(ordered) <= kinds:
+        return {length: counts[length] / total for length in ordered}
+    *others, longest = ordered
+    if kinds == 1:
+        return {math.ceil(sum(length * counts[length] for length in ordered) / total): 1.0}
+    ends = list(accumulate(counts[length] for length in others))
+    groups: dict[int, list[int]] = {}
+    for length, end in zip(others, ends, strict=True):
+        middle = end - counts[length] / 2
+        groups.setdefault(int((kinds - 1) * middle / ends[-1]), []).append(length)
+    found = {longest: counts[longest] / total}
+    for group in groups.values():
+        batches = sum(counts[length] for length in group)
+        mean = math.ceil(sum(length * counts[length] for length in group) / batches)
+        found[mean] = found.get(mean, 0.0) + batches / total
+    return found
