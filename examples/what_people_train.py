@@ -1,7 +1,8 @@
-"""Predict what people train: LoRA, QLoRA, texts of many lengths, diffusion, detection, a graph, a table of columns.
+"""Predict what people train: LoRA, QLoRA, texts of many lengths, pictures, diffusion, detection, a graph, a table.
 
-    python examples/what_people_train.py            # all of them
+    python examples/what_people_train.py                     # all of them
     python examples/what_people_train.py lora qlora
+    python examples/what_people_train.py --save lora resnet  # write the steps for the command line, lora.json.gz, too
 
 Nothing is trained and nothing is downloaded: each step is recorded on PyTorch's meta device, in seconds. The models are
 written out in plain torch; with PEFT, diffusers or torchvision, pass a step of theirs to `lp.capture` just so.
@@ -236,10 +237,8 @@ class Bottleneck(nn.Module):
         return functional.relu(self.past(data) + self.body(data))
 
 
-class Detector(nn.Module):
-    """ResNet-50 with a pyramid of features and a head on each of its sizes, as RetinaNet has them."""
-
-    def __init__(self, classes: int = 80, anchors: int = 9) -> None:
+class ResNet50(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
@@ -249,7 +248,30 @@ class Detector(nn.Module):
             blocks = [Bottleneck(inputs, width, 1 if number == 0 else 2)]
             stages.append(nn.Sequential(*blocks, *(Bottleneck(4 * width, width, 1) for _ in range(depth - 1))))
             inputs = 4 * width
-        self.stages = nn.ModuleList(stages)
+        self.stages = nn.Sequential(*stages)
+
+
+def resnet() -> lp.Trace:
+    """A step of ResNet-50 on 256 pictures of 224 x 224, channels last; 90 epochs of ImageNet."""
+    batch = 256
+    with torch.device("meta"):
+        model = nn.ModuleDict({"body": ResNet50(), "head": nn.Linear(2048, 1000)}).to(memory_format=torch.channels_last)
+        data = torch.empty(batch, 3, 224, 224).to(memory_format=torch.channels_last)
+        wanted = torch.zeros(batch, dtype=torch.int64)
+
+    def loss() -> Tensor:
+        features = model["body"].stages(model["body"].stem(data)).mean(dim=(2, 3))
+        return functional.cross_entropy(model["head"](features), wanted)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return lp.capture(_trained(model, loss, optimizer), samples_per_step=batch, precision="bf16-mixed")
+
+
+class Detector(ResNet50):
+    """ResNet-50 with a pyramid of features and a head on each of its sizes, as RetinaNet has them."""
+
+    def __init__(self, classes: int = 80, anchors: int = 9) -> None:
+        super().__init__()
         self.pyramid = nn.ModuleList(nn.Conv2d(width, 256, 1) for width in (512, 1024, 2048))
 
         def head(outputs: int) -> nn.Sequential:
@@ -334,8 +356,10 @@ def tabular() -> lp.Trace:
     return lp.capture(_trained(every, loss), samples_per_step=rows)
 
 
-def _trained(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def _trained(
+    model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[], None]:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
         loss().backward()
@@ -350,6 +374,7 @@ WORK: dict[str, tuple[Callable[[], lp.Trace], int]] = {
     "qlora": (lambda: fine_tuning(in_4_bits=True), 50_000),
     "padded": (padded, 100_000),
     "packed": (packed, 100_000),
+    "resnet": (resnet, 90 * 1_281_167),
     "diffusion": (diffusion, 400_000),
     "detection": (detection, 12 * 118_000),  # a dozen epochs of COCO
     "graph": (graph, 500 * 169_343),
@@ -359,10 +384,13 @@ WORK: dict[str, tuple[Callable[[], lp.Trace], int]] = {
 
 
 def main() -> None:
-    for name in sys.argv[1:] or WORK:
+    names = [word for word in sys.argv[1:] if word != "--save"]
+    for name in names or WORK:
         record, samples = WORK[name]
         start = time.perf_counter()
         trace = record()
+        if "--save" in sys.argv:
+            trace.save(f"{name}.json.gz")
         steps = math.ceil(samples / (trace.samples or 1))
         result = lp.predict(trace, gpus=GPUS, iterations=steps, history=False)
         print(f"\n== {name}: {(record.__doc__ or fine_tuning.__doc__ or '').strip()}\n")
