@@ -21,7 +21,10 @@ def step(length: int) -> None:
 def test_few_lengths_are_each_recorded_with_their_share() -> None:
     trace = capture_lengths(step, {128: 3, 512: 1}, samples_per_step=8)
     assert [kind.share for kind in trace.kinds] == [0.75, 0.25]
-    sizes = [max(max(one.outputs[0].shape) for one in kind.trace.operations if one.outputs) for kind in trace.kinds]
+    sizes = [
+        max(max(one.outputs[0].shape, default=0) for one in kind.trace.operations if one.outputs)
+        for kind in trace.kinds
+    ]
     assert sizes == [8 * 128, 8 * 512]  # rows of the product
     assert trace.samples == 8
     # The mean of steps is that of its kinds.
