@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo test test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo pictures test test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -77,6 +77,10 @@ check: $(VENV)/installed
 # Known vulnerabilities of the pinned versions; says so where nobody can be asked.
 audit:
 	PYTHON=$(PYTHON) bash .ci/audit
+
+# The pictures of the documentation, from the examples; needs Chromium.
+pictures: $(VENV)/installed
+	$(BIN)/python -m tests.pictures
 
 # After a change of constraints.txt: the hashes of all files of these versions, for every platform.
 lock:

@@ -339,8 +339,8 @@ def graph() -> lp.Trace:
 
 
 def tabular() -> lp.Trace:
-    """A step of a transformer over 30 columns of a table, each a token, 1,024 rows at a time."""
-    rows, columns, width = 1024, 30, 192
+    """A step of a transformer over 30 columns of a table, each a token, 256 rows at a time."""
+    rows, columns, width = 256, 30, 192
     with torch.device("meta"):
         scale, shift = nn.Parameter(torch.empty(columns, width)), nn.Parameter(torch.empty(columns, width))
         layer = nn.TransformerEncoderLayer(width, 8, 256, activation="gelu", batch_first=True, norm_first=True)

@@ -188,6 +188,16 @@ def test_examples_run(name: str, tmp_path: Path) -> None:
     assert "H100-SXM-80GB" in done.stdout
 
 
+def test_what_people_train_is_recorded_in_seconds(tmp_path: Path) -> None:
+    # The longer ones (LoRA, ResNet) lie beside it as they were recorded.
+    done = run(
+        ROOT / "examples" / "what_people_train.py", "--save", "packed", "graph", "tabular", folder=tmp_path, seconds=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Rent a") == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"packed.json.gz", "graph.json.gz", "tabular.json.gz"}
+
+
 def test_the_example_of_past_runs_predicts_and_compares(tmp_path: Path) -> None:
     done = run(ROOT / "examples" / "past_runs.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,8 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_predict.interval import Interval
 
 GAP = 2
+SENTENCE_WIDTH = 120
 
 
 @final
@@ -50,6 +52,11 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
     return "\n".join((" " * GAP).join(_cells(line, widths, right)).rstrip() for line in lines)
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """Break sentences into lines as long as those below a table."""
+    return [line for text in texts for line in textwrap.wrap(text, SENTENCE_WIDTH, subsequent_indent="  ") or [""]]
 
 
 def json_value(value: object) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
     from lightning_predict.layout_search import RankedLayout
@@ -170,7 +170,7 @@ def curve(
     lines: list[str] = []
     for one in curves:
         headers, rows = table_of(one)
-        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *one.sentences]
+        lines += [aligned(headers, rows, right=range(1, len(headers))), "", *sentences(one.sentences)]
     written = [] if output is None else [str(output)]
     return CommandAnswer(
         data=lambda: {
@@ -265,7 +265,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
     )
     right = {number for number, header in enumerate(headers) if header not in texts}
     notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
-    return [aligned(headers, rows, right=right), "", *_failures(found), *notes]
+    return [aligned(headers, rows, right=right), "", *sentences((*_failures(found), *notes))]
 
 
 def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:

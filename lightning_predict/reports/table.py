@@ -785,10 +785,23 @@ def print_table(
 
 
 def markdown_table(
-    predictions: AbstractPredictions, *, extra: Sequence[Column] = (), verbose: bool = True, notes: Sequence[str] = ()
+    predictions: AbstractPredictions,
+    *,
+    extra: Sequence[Column] = (),
+    verbose: bool = True,
+    notes: Sequence[str] = (),
+    width: int | None = None,
 ) -> str:
-    """Write the table and its footnotes in Markdown, in full unless asked otherwise, with columns of one's own last."""
-    shown = grid(predictions, extra=extra, verbose=verbose, fold=not verbose)
+    """Write the table and its footnotes in Markdown, in full unless asked otherwise.
+
+    Args:
+        predictions: What to show.
+        extra: Columns to show after the usual ones.
+        verbose: Add the methods that timed the device, the sources of prices, and every note.
+        notes: What else is to be said.
+        width: Characters on a line where the page is narrow: columns give way to it. None: no limit.
+    """
+    shown = grid(predictions, width, extra=extra, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
     # Readers of Markdown give a long cell its room by breaking the words of the short ones.

@@ -1,0 +1,23 @@
+"""The pictures of the documentation show what the package says now."""
+
+from __future__ import annotations
+
+import json
+
+from tests.pictures import DOCS, MADE_OF, example, hashes, texts
+
+
+def test_no_picture_is_stale() -> None:
+    found = example()
+    assert json.loads(MADE_OF.read_text()) == hashes(found), "make pictures"
+    assert all((DOCS / name).stat().st_size > 10_000 for name in hashes(found))
+
+
+def test_the_text_of_each_is_what_it_shows() -> None:
+    found = example()
+    shown = texts(found)
+    step = f"{1000 * found['L4'].iteration_seconds:.0f} ms"
+    assert all("Rent an L40S" in text for text in shown.values())
+    assert all(step in text for text in shown.values())
+    assert "predict/L40S/cost_usd" in shown["tensorboard.png"]
+    assert "predict/T4/cost_usd" not in shown["tensorboard.png"]  # it does not decide
