@@ -174,7 +174,8 @@ class Looking(nn.Module):
         pixels = pixels + self.own(pixels, pixels, pixels, need_weights=False)[0]
         pixels = pixels + self.words(pixels, words, words, need_weights=False)[0]
         pixels = pixels + self.inner(pixels)
-        return data + pixels.transpose(1, 2).reshape(data.shape)
+        result: Tensor = data + pixels.transpose(1, 2).reshape(data.shape)
+        return result
 
 
 class Unet(nn.Module):
@@ -183,25 +184,28 @@ class Unet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (320, 640, 1280)) -> None:
         super().__init__()
         self.enter, self.leave = nn.Conv2d(4, widths[0], 3, padding=1), nn.Conv2d(widths[0], 4, 3, padding=1)
-        befores = (widths[0], *widths)
-        self.down = nn.ModuleList(
-            nn.ModuleList((Residual(before, width), Looking(width), nn.Conv2d(width, width, 3, 2, 1)))
-            for before, width in zip(befores, widths, strict=False)
+        befores = (widths[0], *widths[:-1])
+        self.smaller = nn.ModuleList(nn.Conv2d(width, width, 3, 2, 1) for width in widths)
+        self.down, self.down_looks = (
+            nn.ModuleList(Residual(before, width) for before, width in zip(befores, widths, strict=True)),
+            nn.ModuleList(Looking(width) for width in widths),
         )
-        self.middle = nn.ModuleList((Residual(widths[-1], widths[-1]), Looking(widths[-1])))
-        self.up = nn.ModuleList(
-            nn.ModuleList((Residual(2 * width, before), Looking(before)))
-            for before, width in reversed(list(zip(befores, widths, strict=False)))
+        self.middle, self.middle_looks = Residual(widths[-1], widths[-1]), Looking(widths[-1])
+        self.up, self.up_looks = (
+            nn.ModuleList(
+                Residual(2 * width, before) for before, width in zip(befores[::-1], widths[::-1], strict=True)
+            ),
+            nn.ModuleList(Looking(before) for before in befores[::-1]),
         )
 
     def forward(self, data: Tensor, moment: Tensor, words: Tensor) -> Tensor:
         data, kept = self.enter(data), []
-        for residual, looking, smaller in self.down:
+        for residual, looking, smaller in zip(self.down, self.down_looks, self.smaller, strict=True):
             data = looking(residual(data, moment), words)
             kept.append(data)
             data = smaller(data)
-        data = self.middle[1](self.middle[0](data, moment), words)
-        for residual, looking in self.up:
+        data = self.middle_looks(self.middle(data, moment), words)
+        for residual, looking in zip(self.up, self.up_looks, strict=True):
             beside = kept.pop()
             larger = functional.interpolate(data, size=beside.shape[2:])
             data = looking(residual(torch.cat((larger, beside), dim=1), moment), words)
@@ -255,13 +259,15 @@ def resnet() -> lp.Trace:
     """A step of ResNet-50 on 256 pictures of 224 x 224, channels last; 90 epochs of ImageNet."""
     batch = 256
     with torch.device("meta"):
-        model = nn.ModuleDict({"body": ResNet50(), "head": nn.Linear(2048, 1000)}).to(memory_format=torch.channels_last)
+        model: nn.Module = nn.ModuleDict({"body": ResNet50(), "head": nn.Linear(2048, 1000)})
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = torch.empty(batch, 3, 224, 224).to(memory_format=torch.channels_last)
         wanted = torch.zeros(batch, dtype=torch.int64)
 
     def loss() -> Tensor:
-        features = model["body"].stages(model["body"].stem(data)).mean(dim=(2, 3))
-        return functional.cross_entropy(model["head"](features), wanted)
+        body, head = model.children()
+        features = body.stages(body.stem(data)).mean(dim=(2, 3))
+        return functional.cross_entropy(head(features), wanted)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return lp.capture(_trained(model, loss, optimizer), samples_per_step=batch, precision="bf16-mixed")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 from lightning_predict.errors import InvalidArgumentError
@@ -49,7 +50,7 @@ def capture_lengths(
         OtherStep(
             share=share,
             trace=capture(
-                lambda length=length: step(length),  # type: ignore[misc]
+                partial(step, length),
                 warmup_steps=warmup_steps,
                 samples_per_step=samples_per_step,
                 precision=precision,

@@ -18,7 +18,14 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_predict.interval import Interval
-from lightning_predict.reports.loggers import QUANTITIES, log_predictions, metrics, that_decide, write_json
+from lightning_predict.reports.loggers import (
+    QUANTITIES,
+    TENSORBOARD_WIDTH,
+    log_predictions,
+    metrics,
+    that_decide,
+    write_json,
+)
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
 from lightning_predict.reports.table import markdown_table
@@ -156,7 +163,7 @@ def test_tensorboard_gets_scalars_the_table_and_the_figure(package: str, tmp_pat
     assert (scalar.step, scalar.value) == (STEP, pytest.approx(48.0))
     (text,) = written.Tensors("predict/table/text_summary")
     assert text.step == STEP
-    assert text.tensor_proto.string_val[0].decode() == markdown_table(FULL, verbose=False)
+    assert text.tensor_proto.string_val[0].decode() == markdown_table(FULL, verbose=False, width=TENSORBOARD_WIDTH)
     (image,) = written.Images("predict/iteration_time")
     assert (image.step, image.width) == (STEP, 768)
     assert image.encoded_image_string.startswith(b"\x89PNG")
