@@ -17,12 +17,14 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.prediction import Prediction, price_of
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
+from lightning_predict.distributed.memory import communicators
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
+from lightning_predict.memory.libraries import context_bytes, nccl_bytes
 from lightning_predict.run.history import (
     Correction,
     HistoryRecord,
@@ -39,7 +41,7 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.older_releases import release_of, under_release
 from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
 from lightning_predict.tracing.trace import Trace
 
@@ -300,14 +302,27 @@ def memory_need_of(
         else:
             needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
         if needed is not None:
-            found.append((needed, one))
+            found.append((needed, one, kind))
     if not found:
         return MemoryNeed()
-    needed, one = max(found, key=lambda each: each[0])
-    part = one.allocated_on(layout.gpu) / max(one.bytes_on(layout.gpu), 1)
+    needed, one, kind = max(found, key=lambda each: each[0])
+    part = needed / max(one.bytes_on(layout.gpu), 1)
     return memory_need(
-        layout, needed, relative=one.relative, allocated_bytes=needed * part, reported_bytes=reported_bytes
+        layout,
+        needed,
+        relative=one.relative,
+        allocated_bytes=part * one.allocated_on(layout.gpu),
+        spare_bytes=part * one.spare_bytes,
+        context=_beside_the_allocator(kind, layout, sharing),
+        reported_bytes=reported_bytes,
     )
+
+
+def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
+    """Estimate what a process takes of its GPU beside torch's allocator."""
+    peers = min(sharing.expert, layout.gpus_per_node) - 1
+    buffers = nccl_bytes(layout.gpu, communicators=communicators(sharing, layout), all_to_all_peers=peers)
+    return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
 
 
 def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:

@@ -21,8 +21,10 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
+from lightning_predict.tracing.older_releases import release_of
 from lightning_predict.tracing.trace import Trace
 
 LEAST_SAVING: Final = 0.02
@@ -51,7 +53,14 @@ def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None
     savings = [one for one in _savings(trace, gpu) if one.bytes >= least]
     return MemoryReport(
         gpu=gpu.name,
-        need=memory_need(layout, needed, relative=memory.relative, reported_bytes=reported_bytes),
+        need=memory_need(
+            layout,
+            needed,
+            relative=memory.relative,
+            spare_bytes=memory.spare_bytes,
+            context=context_bytes(gpu, release_of(trace.software)),
+            reported_bytes=reported_bytes,
+        ),
         breakdown=breakdown,
         savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
         largest=_largest(trace, layout),

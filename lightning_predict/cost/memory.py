@@ -3,7 +3,8 @@
 Three amounts, each an interval: what torch has *allocated* at the fullest moment, what its allocator has *reserved*
 for it (`memory/simulation.py`), and what the whole *process* takes, which is what fills a card and what nvidia-smi
 shows: the reserved memory, the context, and the code that libraries load. Where the trace holds measured peaks, they
-come first. Example::
+come first. What must fit is less than what is reserved where there is room: before torch gives up, it frees the
+segments that are not in use, and cuDNN tries no algorithm whose workspace does not fit. Example::
 
     >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace
     >>> hidden = TensorInfo((256,), "float32", id=7)
@@ -36,7 +37,13 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.memory.libraries import context_bytes, cublas_bytes, has_convolutions
-from lightning_predict.memory.simulation import blocks_of, fullest_moments, gradient_bytes, simulated
+from lightning_predict.memory.simulation import (
+    blocks_of,
+    fullest_moments,
+    gradient_bytes,
+    least_reserved_bytes,
+    simulated,
+)
 from lightning_predict.tracing.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
@@ -101,7 +108,8 @@ class MemoryNeed:
     Attributes:
         memory_bytes: What torch's allocator reserves for a step.
         memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: What a step leaves free of what a process can use, below 0 if it does not fit.
+        memory_free_bytes: What a step that keeps no more than it must leaves free of what a process can use, below 0 if
+            it does not fit.
         allocated: Tensors and workspaces at the fullest moment (`torch.cuda.max_memory_allocated`).
         reserved: What the allocator takes for them (`torch.cuda.max_memory_reserved`).
         process: What the process takes (nvidia-smi).
@@ -128,6 +136,8 @@ def memory_need(
     *,
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS,
     allocated_bytes: float | None = None,
+    spare_bytes: float = 0.0,
+    context: Interval[float] | None = None,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
     """Judge whether a step fits on each GPU of a layout.
@@ -137,23 +147,27 @@ def memory_need(
         needed_bytes: What the allocator reserves for a step on each; None if unknown.
         relative: The interval of that, over the value itself.
         allocated_bytes: What is allocated at the fullest moment; None if unknown.
+        spare_bytes: What of the reserved memory the allocator gives back where the GPU has no room for it.
+        context: What the process takes beside the allocator; None for the context of today's torch alone.
         reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
     """
     if needed_bytes is None:
         return MemoryNeed()
     reserved = relative.scaled(needed_bytes)
-    process = reserved.added(context_bytes(layout.gpu))
+    context = context_bytes(layout.gpu) if context is None else context
     total = total_bytes(layout.gpu, reported_bytes)
-    chance = fit_probability(reserved, context_bytes(layout.gpu), total)
+    must = relative.scaled(max(needed_bytes - spare_bytes, 0.0))
+    chance = fit_probability(must, context, total)
+    free = total - must.middle - context.middle
     # What is derived of tensors alone is surer than what an allocator makes of them.
     sure = Interval(0.97, 1.0, 1.03)
     return MemoryNeed(
         memory_bytes=needed_bytes,
-        memory_fit="fits" if chance >= FITS_FROM else "tight" if process.middle <= total else "exceeds",
-        memory_free_bytes=total - process.middle,
+        memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
+        memory_free_bytes=free,
         allocated=None if allocated_bytes is None else sure.scaled(allocated_bytes).at_most(reserved.high),
         reserved=reserved,
-        process=process,
+        process=reserved.added(context),
         fit_probability=chance,
     )
 
@@ -198,6 +212,7 @@ class StepMemory:
         passing_bytes: What else lives at the fullest moment of the forward and the backward pass.
         update_bytes: What else lives at the fullest moment of the optimizer's update.
         slack_bytes: What the allocator reserves beyond that, as simulated; 0 where measured.
+        spare_bytes: What of that slack it gives back where the GPU has no room for it.
         cublas_handles: Handles whose workspaces are not counted yet: 0 where measured.
         relative: Interval of all of it over the sum.
     """
@@ -206,6 +221,7 @@ class StepMemory:
     passing_bytes: int = 0
     update_bytes: int = 0
     slack_bytes: int = 0
+    spare_bytes: int = 0
     cublas_handles: int = 0
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS
 
@@ -231,7 +247,12 @@ def step_memory(trace: Trace) -> StepMemory | None:
     """
     memory = trace.memory
     if memory.reserved_bytes is not None:
-        return StepMemory(lasting_bytes=memory.reserved_bytes, relative=MEASURED_RESERVED)
+        least = round(MEASURED_ALLOCATED.middle * (memory.peak_bytes or memory.reserved_bytes))
+        return StepMemory(
+            lasting_bytes=memory.reserved_bytes,
+            spare_bytes=max(memory.reserved_bytes - least, 0),
+            relative=MEASURED_RESERVED,
+        )
     if memory.peak_bytes is not None:
         return StepMemory(lasting_bytes=memory.peak_bytes, relative=MEASURED_ALLOCATED)
     if memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
@@ -248,6 +269,7 @@ def step_memory(trace: Trace) -> StepMemory | None:
         passing_bytes=max(passes - lasting, 0),
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
+        spare_bytes=max(reserved - max(least_reserved_bytes(blocks), tensors), 0),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has one of its own
         relative=DERIVED_WITH_CONVOLUTIONS if has_convolutions(trace) else DERIVED,
     )

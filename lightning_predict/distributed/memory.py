@@ -23,6 +23,7 @@ from lightning_predict.distributed.pipeline_parallel import micro_batches_of, st
 from lightning_predict.distributed.recomputation import chosen_operations, is_recomputed, recomputed_products
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
@@ -62,6 +63,15 @@ class HeldMemory:
     def lasting_bytes(self) -> float:
         """Bytes that live through the step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
+
+
+def communicators(strategy: Strategy, layout: Layout) -> int:
+    """Count the groups in which each GPU of a layout exchanges something."""
+    if layout.count == 1:
+        return 0
+    degrees = (strategy.tensor, strategy.pipeline, strategy.context, strategy.expert)
+    among_replicas = 0 if strategy.replicas(layout) == 1 else 2 if strategy.data == "hybrid" else 1
+    return among_replicas + sum(degree > 1 for degree in degrees)
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:

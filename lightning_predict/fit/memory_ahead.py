@@ -158,7 +158,7 @@ class _Held:
         assert found is not None  # asked before
         memory = trace.memory
         self.trace, self._gpu, self._relative = trace, gpu, found.relative
-        self.bytes = found.bytes_on(gpu)
+        self.bytes = found.bytes_on(gpu) - found.spare_bytes
         known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
         self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
         self._is_followed = memory.peak_bytes is None and why_no_other_batch(trace) is None
@@ -173,7 +173,7 @@ class _Held:
         if self._is_followed:
             scaled = step_memory(with_samples(self.trace, math.ceil(factor * samples_per_batch(self.trace))))
             assert scaled is not None
-            return scaled.bytes_on(self._gpu)
+            return scaled.bytes_on(self._gpu) - scaled.spare_bytes
         return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
 
     def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:

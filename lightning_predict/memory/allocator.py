@@ -75,6 +75,8 @@ class CachingAllocator:
 
     Args:
         expandable_segments: As `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+        gives_back: Give segments back in which nothing is handed out before a new one is made, as torch does where the
+            GPU has no room for it and before it gives up: what is reserved then must fit.
 
     Attributes:
         reserved_bytes: What it has taken of the GPU.
@@ -83,10 +85,10 @@ class CachingAllocator:
         peak_allocated_bytes: Most that it had handed out.
     """
 
-    def __init__(self, *, expandable_segments: bool = False) -> None:
+    def __init__(self, *, expandable_segments: bool = False, gives_back: bool = False) -> None:
         self.reserved_bytes = self.allocated_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
-        self._expandable = expandable_segments
+        self._expandable, self._gives_back = expandable_segments, gives_back
         # Free blocks by size, then address, and the block itself by its address.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
@@ -106,10 +108,18 @@ class CachingAllocator:
         position = bisect_left(free, (size, -1))
         if position < len(free):
             block = self._blocks[free.pop(position)[1]]
-        elif self._expandable:
+            return self._handed_out(block, size)
+        if self._gives_back:
+            self.empty_cache()
+        if self._expandable:
             block = self._expanded(size, is_small=is_small)
         else:
             block = self._new_segment(segment_bytes(size), is_small=is_small)
+        return self._handed_out(block, size)
+
+    def _handed_out(self, block: Block, size: int) -> Block:
+        """Split off what is left of a block, and count it."""
+        is_small = block.is_small
         left = block.size - size
         if left >= BLOCK_BYTES and (is_small or self._expandable or left > SMALL_BYTES):
             self._split(block, size)

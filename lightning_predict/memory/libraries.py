@@ -32,10 +32,54 @@ _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
 """Where each has its images; the weights follow."""
 
 
-def context_bytes(gpu: Gpu) -> Interval[float]:
-    """Estimate what nvidia-smi shows of a training process beside what torch's allocator reserved."""
+LAZY_SINCE: Final = (1, 13)
+"""First release of torch that loads a kernel when it is first called."""
+
+LOADED_AT_ONCE_BYTES: Final = 666_632_192 - 287_047_680
+"""What releases before that load at the start and today's do not, as the change itself measured it
+(github.com/pytorch/pytorch/pull/86509)."""
+
+
+def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[float]:
+    """Estimate what nvidia-smi shows of a training process beside what torch's allocator reserved.
+
+    Args:
+        gpu: The GPU.
+        release: Of torch; None for today's.
+    """
     low, middle, high = (float(size * MEBIBYTE) for size in gpu.generation.context_mebibytes)
-    return Interval(low, middle, high)
+    more = LOADED_AT_ONCE_BYTES if release is not None and release < LAZY_SINCE else 0
+    return Interval(low + more, middle + more, high + more)
+
+
+NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
+"""Of a channel's connection: the first in, first out of each of three protocols, 4 MiB of them of the simple one
+(`NCCL_BUFFSIZE`), as NCCL's own log of allocations has it (github.com/NVIDIA/nccl/issues/1685)."""
+
+NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 * 4)}
+"""Buffers of a communicator with NVLink and without: channels times connections of each, of a ring at least, of ring
+and trees at most; memory goes with the channels, and stops growing at two machines (github.com/NVIDIA/nccl/issues/986)."""
+
+ALL_TO_ALL_BYTES: Final = 3_280_000_000 / 7
+"""For each peer in the machine that all-to-all sends to: on eight H100 a process grew from 1.06 to 4.34 GB with its
+first (github.com/NVIDIA/nccl/issues/1685)."""
+
+
+def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:
+    """Estimate what NCCL takes of each GPU, outside of torch's allocator.
+
+    Args:
+        gpu: The GPU.
+        communicators: Groups of GPUs that it exchanges with.
+        all_to_all_peers: GPUs in the machine that it sends each a part of its own.
+    """
+    low, middle, high = (communicators * count * NCCL_BUFFER_BYTES for count in NCCL_BUFFERS[_has_nvlink(gpu)])
+    more = all_to_all_peers * ALL_TO_ALL_BYTES if _has_nvlink(gpu) else 0.0
+    return Interval(low + more / 2, middle + more, high + 2 * more)
+
+
+def _has_nvlink(gpu: Gpu) -> bool:
+    return gpu.nvlink_bytes_per_second is not None
 
 
 def cublas_bytes(gpu: Gpu, *, handles: int) -> int:

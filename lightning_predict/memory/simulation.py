@@ -11,7 +11,7 @@ fragments stay. Example::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final, final
 
@@ -129,9 +129,21 @@ def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> Simula
     return simulated(blocks_of(trace), expandable_segments=expandable_segments)
 
 
+def least_reserved_bytes(blocks: Blocks) -> int:
+    """Find what the allocator must reserve for a step: with what it gives back, and without trials of cuDNN.
+
+    Torch frees the segments that are not in use and asks again before it gives up, and cuDNN tries no algorithm whose
+    workspace does not fit.
+    """
+    return _run(CachingAllocator(gives_back=True), replace(blocks, trials=()), STEPS).reserved_bytes
+
+
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
     """Simulate the allocator on the blocks of a step."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
+
+
+def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedStep:
     _allocate_all(allocator, blocks.lasting)
     storages, count = blocks.storages, blocks.count
     born: list[list[int]] = [[] for _ in range(count)]

@@ -25,6 +25,8 @@ from lightning_predict.cost.memory import (
     step_memory,
     usable_bytes,
 )
+from lightning_predict.distributed.memory import communicators
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.interval import Interval
@@ -32,6 +34,7 @@ from lightning_predict.memory.libraries import (
     CUBLAS_WORKSPACE_BYTES,
     LARGE_CUBLAS_WORKSPACE_BYTES,
     context_bytes,
+    nccl_bytes,
 )
 from lightning_predict.memory.storages import batch_bytes, live_tensors
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
@@ -125,6 +128,63 @@ def test_the_process_takes_what_is_reserved_and_the_context() -> None:
     assert need.allocated is not None
     assert need.allocated.middle == 7 * GIBIBYTE
     assert need.memory_bytes == 8 * GIBIBYTE
+
+
+def test_what_the_allocator_gives_back_need_not_fit() -> None:
+    # Of the T4's 14.5 GiB and 0.44 of context, 16 GiB are too much, 12 are not.
+    alone, given_back = (memory_need(T4, 16 * GIBIBYTE, spare_bytes=spare * GIBIBYTE) for spare in (0, 4))
+    assert (alone.memory_fit, given_back.memory_fit) == ("exceeds", "fits")
+    assert alone.reserved == given_back.reserved
+    assert alone.memory_free_bytes is not None
+    assert given_back.memory_free_bytes == alone.memory_free_bytes + 4 * GIBIBYTE
+    assert given_back.fit_probability == memory_need(T4, 12 * GIBIBYTE).fit_probability
+
+
+def test_what_a_process_takes_beside_the_allocator_comes_on_top() -> None:
+    more = context_bytes(T4.gpu).added(2.0 * GIBIBYTE)
+    need, plain = memory_need(T4, 8 * GIBIBYTE, context=more), memory_need(T4, 8 * GIBIBYTE)
+    assert need.process is not None
+    assert plain.process is not None
+    assert need.process.middle == plain.process.middle + 2 * GIBIBYTE
+    assert need.reserved == plain.reserved
+
+
+def test_kernels_that_are_loaded_at_once_take_as_much_more_as_was_measured() -> None:
+    lazy, at_once = (context_bytes(T4.gpu, release) for release in ((1, 13), (1, 12)))
+    assert lazy == context_bytes(T4.gpu)
+    assert at_once.middle - lazy.middle == 666_632_192 - 287_047_680
+
+
+def test_buffers_of_nccl() -> None:
+    nvlink, pcie = gpu("H100-SXM-80GB"), gpu("L4")
+    # 24 channels with two connections of 10 MiB each; over PCIe 4 channels.
+    assert nccl_bytes(nvlink, communicators=1).middle == 480 * MEBIBYTE
+    assert nccl_bytes(pcie, communicators=2).middle == 160 * MEBIBYTE
+    assert nccl_bytes(nvlink, communicators=0) == Interval(0, 0, 0)
+    # Eight H100, one of them itself: what was measured.
+    assert nccl_bytes(nvlink, communicators=0, all_to_all_peers=7).middle == pytest.approx(3.28e9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout", "count"),
+    [
+        (Strategy(), "L4", 0),
+        (Strategy(), "8xL4", 1),
+        (Strategy(data="hybrid"), "2x8xL4", 2),
+        (Strategy(data="fsdp", tensor=4), "8xL4", 2),
+        (Strategy(tensor=4, pipeline=2), "8xL4", 2),  # one replica
+        (Strategy(data="fsdp", tensor=2, pipeline=2, context=2), "2x8xL4", 4),
+    ],
+)
+def test_communicators_are_the_groups_that_exchange_something(strategy: Strategy, layout: str, count: int) -> None:
+    assert communicators(strategy, layout_of(layout)) == count
+
+
+def test_several_gpus_need_room_for_nccls_buffers() -> None:
+    trace = replace(TRACE, software={"torch": "2.6.0"})
+    found = [lp.predict(trace, gpus=[name])[name].memory for name in ("H100-SXM-80GB", "2xH100-SXM-80GB")]
+    beside = [one.process.middle - one.reserved.middle for one in found if one.process and one.reserved]
+    assert beside[1] - beside[0] == pytest.approx(480 * MEBIBYTE)
 
 
 # What torch reports as total_memory, in GiB, read in messages of out-of-memory errors; of what is left, the context.
@@ -224,7 +284,7 @@ def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     measured = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9)))
     assert measured == StepMemory(lasting_bytes=9, relative=MEASURED_ALLOCATED)
     reserved = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9, reserved_bytes=12)))
-    assert reserved == StepMemory(lasting_bytes=12, relative=MEASURED_RESERVED)
+    assert reserved == StepMemory(lasting_bytes=12, spare_bytes=3, relative=MEASURED_RESERVED)  # 12 - 1.03 x 9
     assert measured is not None
     assert measured.bytes_on(gpu("T4")) == 9
 

@@ -129,3 +129,13 @@ def test_blocks_never_overlap_and_all_that_is_freed_can_be_given_back(
         allocator.free(block)
     allocator.empty_cache()
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
+
+
+def test_what_must_fit_is_less_than_what_is_reserved_where_there_is_room() -> None:
+    peaks = []
+    for gives_back in (False, True):
+        allocator = CachingAllocator(gives_back=gives_back)
+        allocator.free(allocator.allocate(12 * MEBIBYTE))
+        allocator.allocate(30 * MEBIBYTE)  # does not fit into the 12, which are free
+        peaks.append(allocator.peak_reserved_bytes // MEBIBYTE)
+    assert peaks == [12 + 30, 30]

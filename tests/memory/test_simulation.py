@@ -11,7 +11,13 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
-from lightning_predict.memory.simulation import blocks_of, fullest_moments, simulated_step
+from lightning_predict.memory.simulation import (
+    blocks_of,
+    fullest_moments,
+    least_reserved_bytes,
+    simulated,
+    simulated_step,
+)
 from lightning_predict.memory.storages import written_storages
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace
 from lightning_predict.units import MEBIBYTE
@@ -48,6 +54,17 @@ def test_the_blocks_of_a_step_that_drops_its_gradients_first() -> None:
     # Fullest: weight, batch, hidden and logits, 16 + 12 + 40 + 30. The gradient takes 16 of the 30 that the logits
     # left, the second step's batch 12 of the other 14: the second step's logits need a segment of their own.
     assert mebibytes(STEP) == (98, 98 + 30)
+
+
+def test_what_must_fit_is_without_the_segments_that_are_given_back_and_without_trials() -> None:
+    # As above 98 and 30 more are reserved. When the second step's logits ask for a segment of their own, the 12 of the
+    # first step's batch are free, as the second batch lies where the first logits were: they are given back.
+    blocks = blocks_of(STEP)
+    assert least_reserved_bytes(blocks) == (98 + 30 - 12) * MEBIBYTE
+    # A trial of 500 at the first product is given back; without room for it cuDNN does not ask.
+    tried = replace(blocks, trials=((0, 500 * MEBIBYTE),))
+    assert simulated(tried).reserved_bytes > 500 * MEBIBYTE
+    assert least_reserved_bytes(tried) == least_reserved_bytes(blocks)
 
 
 def test_gradients_that_live_through_the_forward_pass_are_part_of_its_fullest_moment() -> None:
