@@ -20,7 +20,12 @@ from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
 from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
-from lightning_predict.distributed.recomputation import chosen_operations, is_recomputed, recomputed_products
+from lightning_predict.distributed.recomputation import (
+    PRODUCT_NAMES,
+    chosen_operations,
+    is_recomputed,
+    recomputed_products,
+)
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
 from lightning_predict.gpus.layouts import Layout
@@ -198,7 +203,7 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
             recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
         else:
             total += size
-        is_shared = kept.is_split or (strategy.sequence and kept.block is not None)
+        is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not kept.is_gathered)
         own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
         is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
         if strategy.recompute in ("selective", "operations"):
@@ -234,6 +239,8 @@ class _Kept:
         is_passing: Written in the block, neither by its attention nor by every second product.
         is_again: Computed again in the backward pass, so that it lives for one block at a time.
         is_expert: Written by an expert, for the tokens that are routed to it.
+        is_gathered: Read whole by products of the block: where each GPU has its part of the sequence, what was gathered
+            for them is kept for their gradients, as torch's DTensor keeps it.
     """
 
     tensor: TensorInfo
@@ -244,12 +251,21 @@ class _Kept:
     is_passing: bool = False
     is_again: bool = False
     is_expert: bool = False
+    is_gathered: bool = False
 
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     """Return each storage that the forward pass leaves to the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
     core, passing = (_written_in_blocks(trace, model, what) for what in ("selective", "operations"))
+    multiplied = {
+        tensor.id
+        for operation in trace.operations
+        if operation.phase == "forward"
+        and operation.name in PRODUCT_NAMES
+        and model.block(operation.module) is not None
+        for tensor in operation.inputs
+    }
     met = set[int | None]()
     goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
     for operation, position in zip(trace.operations, goes_with, strict=True):
@@ -269,6 +285,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
                 tensor.id in core,
                 tensor.id in passing,
                 is_expert=experts_module(operation.module) is not None,
+                is_gathered=tensor.id in multiplied,
             )
 
 

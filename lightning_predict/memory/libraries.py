@@ -58,7 +58,8 @@ NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
 
 NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 * 4)}
 """Buffers of a communicator with NVLink and without: channels times connections of each, of a ring at least, of ring
-and trees at most; memory goes with the channels, and stops growing at two machines (github.com/NVIDIA/nccl/issues/986)."""
+and trees at most. Memory goes with the channels, and stops growing at two machines
+(github.com/NVIDIA/nccl/issues/986)."""
 
 ALL_TO_ALL_BYTES: Final = 3_280_000_000 / 7
 """For each peer in the machine that all-to-all sends to: on eight H100 a process grew from 1.06 to 4.34 GB with its
