@@ -22,6 +22,7 @@ Example::
     python -m benchmarks.accuracy validation --of seeds
     python -m benchmarks.accuracy validation --of plans --cache recorded-steps
     python -m benchmarks.accuracy validation --of memory --cache traces-of-timm
+    python -m benchmarks.accuracy validation --of memory-peers --sample 12
     python -m benchmarks.accuracy validation --of hosts --cache recorded-steps
     python -m benchmarks.accuracy validation --of milabench
     python -m benchmarks.accuracy validation --of lin
@@ -49,6 +50,7 @@ from benchmarks.accuracy import (
     large_runs,
     many_gpus,
     memory,
+    memory_peers,
     operator_tables,
     plan_replays,
     pretraining,
@@ -114,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *SOURCES,
             "products",
             "memory",
+            "memory-peers",
         ),
         default="iterations",
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "TorchRec's; "
         "the experiments of the papers that the methods are from, beside their figures; plans carried out with the "
         "times that published steps took; memory of "
-        "training runs; whole steps of milabench, "
+        "training runs, and what other tools say of it; whole steps of milabench, "
         "Lin et al., Gavel and Sia: absolute, by one more sample, and as ratios of GPUs; single products in TF32 and "
         "float8 (default: %(default)s)",
     )
@@ -144,7 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
     parser.add_argument(
-        "--sample", type=int, default=None, help="with timm: so many models, not all; with plans: so many teams"
+        "--sample",
+        type=int,
+        default=None,
+        help="with timm: so many models, not all; with plans: so many teams; with memory-peers: so many families",
     )
     options = parser.parse_args(arguments)
     try:
@@ -225,6 +231,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         unseen_gpus.print_report(folder, options.tables, console, cache=options.cache or RECORDED_STEPS)
     elif options.of == "memory":
         memory.print_report(folder, console, cache=options.cache)
+    elif options.of == "memory-peers":
+        memory_peers.print_report(folder, console, sample=options.sample)
     elif options.of == "dlrm":
         recommendation.print_report(folder, console)
     elif options.of == "seeds":

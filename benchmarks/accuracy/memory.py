@@ -57,6 +57,16 @@ NEAR: Final = 0.15
 """Of a card's memory: verdicts on what is as near to it count."""
 
 
+def is_of_the_step(tensors_bytes: float, measured_bytes: float) -> bool:
+    """Return whether a figure can be that of a step: it is no less than the tensors that must live at a time.
+
+    Args:
+        tensors_bytes: These, as FakeTensor counted them.
+        measured_bytes: The figure.
+    """
+    return tensors_bytes <= 1.25 * measured_bytes
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCase:
@@ -92,7 +102,8 @@ class MemoryCase:
     @property
     def is_scored(self) -> bool:
         """True where the figure is one of the run, and the run is not all context."""
-        return self.status == "ok" and self.measured_bytes >= LEAST_BYTES
+        is_a_step = self.peer_bytes is None or is_of_the_step(self.peer_bytes, self.measured_bytes)
+        return self.status == "ok" and is_a_step and self.measured_bytes >= LEAST_BYTES
 
 
 def timm_cases(folder: Path, cache: Path | None) -> tuple[MemoryCase, ...]:

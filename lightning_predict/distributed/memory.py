@@ -27,7 +27,7 @@ from lightning_predict.distributed.recomputation import (
     recomputed_products,
 )
 from lightning_predict.distributed.strategy import Recompute, Strategy
-from lightning_predict.distributed.tensor_parallel import SplitModel, split_model
+from lightning_predict.distributed.tensor_parallel import Block, SplitModel, split_model
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
@@ -122,7 +122,7 @@ class ModelMemory:
         if self._kept is None:
             is_again = any(recomputed_products(trace, model).values())
             self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
-        shares = _shares(trace, model, strategy, self._kept)
+        shares = _shares(trace, model, strategy, self._kept, passing)
         held = []
         for own, share in zip(stages, shares, strict=True):
             part = _share(own.trainable_bytes, whole.trainable_bytes)
@@ -188,8 +188,14 @@ def _behind_passes(trace: Trace) -> float:
     return float(max(whole - passes, 0))
 
 
-def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept]) -> list[float]:
-    """Compute each stage's share of what the backward pass of a whole batch on one GPU reads, held at once."""
+def _shares(
+    trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept], passing_bytes: float
+) -> list[float]:
+    """Compute each stage's share of what a whole batch on one GPU holds in passing.
+
+    Most of it is what the backward pass reads. The rest, such as the gradient of the logits, goes by it where layers or
+    stages are dealt out, and stays where blocks are only computed again.
+    """
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
@@ -216,13 +222,21 @@ def _shares(trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: 
         for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
             input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
             sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
+    if strategy.recompute == "operations":  # what is not computed again is kept, whether it is read or not
+        for tensor, block in _kept_unread(trace, model, kept_storages):
+            is_split = strategy.sequence or model.is_split(tensor.shape, block)
+            sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
     total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
     if total == 0:  # no tensors were seen: evenly
         return [count / parts / strategy.pipeline for count in held]
     # What is computed again lives for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
-    return [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
+    shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
+    if strategy.model_parallel > 1:
+        return shares
+    beyond = max(passing_bytes / total - 1, 0.0)
+    return [(share + beyond / parts) / (1 + beyond) for share in shares]
 
 
 @final
@@ -289,6 +303,18 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
             )
 
 
+def _kept_unread(trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]) -> Iterator[tuple[TensorInfo, Block]]:
+    """Find what operations write that are not computed again, beyond what the backward pass reads."""
+    met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "forward" else None
+        if block is None:
+            continue
+        met |= {tensor.id for tensor in operation.inputs}  # what is only viewed was there before
+        yield from ((tensor, block) for tensor in operation.outputs if tensor.id not in met)
+        met |= {tensor.id for tensor in operation.outputs}
+
+
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     """Find each storage that the backward pass of a step with activation checkpointing computes again."""
     calls = {
@@ -312,18 +338,21 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
-    """Find storages that operations write which such a recomputation repeats."""
+    """Find storages that operations write which such a recomputation repeats; a view of what is kept is none."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None
         if block is not None:
             by_block.setdefault(block.name, []).append(operation)
-    return {
-        tensor.id
-        for own in by_block.values()
-        for operation in chosen_operations(own, recompute)
-        for tensor in operation.outputs
-    }
+    found = set[int | None]()
+    for own in by_block.values():
+        repeated = {id(operation) for operation in chosen_operations(own, recompute)}
+        met = set[int | None]()
+        for operation in own:
+            written = {tensor.id for tensor in operation.outputs} - met
+            met |= written | {tensor.id for tensor in operation.inputs}
+            found |= written if id(operation) in repeated else set()
+    return found
 
 
 def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
