@@ -97,7 +97,7 @@ def timm_runs(folder: Path, *, sample: int | None) -> Iterator[Said]:
         if module is None:
             continue
         met.add(family)
-        said = _all_tools(module, images, torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9), GPU)
+        said = _all_tools(module, images, torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9))
         yield Said(f"{values['model']}, {BATCH}", measured, {**said, "FakeTensor, as published": fake})
 
 
@@ -135,8 +135,8 @@ def xmem_runs(folder: Path) -> Iterator[Said]:
         )
 
 
-def _all_tools(module: nn.Module, images: torch.Tensor, optimizer: torch.optim.Optimizer, on: Gpu) -> dict[str, float]:
-    said = {"lightning-predict": _ours(module, images, optimizer, on, benchmark=True)}
+def _all_tools(module: nn.Module, images: torch.Tensor, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    said = {"lightning-predict": _ours(module, images, optimizer, GPU, benchmark=True)}
     step = _step(module, images, optimizer)
     tracker = MemTracker()
     tracker.track_external(module, optimizer, images)

@@ -110,6 +110,7 @@ class MemoryNeed:
         memory_fit: `fits`, `tight` or `exceeds`.
         memory_free_bytes: What a step that keeps no more than it must leaves free of what a process can use, below 0 if
             it does not fit.
+        spare_bytes: What of `memory_bytes` the allocator gives back where the GPU has no room for it.
         allocated: Tensors and workspaces at the fullest moment (`torch.cuda.max_memory_allocated`).
         reserved: What the allocator takes for them (`torch.cuda.max_memory_reserved`).
         process: What the process takes (nvidia-smi).
@@ -119,6 +120,7 @@ class MemoryNeed:
     memory_bytes: float | None = None
     memory_fit: MemoryFit | None = None
     memory_free_bytes: float | None = None
+    spare_bytes: float = 0.0
     allocated: Interval[float] | None = None
     reserved: Interval[float] | None = None
     process: Interval[float] | None = None
@@ -128,6 +130,13 @@ class MemoryNeed:
     def fits(self) -> bool | None:
         """Whether it fits, perhaps narrowly; None if the need is unknown."""
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
+
+    @property
+    def usable_bytes(self) -> float | None:
+        """What a process can use of the GPU; None if the need is unknown."""
+        if self.memory_bytes is None or self.memory_free_bytes is None:
+            return None
+        return self.memory_bytes - self.spare_bytes + self.memory_free_bytes
 
 
 def memory_need(
@@ -165,6 +174,7 @@ def memory_need(
         memory_bytes=needed_bytes,
         memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
         memory_free_bytes=free,
+        spare_bytes=spare_bytes,
         allocated=None if allocated_bytes is None else sure.scaled(allocated_bytes).at_most(reserved.high),
         reserved=reserved,
         process=reserved.added(context),

@@ -430,10 +430,11 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
 def memory_of(candidate: RankedGpu) -> str | None:
     """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None if it is not known."""
     one = candidate.prediction
-    if one.memory_bytes is None or one.memory_free_bytes is None:
+    usable = one.memory.usable_bytes
+    if one.memory_bytes is None or usable is None:
         return None
     fits = "fits narrowly" if one.memory_fit == "tight" else "fits"
-    return f"{fits}, {gibibytes(one.memory_bytes)} of {gibibytes(one.memory_bytes + one.memory_free_bytes)} GiB"
+    return f"{fits}, {gibibytes(one.memory_bytes)} of {gibibytes(usable)} GiB"
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:

@@ -488,9 +488,9 @@ def _most(line: TableLine) -> str:
 def _memory(need: MemoryNeed) -> str | None:
     if need.memory_bytes is None:
         return None
-    if need.memory_free_bytes is None:
+    if need.usable_bytes is None:
         return gibibytes(need.memory_bytes)
-    amount = f"{gibibytes(need.memory_bytes)} of {gibibytes(need.memory_bytes + need.memory_free_bytes)}"
+    amount = f"{gibibytes(need.memory_bytes)} of {gibibytes(need.usable_bytes)}"
     return {"exceeds": f"too large: {amount}", "tight": f"tight: {amount}"}.get(need.memory_fit or "", amount)
 
 
