@@ -27,7 +27,7 @@ from lightning_predict.distributed.recomputation import (
     recomputed_products,
 )
 from lightning_predict.distributed.strategy import Recompute, Strategy
-from lightning_predict.distributed.tensor_parallel import Block, SplitModel, split_model
+from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
@@ -303,7 +303,9 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
             )
 
 
-def _kept_unread(trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]) -> Iterator[tuple[TensorInfo, Block]]:
+def _kept_unread(
+    trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
+) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
     """Find what operations write that are not computed again, beyond what the backward pass reads."""
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
     for operation in trace.operations:

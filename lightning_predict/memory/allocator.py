@@ -117,7 +117,7 @@ class CachingAllocator:
             block = self._new_segment(segment_bytes(size), is_small=is_small)
         return self._handed_out(block, size)
 
-    def _handed_out(self, block: Block, size: int) -> Block:
+    def _handed_out(self, block: MemoryBlock, size: int) -> MemoryBlock:
         """Split off what is left of a block, and count it."""
         is_small = block.is_small
         left = block.size - size
