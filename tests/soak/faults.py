@@ -92,7 +92,7 @@ def fit(folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], Non
     callbacks: list[Any] = []
     if with_callbacks:
         callbacks = [
-            RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1),
+            RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1, progress_file=folder / "progress.json"),
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
         ]
     trainer = small.trainer(
