@@ -110,7 +110,7 @@ class MemoryNeed:
         memory_fit: `fits`, `tight` or `exceeds`.
         memory_free_bytes: What a step that keeps no more than it must leaves free of what a process can use, below 0 if
             it does not fit.
-        spare_bytes: What of `memory_bytes` the allocator gives back where the GPU has no room for it.
+        spare_bytes: Part of `memory_bytes` that the allocator gives back where the GPU has no room for it.
         allocated: Tensors and workspaces at the fullest moment (`torch.cuda.max_memory_allocated`).
         reserved: What the allocator takes for them (`torch.cuda.max_memory_reserved`).
         process: What the process takes (nvidia-smi).
@@ -156,7 +156,7 @@ def memory_need(
         needed_bytes: What the allocator reserves for a step on each; None if unknown.
         relative: The interval of that, over the value itself.
         allocated_bytes: What is allocated at the fullest moment; None if unknown.
-        spare_bytes: What of the reserved memory the allocator gives back where the GPU has no room for it.
+        spare_bytes: Part of the reserved memory that the allocator gives back where the GPU has no room for it.
         context: What the process takes beside the allocator; None for the context of today's torch alone.
         reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
     """
@@ -222,7 +222,7 @@ class StepMemory:
         passing_bytes: What else lives at the fullest moment of the forward and the backward pass.
         update_bytes: What else lives at the fullest moment of the optimizer's update.
         slack_bytes: What the allocator reserves beyond that, as simulated; 0 where measured.
-        spare_bytes: What of that slack it gives back where the GPU has no room for it.
+        spare_bytes: Part of that slack that it gives back where the GPU has no room for it.
         cublas_handles: Handles whose workspaces are not counted yet: 0 where measured.
         relative: Interval of all of it over the sum.
     """

@@ -291,7 +291,7 @@ def without_tables(trace: Trace) -> Trace:
 
 @final
 class _Tables:
-    """What of a recorded step is the tables'.
+    """The part of a recorded step that embedding tables take.
 
     Args:
         trace: The step.
