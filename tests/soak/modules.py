@@ -140,6 +140,158 @@ def anomalies() -> tuple[nn.Module, Loss]:
     return model, loss
 
 
+def equations() -> tuple[nn.Module, Loss]:
+    """Give a network of PINA, whose tensors are a class of its own with labels."""
+    label = import_module("pina").LabelTensor
+    model = import_module("pina.model").FeedForward(input_dimensions=2, output_dimensions=1, inner_size=16)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(label(batch[:, :2], ["x", "y"])).as_subclass(Tensor).square().mean()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def volumes() -> tuple[nn.Module, Loss]:
+    """Give a U-Net of MONAI with its Dice loss."""
+    nets = import_module("monai.networks.nets")
+    model = nets.UNet(2, in_channels=3, out_channels=2, channels=(8, 16), strides=(2,), dropout=0.1)
+    criterion = import_module("monai.losses").DiceCELoss(to_onehot_y=True, softmax=True)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        images = images_of(batch)
+        return criterion(module(images), (images[:, :1] > 0).long())  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def series() -> tuple[nn.Module, Loss]:
+    """Give the gated feed-forward part and the norm of Darts' transformers."""
+    norm = import_module("darts.models.components.layer_norm_variants").RMSNorm(8)
+    gated = import_module("darts.models.components.feed_forward").FeedForward(8, 16, is_gated=True)
+    return nn.Sequential(norm, gated), _squares
+
+
+def likelihood() -> tuple[nn.Module, Loss]:
+    """Give GluonTS' feed-forward forecaster, which predicts a distribution."""
+    module = import_module("gluonts.torch.model.simple_feedforward.module")
+    model = module.SimpleFeedForwardModel(prediction_length=2, context_length=6, hidden_dimensions=[16])
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        ahead: Any = module
+        return ahead.loss(batch[:, :6], batch[:, 6:], torch.ones_like(batch[:, 6:])).mean()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def tables() -> tuple[nn.Module, Loss]:
+    """Give the gated feature learning of PyTorch Tabular."""
+    parts = import_module("pytorch_tabular.models.common.layers")
+    return parts.GatedFeatureLearningUnit(n_features_in=8, n_stages=2, feature_sparsity=0.3), _squares
+
+
+def posterior() -> tuple[nn.Module, Loss]:
+    """Give a Bayesian layer of Torch Uncertainty, whose weights are drawn anew for each batch."""
+    layers = import_module("torch_uncertainty.layers.bayesian")
+    return nn.Sequential(layers.BayesLinear(8, 16), nn.ReLU(), layers.BayesLinear(16, 2)), _squares
+
+
+def distances() -> tuple[nn.Module, Loss]:
+    """Give a triplet loss of PyTorch Metric Learning with the miner that chooses them."""
+    criterion = import_module("pytorch_metric_learning.losses").TripletMarginLoss()
+    miner = import_module("pytorch_metric_learning.miners").MultiSimilarityMiner()
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        found, labels = module(batch), torch.arange(len(batch)) % 2
+        return criterion(found, labels, miner(found, labels)) + found.square().mean()  # type: ignore[no-any-return]
+
+    return nn.Linear(8, 4), loss
+
+
+def augmented() -> tuple[nn.Module, Loss]:
+    """Give images that Kornia augments at random."""
+    augmentation = import_module("kornia.augmentation")
+    augment = augmentation.AugmentationSequential(
+        augmentation.RandomAffine(15.0, p=0.5), augmentation.RandomHorizontalFlip(p=0.5), data_keys=["input"]
+    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(augment(images_of(batch))).square().mean()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def words() -> tuple[nn.Module, Loss]:
+    """Give a GPT of LitGPT with rotary positions and grouped queries."""
+    parts = import_module("litgpt")
+    config = parts.Config(
+        block_size=16, vocab_size=64, padded_vocab_size=64, n_layer=2, n_head=4, n_query_groups=2, n_embd=32
+    )
+    return parts.GPT(config), _next_word
+
+
+def wrapped() -> tuple[nn.Module, Loss]:
+    """Give a decoder of x-transformers."""
+    parts = import_module("x_transformers")
+    layers = parts.Decoder(dim=32, depth=2, heads=2, attn_dropout=0.1, ff_dropout=0.1)
+    return parts.TransformerWrapper(num_tokens=64, max_seq_len=16, attn_layers=layers), _next_word
+
+
+def codebook() -> tuple[nn.Module, Loss]:
+    """Give a layer that quantises vectors, whose codebook is an average that moves without gradients."""
+    quantize = import_module("vector_quantize_pytorch").VectorQuantize(dim=8, codebook_size=16)
+    model = nn.ModuleList([nn.Linear(8, 8), quantize])
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        first, second = module  # type: ignore[misc]
+        found, _, commitment = second(first(batch).unsqueeze(0))
+        return found.square().mean() + commitment.sum()  # type: ignore[no-any-return]
+
+    return model, loss
+
+
+def sounds() -> tuple[nn.Module, Loss]:
+    """Give a block of the Conformer."""
+    block = import_module("conformer").ConformerBlock(dim=8, dim_head=4, heads=2, attn_dropout=0.1, ff_dropout=0.1)
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch.unsqueeze(1).expand(-1, 6, -1)).square().mean()  # type: ignore[no-any-return]
+
+    return block, loss
+
+
+def noise() -> tuple[nn.Module, Loss]:
+    """Give a stochastic differential equation of torchsde, solved with noise that it draws."""
+    solve = import_module("torchsde").sdeint
+
+    class Equation(nn.Module):
+        noise_type, sde_type = "diagonal", "ito"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.drift, self.spread = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def f(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.drift(y)  # type: ignore[no-any-return]
+
+        def g(self, t: Tensor, y: Tensor) -> Tensor:
+            return self.spread(y).sigmoid()  # type: ignore[no-any-return]
+
+    def loss(module: nn.Module, batch: Tensor) -> Tensor:
+        return solve(module, batch, torch.linspace(0, 1, 3), dt=0.25).square().mean()  # type: ignore[no-any-return]
+
+    return Equation(), loss
+
+
+def _squares(module: nn.Module, batch: Tensor) -> Tensor:
+    return module(batch).square().mean()  # type: ignore[no-any-return]
+
+
+def _next_word(module: nn.Module, batch: Tensor) -> Tensor:
+    tokens = (batch.abs() * 8).long().clamp(max=63)
+    return nn.functional.cross_entropy(module(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
 MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
     "transformers with PEFT": adapters,
     "torch-geometric": graphs,
@@ -149,6 +301,19 @@ MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
     "torchgeo": satellites,
     "scvi-tools": cells,
     "anomalib": anomalies,
+    "PINA": equations,
+    "MONAI": volumes,
+    "Darts": series,
+    "GluonTS": likelihood,
+    "PyTorch Tabular": tables,
+    "Torch Uncertainty": posterior,
+    "PyTorch Metric Learning": distances,
+    "Kornia": augmented,
+    "LitGPT": words,
+    "x-transformers": wrapped,
+    "vector-quantize-pytorch": codebook,
+    "Conformer": sounds,
+    "torchsde": noise,
 }
 
 
