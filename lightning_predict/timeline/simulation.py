@@ -267,7 +267,7 @@ def queue_of(kernel: Kernel) -> Queue:
 
 def _number(queue: Queue, main: Queue | None) -> int:
     """Return a number for another queue than the main one: the driver's on the same GPU, plus one."""
-    others = abs(queue[0] - main[0]) if main is not None else 0
+    others = queue[0] - main[0] if main is not None else 0
     return queue[1] + 1 + others * STREAMS_OF_A_GPU
 
 

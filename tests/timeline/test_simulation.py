@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, run_queues
+from lightning_predict.timeline.simulation import (
+    COMPUTE_STREAM,
+    Launching,
+    Simulated,
+    _number,
+    launch_order,
+    run_queues,
+)
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 
@@ -148,3 +155,9 @@ def test_a_slower_device_never_makes_a_shorter_step(operations: list[list[float]
     fast = run(*(work(*kernels) for kernels in operations), steps=3)
     slow = run(*(work(*(kernel * slower for kernel in kernels)) for kernels in operations), steps=3)
     assert slow.seconds[0] >= fast.seconds[0] * (1 - 1e-9)
+
+
+def test_streams_of_the_gpus_on_both_sides_of_the_main_one_are_two_queues() -> None:
+    main = (1, 7)
+    queues = [(gpu, stream) for gpu in (0, 1, 2) for stream in (0, 7, 20) if (gpu, stream) != main]
+    assert len({_number(queue, main) for queue in queues} | {COMPUTE_STREAM}) == len(queues) + 1
