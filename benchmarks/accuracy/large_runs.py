@@ -145,6 +145,7 @@ class LargeRunCase:
         micro_batch: Samples of a replica's micro-batch.
         measured_seconds: A step.
         interconnect: What the table says of the links.
+        memory_bytes: Peak of a GPU; None where the table does not say.
     """
 
     workload: AnyWorkload
@@ -153,6 +154,7 @@ class LargeRunCase:
     micro_batch: int
     measured_seconds: float
     interconnect: Interconnect = CATALOGUE
+    memory_bytes: float | None = None
 
 
 FRAMEWORK_HOSTS: Final = (1.0, 1.7, 2.35, 3.0)
@@ -348,7 +350,7 @@ def predicted_runs(
         cache: Folder that keeps the recording; None records it anew.
         studies: Predict them with other constants, too.
     """
-    trace = cases[0].workload.prepared(_trace(cases[0].workload, cache))
+    trace = cases[0].workload.prepared(recorded(cases[0].workload, cache))
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
     single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
@@ -366,7 +368,7 @@ def predicted_runs(
     return results
 
 
-def _trace(workload: AnyWorkload, cache: Path | None) -> Trace:
+def recorded(workload: AnyWorkload, cache: Path | None) -> Trace:
     """The recording of a workload, from the cache where it is there."""
     if cache is None:
         return workload.trace()

@@ -12,28 +12,39 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, final
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.accuracy.large_runs import GPUS_PER_NODE, LargeRunCase, LargeRunResult, errors_table, predicted_runs
+from benchmarks.accuracy.large_runs import (
+    GPUS_PER_NODE,
+    AnyWorkload,
+    LargeRunCase,
+    LargeRunResult,
+    errors_table,
+    predicted_runs,
+    recorded,
+)
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
+from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.fusion import fused
+from lightning_predict.run.sharing import shared_memory_bytes
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import gigabytes_to_bytes
+from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes
 
 TORCHTITAN_TABLE: Final = "torchtitan.csv"
 NANOTRON_TABLE: Final = "nanotron.csv"
@@ -155,6 +166,7 @@ def read_torchtitan_cases(path: Path) -> Cases:
                 micro_batch=micro,
                 measured_seconds=row.member("step_seconds").parsed().positive(),
                 interconnect=_network(words["gpu_note"]),
+                memory_bytes=float(words.get("memory_gib") or 0) * GIBIBYTE or None,
             )
         )
     return tuple(cases), left_out
@@ -202,6 +214,7 @@ def read_nanotron_cases(path: Path) -> Cases:
                 ),
                 micro_batch=micro,
                 measured_seconds=row.member("step_seconds").parsed().positive(),
+                memory_bytes=float(row.value.get("memory_mib") or 0) * MEBIBYTE or None,
             )
         )
     return tuple(cases), left_out
@@ -351,8 +364,33 @@ def print_report(folder: Path, of: str, console: Console, *, weights: Path | Non
     for result in results:
         rows.add_row(*_cells(result))
     console.print(rows)
+    if any(case.memory_bytes for case in cases):
+        console.print(memory_table(of, cases, cache))
     for reason, count in sorted(left_out.items()):
         console.print(f"left out: {count} row(s), {reason}")
+
+
+def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> Table:
+    """Compare the peak that is derived for the fullest GPU with the one that was published."""
+    table = report_table(f"{of}: memory of a GPU", ("model", "GPU", "sharing"), ("GiB", "predicted", "error %"))
+    by_workload: dict[AnyWorkload, list[LargeRunCase]] = defaultdict(list)
+    for case in cases:
+        if case.memory_bytes:
+            by_workload[case.workload].append(case)
+    errors = []
+    for workload, own in by_workload.items():
+        trace = workload.prepared(recorded(workload, cache))
+        need = step_memory(trace)
+        for case in own if need is not None else ():
+            assert need is not None
+            assert case.memory_bytes is not None
+            found = shared_memory_bytes(need.bytes_on(case.layout.gpu), trace, case.layout, case.strategy)
+            errors.append(found / case.memory_bytes - 1)
+            sizes = (f"{size / GIBIBYTE:.1f}" for size in (case.memory_bytes, found))
+            table.add_row(workload.name, case.layout.name, case.strategy.name, *sizes, f"{100 * errors[-1]:+.1f}")
+    middle = f"{100 * statistics.median(map(abs, errors)):.1f}"
+    table.add_row("median |error|, bias", "", "", "", middle, f"{100 * statistics.median(errors):+.1f}")
+    return table
 
 
 def _cells(result: LargeRunResult) -> tuple[str, ...]:
