@@ -234,3 +234,10 @@ def test_work_before_the_first_operation_follows_the_step_before() -> None:
         Trace(operations=(replace(step, python_seconds=0.03), step), device="cpu", recorder="dispatch")
     )
     assert found.waits == (False, True)
+
+
+def test_what_a_result_is_waited_for_is_until_its_kernel_ends() -> None:
+    # Launched at 14, the kernel runs from 40 to 70; of the 86 until the operation ends at 100, 56 are the device's.
+    found = recorded_host(trace(operation(0, 100, kernel(8, 6, start=40, seconds=30), name="aten::item"))).overheads[0]
+    assert found is not None
+    assert found.after_last_launch == pytest.approx((86 - 56 - EVENT) * 1e-6)

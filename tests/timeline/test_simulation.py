@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.kernels.choice import timed_work
 from lightning_predict.timeline.simulation import (
     COMPUTE_STREAM,
     Launching,
     Simulated,
     _number,
     launch_order,
+    launchings,
     run_queues,
 )
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from tests.example_gpu import SMALL
+from tests.kernels.example_models import half_speed
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 
@@ -161,3 +168,14 @@ def test_streams_of_the_gpus_on_both_sides_of_the_main_one_are_two_queues() -> N
     main = (1, 7)
     queues = [(gpu, stream) for gpu in (0, 1, 2) for stream in (0, 7, 20) if (gpu, stream) != main]
     assert len({_number(queue, main) for queue in queues} | {COMPUTE_STREAM}) == len(queues) + 1
+
+
+def test_an_operation_of_three_kernels_that_were_not_measured_has_a_third_of_its_time_for_each() -> None:
+    data = TensorInfo((64, 64), "float32")
+    operation = Operation(name="aten::mm", phase="forward", inputs=(data, data), outputs=(data,))
+    trace = Trace(operations=(operation,), device="cpu", recorder="dispatch")
+    timed = timed_work(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
+    timed = replace(timed, items=tuple(replace(item, launches=3) for item in timed.items))
+    (found,) = launchings(trace, timed, np.array([[6e-6], [9e-6]]))
+    assert found.seconds == pytest.approx(np.array([[2e-6] * 3, [3e-6] * 3]))
+    assert found.streams == (COMPUTE_STREAM,) * 3
