@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,12 @@ def within() -> list[Any]:
     return [RuntimePredictor(["T4"], print_table=False), CostBudget(hours=1000)]
 
 
+def keeps_progress() -> list[Any]:
+    """A file of progress beside a budget that is never used up."""
+    file = Path(tempfile.mkdtemp()) / "progress.json"
+    return [RuntimePredictor(["T4"], print_table=False, progress_file=file), CostBudget(hours=1000)]
+
+
 def over() -> list[Any]:
     """A budget that the first batch uses up."""
     return [CostBudget(hours=1e-9)]
@@ -112,6 +119,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         lambda: [CostBudget(usd=1, hours=1e-9, usd_per_hour=1, on_exceed="warn")], filters=True
     ),
     "ranks are set differently": Scenario(lambda: [CostBudget(hours=1e-9, **_settings_of_rank())]),
+    "rank 0 cannot write its progress": Scenario(keeps_progress, 0, HOOKS + "progress:write_progress", 0, FULL),
+    "rank 0 fails at its progress": Scenario(keeps_progress, 0, HOOKS + "progress:ProgressFile.batch_ends"),
     "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
 }
 """By name."""

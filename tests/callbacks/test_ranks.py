@@ -35,6 +35,8 @@ ENDS: Final = {
     "rank 1 cannot count": "off, .* 1 of 2 ranks did not come to decide within 3 s",
     "rank 1 cannot meet": "off, .* 1 of 2 ranks did not come to decide within 3 s",
     "rank 1 watches nothing": "",
+    "rank 0 cannot write its progress": "",
+    "rank 0 fails at its progress": "",
     "warnings are errors": "are used",
 }
 """What rank zero says, a pattern, where training goes on to its end."""
