@@ -243,8 +243,8 @@ def codebook() -> tuple[nn.Module, Loss]:
     model = nn.ModuleList([nn.Linear(8, 8), quantize])
 
     def loss(module: nn.Module, batch: Tensor) -> Tensor:
-        first, second = module  # type: ignore[misc]
-        found, _, commitment = second(first(batch).unsqueeze(0))
+        parts: Any = module
+        found, _, commitment = parts[1](parts[0](batch).unsqueeze(0))
         return found.square().mean() + commitment.sum()  # type: ignore[no-any-return]
 
     return model, loss
