@@ -364,8 +364,8 @@ def print_report(folder: Path, console: Console, *, measures_cpu: bool = False) 
         console.print(regressions.layers_table(regressions.layer_scores()))
         console.print(
             "Lines over layers see no waves, caches or algorithms of convolutions; of one layer they err by 52 to 69 % "
-            "(22,690 measured convolutions left out). Errors cancel within the network that was fitted, not in another: "
-            "GoogLeNet's one linear layer says little of AlexNet's three. "
+            "(22,690 measured convolutions left out). Errors cancel within the network that was fitted, not in "
+            "another. "
             "`lightning-predict regress STEP --layers RECORDINGS` fits them to kernels of your own GPU."
         )
     console.print(prototype_table())
