@@ -259,15 +259,14 @@ def resnet() -> lp.Trace:
     """A step of ResNet-50 on 256 pictures of 224 x 224, channels last; 90 epochs of ImageNet."""
     batch = 256
     with torch.device("meta"):
-        model: nn.Module = nn.ModuleDict({"body": ResNet50(), "head": nn.Linear(2048, 1000)})
+        body, pool = ResNet50(), nn.AdaptiveAvgPool2d(1)
+        model: nn.Module = nn.Sequential(body.stem, body.stages, pool, nn.Flatten(), nn.Linear(2048, 1000))
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = torch.empty(batch, 3, 224, 224).to(memory_format=torch.channels_last)
         wanted = torch.zeros(batch, dtype=torch.int64)
 
     def loss() -> Tensor:
-        body, head = model.children()
-        features = body.stages(body.stem(data)).mean(dim=(2, 3))
-        return functional.cross_entropy(head(features), wanted)
+        return functional.cross_entropy(model(data), wanted)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return lp.capture(_trained(model, loss, optimizer), samples_per_step=batch, precision="bf16-mixed")
