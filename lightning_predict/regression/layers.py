@@ -21,7 +21,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import Problem, batch_of
+from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Trace
 
@@ -162,8 +162,10 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
     for place, item in enumerate(work_items(trace)):
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
-            names = "+".join(sorted({problem.operation for problem in item.problems}))
-            yield place, item, f"{names} ({phase})", math.fsum(map(_work, item.problems))
+            # A bias, or a first layer that passes no gradient on, makes no kind of its own.
+            products = [one for one in item.problems if operation_kind(one.operation).units == "tensor"]
+            names = "+".join(sorted({one.operation.partition("_backward")[0] for one in products or item.problems}))
+            yield place, item, f"{names} ({phase})", math.fsum(map(_work, products or item.problems))
 
 
 def _work(problem: Problem) -> float:

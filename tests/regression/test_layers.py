@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.kernels.translation import work_items
 from lightning_predict.regression.layers import fit_layers, layers_of
 from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 
@@ -54,6 +58,17 @@ def test_a_network_is_the_sum_of_its_layers() -> None:
     ((kind, times),) = found.beyond.items()
     assert kind == "linear (forward)"
     assert times == pytest.approx(8)  # 2,048 is twice 1,024, to the third power
+
+
+def test_a_bias_and_a_first_layer_make_no_kind_of_their_own() -> None:
+    with torch.device("meta"):
+        models = [nn.Conv2d(3, 8, 3, bias=bias) for bias in (False, True)]
+        images = torch.empty(2, 3, 32, 32)
+    kinds = []
+    for model in models:
+        trace = lp.capture(lambda model=model: model(images).sum().backward())
+        kinds.append({one.kind for one in layers_of(trace, [1.0] * len(work_items(trace))) if "conv" in one.kind})
+    assert kinds[0] == kinds[1] == {"conv2d (forward)", "conv2d (backward)"}
 
 
 def test_kinds_that_no_recording_has_are_said() -> None:
