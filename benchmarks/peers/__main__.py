@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.memory import CHOSEN_ON, TIMM_TABLE, MemoryCase, timm_cases
+from benchmarks.accuracy.workloads.vision import TORCHVISION_OPERATORS
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
@@ -82,7 +83,13 @@ def main() -> None:
 def _score(
     ask: Callable[[Any, int, int], float], cases: list[MemoryCase], sides: dict[tuple[str, int], int]
 ) -> list[str]:
-    timm, errors, took, refused = import_module("timm"), [], [], []
+    for name, schema in TORCHVISION_OPERATORS.items():  # whose library another torch than its own cannot load
+        if not hasattr(torch.ops.torchvision, name):
+            torch.library.define(f"torchvision::{name}", schema)
+    timm = import_module("timm")
+    errors: list[float] = []
+    took: list[float] = []
+    refused: list[str] = []
     for case in cases:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
