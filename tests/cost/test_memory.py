@@ -36,6 +36,7 @@ from lightning_predict.memory.libraries import (
     context_bytes,
     nccl_bytes,
 )
+from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.memory.storages import batch_bytes, live_tensors
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE
@@ -249,6 +250,13 @@ def tensor_bytes(trace: Trace) -> int:
 def test_the_parts_add_up() -> None:
     # Parameters, gradients and state; the batch of 200 bytes; HIDDEN and, at the fullest moment, DROPPED.
     assert tensor_bytes(TRACE) == (400 + 400 + 800) + 200 + (800 + 2000)
+
+
+def test_what_the_allocator_reserves_beyond_the_tensors_of_the_fullest_moment_is_slack() -> None:
+    memory = step_memory(TRACE)
+    assert memory is not None
+    assert memory.slack_bytes > 0
+    assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
 
 
 def test_gradients_not_yet_there_are_as_large_as_the_parameters_where_there_is_a_backward_pass() -> None:
