@@ -27,7 +27,7 @@ def _warned(said: list[str]) -> Iterator[None]:
 def fit(small: Small, folder: Path, logger: Any) -> RuntimePredictor:
     """A fit that predicts, and that a budget then ends."""
     predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2, deadline_hours=1.0)
-    budget = CostBudget(usd=24, usd_per_hour=3600)  # a dollar a second, and as many readings of the clock
+    budget = CostBudget(usd=20, usd_per_hour=3600)  # a dollar a second, and as many readings of the clock
     trainer = small.trainer(folder, max_epochs=1, logger=logger, callbacks=[predictor, budget])
     trainer.fit(small.model(), small.loader(8))
     assert predictor.predictions is not None
@@ -50,7 +50,7 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
     assert "cheapest" in text("predict/ranking")
     assert "- Within 1 h: " in text("predict/ranking")
     assert text("budget/exceeded").startswith("**exceeded** at step ")
-    assert text("budget/exceeded").endswith("of $24.00 (usd) are used")
+    assert text("budget/exceeded").endswith("of $20.00 (usd) are used")
     assert [scalar.value for scalar in events.Scalars("budget/exceeded")][-1] == 1.0
     assert events.Scalars("predict/T4/total_hours")
 
