@@ -151,7 +151,8 @@ def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
     for dtype in ("tf32", "float16"):
         lower = problem_times([replace(item, dtype=dtype)], GPUS, shipped).seconds[:, 0]
         emulated = np.array([dtype in one.emulated_dtypes for one in GPUS])  # their catalogue states a rate of its own
-        assert (lower <= single * (1 + 1e-9))[~emulated].all()
+        # Networks compute in single precision, whose last digit depends on what else is asked for at once.
+        assert (lower <= single * (1 + 1e-6))[~emulated].all()
 
 
 def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) -> None:
