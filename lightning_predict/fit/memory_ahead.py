@@ -85,6 +85,12 @@ def worries(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
         trace: The recorded training step; of several kinds, the one that needs most counts.
         ahead: The rest of the run.
     """
+    for one in _to_come(trace, ahead):
+        if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
+            yield one
+
+
+def _to_come(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
     gpu = gpu_in_use(trace)
     steps = [] if gpu is None else [_Held(kind.trace, gpu) for kind in trace.kinds if step_memory(_held(kind.trace))]
     if gpu is None or not steps:
@@ -92,27 +98,25 @@ def worries(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
     step = max(steps, key=lambda one: one.bytes)
     if ahead.state_bytes:
         need = step.need(step.bytes + ahead.state_bytes)
-        if _is_worrying(need):
-            yield Worry(
-                kind="optimizer",
-                gpu=gpu.name,
-                subject=f"The first update of an optimizer whose state takes {gibibytes(ahead.state_bytes)} GiB",
-                need=need,
-                is_bound=False,
-                remedy="A smaller batch or an optimizer with less state helps.",
-            )
+        yield Worry(
+            kind="optimizer",
+            gpu=gpu.name,
+            subject=f"The first update of an optimizer whose state takes {gibibytes(ahead.state_bytes)} GiB",
+            need=need,
+            is_bound=False,
+            remedy="A smaller batch or an optimizer with less state helps.",
+        )
     yield from _of_validation(step, ahead, gpu)
     if ahead.length and ahead.longest and ahead.longest > ahead.length:
         need = step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes)
-        if _is_worrying(need):
-            yield Worry(
-                kind="sequence",
-                gpu=gpu.name,
-                subject=f"A batch of the longest sequence, {ahead.longest:,} after one of {ahead.length:,},",
-                need=need,
-                is_bound=False,
-                remedy="Shorter sequences, or fewer to a batch of long ones, help.",
-            )
+        yield Worry(
+            kind="sequence",
+            gpu=gpu.name,
+            subject=f"A batch of the longest sequence, {ahead.longest:,} after one of {ahead.length:,},",
+            need=need,
+            is_bound=False,
+            remedy="Shorter sequences, or fewer to a batch of long ones, help.",
+        )
 
 
 def _of_validation(step: _Held, ahead: Ahead, gpu: Gpu) -> Iterator[Worry]:
@@ -121,19 +125,14 @@ def _of_validation(step: _Held, ahead: Ahead, gpu: Gpu) -> Iterator[Worry]:
         return
     passing, is_bound = step.validation_bytes(ahead.validation, samples)
     need = step.need(step.lasting_bytes + ahead.state_bytes + passing)
-    if _is_worrying(need):
-        yield Worry(
-            kind="validation",
-            gpu=gpu.name,
-            subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
-            need=need,
-            is_bound=is_bound,
-            remedy="Give the validation loader a smaller batch_size.",
-        )
-
-
-def _is_worrying(need: MemoryNeed) -> bool:
-    return need.fit_probability is not None and need.fit_probability < FITS_FROM
+    yield Worry(
+        kind="validation",
+        gpu=gpu.name,
+        subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
+        need=need,
+        is_bound=is_bound,
+        remedy="Give the validation loader a smaller batch_size.",
+    )
 
 
 def _held(trace: Trace) -> Trace:
