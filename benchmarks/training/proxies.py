@@ -23,10 +23,9 @@ from benchmarks.training.tables import CONVOLUTION_PASSES, read_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.families.recurrent import GATES
 from lightning_predict.kernels.operations import Array, Problem, problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import KernelModels, problem_times
 from lightning_predict.training.tables import OWN_TABLES, plain_dtype
 from lightning_predict.units import milliseconds_to_seconds
 

@@ -26,9 +26,9 @@ from typing import Final
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import EXPONENTS, Kinship, timed_work
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import operation_kind
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.iteration import iterations

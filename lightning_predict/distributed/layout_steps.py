@@ -60,9 +60,9 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, in_domains, link_notes
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel

@@ -51,9 +51,9 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues

@@ -33,10 +33,9 @@ from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.estimates import KernelModels, compute_dtype_on
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, problem_times
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
 

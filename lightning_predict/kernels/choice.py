@@ -32,13 +32,12 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.attention_releases import attention_factors
-from lightning_predict.kernels.estimates import KernelModels, TimedBy, float32_stands_in
 from lightning_predict.kernels.gpu_effects import gpu_effect
 from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
 from lightning_predict.kernels.software import software_factors
 from lightning_predict.kernels.sustained import transposed_ratio
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
@@ -98,7 +97,7 @@ class TimedWork:
         families: Operation that dominates each item; errors within one family go together.
         phases: Part of the step of each item.
         interval: Device seconds.
-        shares: Share of each item's time by method: those of `estimates.TimedBy`, `wave` and `measured`; they add up
+        shares: Share of each item's time by method: those of `timing.TimedBy`, `wave` and `measured`; they add up
             to 1 where an item takes time.
         base_share: Share of each item's time by networks that saw no measurement of the GPU; None if not said.
     """

@@ -28,10 +28,9 @@ from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
-from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.units import microseconds_to_seconds
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")

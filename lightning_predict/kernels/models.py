@@ -18,10 +18,10 @@ from typing import final
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
-from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.operations import ProblemBatch
-from lightning_predict.kernels.utilisation import Estimate, UtilisationModels
+from lightning_predict.kernels.timing import Estimate, TimedBy
+from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
 

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.estimates import compute_dtype_on
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem_batch
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import compute_dtype_on, problem_times
 from lightning_predict.weights.source import AnyWeights
 
 

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.operations import Array, Problem, operation_kind
+from lightning_predict.kernels.timing import float32_stands_in
 
 YEARLY_GAIN: Final = 0.05
 """Logarithm of the time that a year of releases saves.

@@ -1,7 +1,8 @@
 """Seconds of problems on GPUs: where a time comes from, and what it may not pass.
 
-The first of `SOURCES` that knows a problem times it; then each of `LIMITS` that concerns it is held against that time,
-in order. So the backward pass of a layer norm in float16 on a GPU that nobody measured is
+The first of `SOURCES` that knows a problem times it, by trained models (`KernelModels`) or without; then each of
+`LIMITS` that concerns it is held against that time, in order. So the backward pass of a layer norm in float16 on a GPU
+that nobody measured is
 
     proxy:  2.2 x the forward pass, by the network of norms and element-wise work
     → no longer than another algorithm → no shorter than its blocks wait → no shorter than its least work
@@ -9,7 +10,7 @@ in order. So the backward pass of a layer norm in float16 on a GPU that nobody m
 
 A source sees problems one by one and times them in batches of one operation and dtype; a limit sees the arrays of all
 problems that concern it. `explain` tells which decided. Where a GPU computes a dtype of matrix work no faster than
-float32, sources see float32 (`Question.computed`). Example::
+float32, sources see float32 (`TimingRequest.computed`). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem
@@ -19,27 +20,23 @@ float32, sources see float32 (`Question.computed`). Example::
     ((1, 1), 1.0)
     >>> explain(add, gpu("T4"), None).source.name
     'roofline'
+    >>> compute_dtype_on("tf32", gpu("T4")), float32_stands_in("bfloat16", gpu("T4"))
+    ('float32', True)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, final, get_args
+from typing import Final, Literal, Protocol, final, get_args
 
 import numpy as np
 
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
-from lightning_predict.kernels.estimates import (
-    KernelModels,
-    ProblemTimes,
-    TimedBy,
-    compute_dtype_on,
-    float32_stands_in,
-)
 from lightning_predict.kernels.latency import LATENCY_SPREAD, latencies, reread_share
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
@@ -57,8 +54,98 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.sustained import float8_ratio, sustained_flops, tf32_ratio
-from lightning_predict.kernels.utilisation import Estimate
 from lightning_predict.units import MICROSECOND
+
+# --- What a time is, and who may give one
+
+TimedBy = Literal["mlp", "proxy", "bytes", "formula", "roofline"]
+"""How a time without a measurement comes about: `mlp` by a model trained on measurements of this operation in this
+dtype, on this or another GPU; `proxy` by a model of a related operation or dtype; `bytes` as a copy of as many bytes;
+`formula` by a formula of its family, of tiles or caches; `roofline` from peak arithmetic and bandwidth alone."""
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted times of problems, arrays of shape (gpus, problems).
+
+    Attributes:
+        interval: Seconds.
+        by_base: True where the network that served saw no measurement of the GPU; None if no network did.
+        held: Where the network's time was brought down, by what it was held to (`utilisation.NETWORK_LIMITS`).
+    """
+
+    interval: Interval[Array]
+    by_base: BoolArray | None = None
+    held: Mapping[str, BoolArray] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
+
+
+class KernelModels(Protocol):
+    """The interface of trained models; `models.BundledModels` is one."""
+
+    def supports(self, operation: str, dtype: str) -> bool:
+        """Return whether a model serves the operation in this dtype, trained on it or not."""
+
+    def timed_by(self, operation: str, dtype: str) -> TimedBy:
+        """Tell how a model that serves the operation in this dtype knows it."""
+
+    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProblemTimes:
+    """Seconds of problems, arrays of shape (gpus, problems).
+
+    Attributes:
+        interval: Seconds.
+        shares: Share of the time by `TimedBy`; they add up to 1.
+        base_share: Share of the time by networks that saw no measurement of the GPU.
+    """
+
+    interval: Interval[Array]
+    shares: Mapping[TimedBy, Array]
+    base_share: Array
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
+
+
+def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
+    """Return the dtype that a GPU computes in: TF32 is float32 where the matrix units do not know it.
+
+    Raises:
+        InvalidArgumentError: float8 on a GPU without units for it, which no library emulates.
+    """
+    if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
+        raise InvalidArgumentError(
+            f"{gpu.name} has no units for float8; expected a GPU that does (Ada, Hopper or Blackwell). "
+            "Choose bfloat16 or float16, or another GPU."
+        )
+    return "float32" if dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second else dtype
+
+
+def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
+    """Return whether this GPU computes matrix work of a narrower dtype on float32's units, which are as fast.
+
+    TF32 is left to `compute_dtype_on`: without units for it, it is float32 and not a stand-in for it.
+    """
+    if dtype not in ("float8", "float16", "bfloat16"):
+        return False
+    peak = gpu.peak(dtype)
+    is_no_faster = peak is None or peak <= gpu.peak_flops_per_second["float32"]
+    return is_no_faster or dtype in gpu.emulated_dtypes or not gpu.generation.has_tensor_cores
+
+
+# --- All problems at once
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
 """Share of the roofline that kernels without a model reach: large matrix work about half of the peak, streaming
@@ -182,8 +269,7 @@ class TimingRequest:
 
 
 def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
-    has_own_units = dtype == "tf32" and compute_dtype_on(dtype, gpu) == "tf32"
-    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and not has_own_units)
+    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
 # --- Where a time comes from

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal, final
 
@@ -42,29 +42,8 @@ from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.sustained import sustaining
+from lightning_predict.kernels.timing import Estimate
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
-
-
-@final
-@dataclass(frozen=True)
-class Estimate:
-    """Predicted times of problems, arrays of shape (gpus, problems).
-
-    Attributes:
-        interval: Seconds.
-        by_base: True where the network that served saw no measurement of the GPU; None if no network did.
-        held: Where the network's time was brought down, by what it was held to (`NETWORK_LIMITS`).
-    """
-
-    interval: Interval[Array]
-    by_base: BoolArray | None = None
-    held: Mapping[str, BoolArray] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> Array:
-        """Middle of the prediction."""
-        return self.interval.middle
-
 
 NETWORK_LIMITS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
 """What the times of networks are held to, in this order: who multiplies may pad, and the base, which saw no measurement

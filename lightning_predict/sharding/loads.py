@@ -30,10 +30,9 @@ from typing import Any, Final, final
 import numpy as np
 
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.families.embedding import SPREAD, unique_rows
 from lightning_predict.kernels.operations import Array, Problem, batch_of
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import KernelModels, problem_times
 from lightning_predict.sharding.tables import EmbeddingTable, OptimizerState
 
 

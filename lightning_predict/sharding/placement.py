@@ -25,11 +25,11 @@ import numpy as np
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import link_bandwidth
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.sharding.loads import KINDS, Load, loads_of, no_load
 from lightning_predict.sharding.step import (
     WHOLE,

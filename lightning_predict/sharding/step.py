@@ -29,10 +29,10 @@ from lightning_predict.distributed.overlap import OVERLAP_COSTS, Links
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.sharding.loads import KINDS, Load, loads_of, no_load
 from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
 from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seconds_to_milliseconds

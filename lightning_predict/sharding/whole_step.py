@@ -43,9 +43,9 @@ from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.sharding.loads import KINDS
 from lightning_predict.sharding.placement import placement
 from lightning_predict.sharding.step import ShardingPlan, assigned_plan, in_milliseconds, read_sharding_plan

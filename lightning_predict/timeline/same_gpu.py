@@ -19,7 +19,7 @@ from typing import Final, Literal, final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.note import Note
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.estimates import KernelModels
+from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor, with_host_work
 from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, run_queues

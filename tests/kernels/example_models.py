@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.estimates import TimedBy
 from lightning_predict.kernels.operations import ProblemBatch
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.utilisation import Estimate
+from lightning_predict.kernels.timing import Estimate, TimedBy
 
 
 @dataclass(frozen=True)

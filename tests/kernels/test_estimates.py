@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.estimates import compute_dtype_on, float32_stands_in
 from lightning_predict.kernels.families.convolution import as_product
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, problem
@@ -20,6 +19,8 @@ from lightning_predict.kernels.timing import (
     ROOFLINE_SPREAD,
     SHORTEST_KERNEL_SECONDS,
     STAND_IN_SPREAD,
+    compute_dtype_on,
+    float32_stands_in,
     problem_times,
 )
 from tests.example_gpu import BIG, OLD, SMALL

@@ -12,11 +12,10 @@ import lightning_predict as lp
 import lightning_predict.kernels  # registers the operations
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.estimates import float32_stands_in
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.timing import LEAST_SPREAD, PROXY_SPREAD, problem_times
+from lightning_predict.kernels.timing import LEAST_SPREAD, PROXY_SPREAD, float32_stands_in, problem_times
 from tests.gpus.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]

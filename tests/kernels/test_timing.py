@@ -7,10 +7,9 @@ import pytest
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.estimates import KernelModels
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, problem
-from lightning_predict.kernels.timing import LIMITS, SOURCES, explain, problem_times, source_of
+from lightning_predict.kernels.timing import LIMITS, SOURCES, KernelModels, explain, problem_times, source_of
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
 
