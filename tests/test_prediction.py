@@ -14,8 +14,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, Unkn
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.kernels.choice import shrunk_residuals
 from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import HOPPER_FLOAT8
+from lightning_predict.kernels.roofline import HOPPER_FLOAT8, roofline_seconds
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT

@@ -35,8 +35,8 @@ from lightning_predict.kernels.attention_releases import attention_factors
 from lightning_predict.kernels.gpu_effects import gpu_effect
 from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
+from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.software import software_factors
-from lightning_predict.kernels.sustained import transposed_ratio
 from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD

@@ -267,7 +267,7 @@ class OperationKind:
         alternative: Another algorithm that libraries always have.
         formula: Times it where no network does; it comes before the proxy.
         untrained: What its kernels reach of the roofline, where that is not what is typical of its units.
-        floor: What it takes at least besides its memory traffic and arithmetic (`latency.py`).
+        floor: What it takes at least besides its memory traffic and arithmetic (`roofline.latencies`).
     """
 
     name: str

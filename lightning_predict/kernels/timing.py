@@ -37,7 +37,6 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
-from lightning_predict.kernels.latency import LATENCY_SPREAD, latencies, reread_share
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
@@ -52,8 +51,15 @@ from lightning_predict.kernels.operations import (
     operation_kind,
     proxies_of,
 )
-from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import float8_ratio, sustained_flops, tf32_ratio
+from lightning_predict.kernels.roofline import (
+    LATENCY_SPREAD,
+    float8_ratio,
+    latencies,
+    reread_share,
+    roofline_seconds,
+    sustained_flops,
+    tf32_ratio,
+)
 from lightning_predict.units import MICROSECOND
 
 # --- What a time is, and who may give one
@@ -571,7 +577,7 @@ def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTim
 
 
 def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> ProblemTimes:
-    """Raise times to what instructions, waiting and rows that left the L2 allow (`latency.py`)."""
+    """Raise times to what instructions, waiting and rows that left the L2 allow (`roofline.latencies`)."""
     binds = floor > times.seconds  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from lightning_predict.kernels.latency import (
+from lightning_predict.kernels.operations import Problem, translator_of
+from lightning_predict.kernels.roofline import (
     JOINED_LOAD_CYCLES,
     SECTOR_BYTES,
     SECTOR_CYCLES,
     SINGLE_LOAD_CYCLES,
     limited_transfer,
 )
-from lightning_predict.kernels.operations import Problem, translator_of
 from lightning_predict.tracing.operand_strides import POINTWISE, STRIDED, TO_ROWS
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 

@@ -40,8 +40,7 @@ from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.monotonicity import MOST_UTILISATION, held_by_monotonicity
 from lightning_predict.kernels.networks import log_utilisations
 from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
-from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import sustaining
+from lightning_predict.kernels.roofline import roofline_seconds, sustaining
 from lightning_predict.kernels.timing import Estimate
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.latency import host_copy_rate
+from lightning_predict.kernels.roofline import host_copy_rate
 from lightning_predict.tracing.trace import Kernel
 from lightning_predict.units import MICROSECOND
 

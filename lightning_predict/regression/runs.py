@@ -32,7 +32,7 @@ from typing import Final, Literal, final, get_args
 from lightning_predict.checked import Checked, File, read_csv, read_yaml
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.sustained import sustained_flops
+from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.run.history import HistoryRecord, read_history
 from lightning_predict.units import gigaflops_to_flops, milliseconds_to_seconds
 
@@ -67,7 +67,7 @@ WORDS: Final[dict[Variable, str]] = {
 
 POWER_DTYPE: Final = "float32"
 """The dtype of the rate that stands for a GPU's computing power: that of large products, which the L4 sustains at less
-than half of its peak (`kernels/sustained.py`)."""
+than half of its peak (`kernels/roofline.py`)."""
 
 
 @final

@@ -19,8 +19,8 @@ from typing import Final, final
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.families.embedding import ZIPF, zipf_exponent
-from lightning_predict.kernels.latency import SECTOR_BYTES
 from lightning_predict.kernels.operations import COMPUTE_BYTES
+from lightning_predict.kernels.roofline import SECTOR_BYTES
 from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.tracing.trace import Operation, Trace
 

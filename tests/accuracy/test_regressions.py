@@ -24,7 +24,7 @@ from benchmarks.accuracy.regressions import (
     published_power_scores,
 )
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.sustained import sustained_flops
+from lightning_predict.kernels.roofline import sustained_flops
 
 SMALL = SweepPlan(
     models=("AlexNet",),

@@ -23,9 +23,9 @@ from lightning_predict.distributed.tensor_parallel import (
 )
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.latency import limited_transfer
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, operation_names, problem
+from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.distributed.example_blocks import (

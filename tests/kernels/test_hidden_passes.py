@@ -7,9 +7,9 @@ import torch
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.latency import latencies
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import batch_of
+from lightning_predict.kernels.roofline import latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace

@@ -8,10 +8,9 @@ import pytest
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.families.norm import DISPATCH_CYCLES
-from lightning_predict.kernels.latency import latencies, limited_transfer, reread_share
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
-from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.roofline import latencies, limited_transfer, reread_share, roofline_seconds
 from lightning_predict.kernels.timing import problem_times
 
 GPUS = tuple(find_gpu(name) for name in gpu_names())

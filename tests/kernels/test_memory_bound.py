@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.kernels.latency import LIMITED
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import operation_kind, operation_names, problem, problem_batch
+from lightning_predict.kernels.roofline import LIMITED
 from lightning_predict.kernels.timing import problem_times
 
 # Operations that move bytes and have no network of their own: those timed through a transfer.

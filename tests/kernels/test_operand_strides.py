@@ -13,8 +13,8 @@ import torch
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_STEP_CYCLES
-from lightning_predict.kernels.latency import latencies
 from lightning_predict.kernels.operations import Problem, problem
+from lightning_predict.kernels.roofline import latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.operand_strides import STRIDED, side_by_side

@@ -12,14 +12,14 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.sustained import (
+from lightning_predict.kernels.roofline import (
     HEADROOM,
     LANES_SHARE,
     REDUCED,
     SHARED_LANES_SHARE,
     WIDE_LANES_SHARE,
     _lanes_share,
+    roofline_seconds,
     sustained_doubt,
     sustained_flops,
     sustaining,

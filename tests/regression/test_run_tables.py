@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lightning_predict.checked import Checked, File
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.sustained import sustained_flops
+from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.regression.runs import read_table, runs_of_rows
 
 OWN = """\

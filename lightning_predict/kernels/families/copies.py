@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
-from lightning_predict.kernels.latency import host_copy_rate
 from lightning_predict.kernels.operations import (
     Array,
     Floor,
@@ -23,6 +22,7 @@ from lightning_predict.kernels.operations import (
     by_bytes,
     register,
 )
+from lightning_predict.kernels.roofline import host_copy_rate
 from lightning_predict.kernels.traffic import UNTRANSLATED
 
 

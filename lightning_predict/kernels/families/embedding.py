@@ -37,7 +37,6 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element, of_matrix
-from lightning_predict.kernels.latency import SECTOR_BYTES, issue_rate
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
@@ -49,7 +48,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element
-from lightning_predict.kernels.latency import limited_transfer
 from lightning_predict.kernels.operations import Problem, register, translates
+from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.kernels.traffic import bytes_read
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 

@@ -26,7 +26,6 @@ from lightning_predict.kernels.features import (
     tile_features,
     work_features,
 )
-from lightning_predict.kernels.latency import issue_rate
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
@@ -40,7 +39,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.sustained import sustained_doubt, sustaining
+from lightning_predict.kernels.roofline import issue_rate, sustained_doubt, sustaining
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 

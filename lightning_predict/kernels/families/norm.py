@@ -21,7 +21,6 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
-from lightning_predict.kernels.latency import issue_rate, rounds
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
@@ -34,7 +33,7 @@ from lightning_predict.kernels.operations import (
     batch_of,
     register,
 )
-from lightning_predict.kernels.roofline import memory_bandwidth
+from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
 from lightning_predict.tracing.code_paths import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
-from lightning_predict.kernels.latency import issue_rate, limited_transfer
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
@@ -28,6 +27,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
+from lightning_predict.kernels.roofline import issue_rate, limited_transfer
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 

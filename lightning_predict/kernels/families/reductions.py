@@ -18,8 +18,8 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
-from lightning_predict.kernels.latency import SINGLE_LOAD_CYCLES, limited_transfer
 from lightning_predict.kernels.operations import Array, Floor, Problem, ProblemBatch, register, translates
+from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_transfer
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
