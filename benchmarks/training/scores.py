@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks.training.recipes import RECIPES, Recipe
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ProblemBatch, family_of
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
-from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.tables import Group, problem_shares, split_rows
 from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
 

@@ -35,8 +35,7 @@ from benchmarks.training.scores import (
 )
 from benchmarks.training.tables import read_tables
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.utilisation import UtilisationModels
+from lightning_predict.kernels.models import UtilisationModels, kernel_models
 from lightning_predict.training.own import gpus_of
 from lightning_predict.training.tables import Group, split_rows
 from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name

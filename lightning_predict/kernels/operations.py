@@ -118,7 +118,7 @@ class Family:
         dtypes: Compute dtypes that it serves.
         describe: Features of a batch on GPUs.
         growing: Shape parameters that whoever computes may pad: no problem takes much longer than one with one of them
-            doubled (`monotonicity.py`).
+            doubled (`models.held_by_monotonicity`).
         floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
             these are not held to larger ones.
         floor_spread: Extra factor upwards around those.

@@ -78,7 +78,7 @@ class Estimate:
     Attributes:
         interval: Seconds.
         by_base: True where the network that served saw no measurement of the GPU; None if no network did.
-        held: Where the network's time was brought down, by what it was held to (`utilisation.NETWORK_LIMITS`).
+        held: Where the network's time was brought down, by what it was held to (`models.NETWORK_LIMITS`).
     """
 
     interval: Interval[Array]
@@ -740,7 +740,7 @@ class Explanation:
         source: Where the time came from.
         parts: Problems of which it is the sum, where the source is a proxy.
         sourced_seconds: The source's time.
-        network_limits: What the time of its network was held to already (`utilisation.NETWORK_LIMITS`).
+        network_limits: What the time of its network was held to already (`models.NETWORK_LIMITS`).
         limits: Limits that moved it, each with the seconds after it, in order.
         interval: Seconds.
     """

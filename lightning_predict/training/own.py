@@ -23,8 +23,8 @@ from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.models import log_utilisation_of
 from lightning_predict.kernels.operations import Array, Family, families
-from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.networks import TrainingPlan, collect_rows, train_network, with_constants_in_bias
 from lightning_predict.training.tables import Group, read_own_tables, split_rows
 from lightning_predict.weights.files import sha256, write_weights

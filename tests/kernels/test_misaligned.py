@@ -8,10 +8,10 @@ import torch
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.families.matmul import MISALIGNED_SPREAD
+from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ProblemBatch, batch_of, family_of, problem_batch
 from lightning_predict.kernels.roofline import sustaining
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.kernels.utilisation import UtilisationModels
 from tests.kernels.example_networks import constant_weights
 
 A100 = gpu("A100-SXM-40GB")

@@ -12,7 +12,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.monotonicity import LEAST_SHARE, held_by_monotonicity
+from lightning_predict.kernels.models import LEAST_SHARE, held_by_monotonicity
 from lightning_predict.kernels.operations import Array, ProblemBatch, family_of, problem_batch
 from tests.example_gpu import BIG, SMALL
 

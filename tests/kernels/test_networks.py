@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.networks import BLOCK_ROWS, STRIP_ROWS, THREADED_BLOCKS, log_utilisations
+from lightning_predict.kernels.models import (
+    BLOCK_ROWS,
+    STRIP_ROWS,
+    THREADED_BLOCKS,
+    UtilisationModels,
+    log_utilisations,
+)
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
-from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.models import OTHER_HALF, kernel_models
 from lightning_predict.kernels.operations import problem_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
@@ -24,7 +24,6 @@ from lightning_predict.kernels.roofline import (
     sustained_flops,
     sustaining,
 )
-from lightning_predict.kernels.utilisation import OTHER_HALF
 from tests.example_gpu import SMALL
 
 GPUS = tuple(gpu(name) for name in gpu_names())

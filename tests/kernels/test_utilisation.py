@@ -12,9 +12,9 @@ from lightning_predict.errors import UnknownOperationError, WeightsFormatError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import LAUNCH_SECONDS, machine_features, reference_seconds
+from lightning_predict.kernels.models import UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import HEADROOM, roofline_seconds, sustained_doubt, sustained_flops, sustaining
-from lightning_predict.kernels.utilisation import UtilisationModels, log_utilisation_of
 from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights

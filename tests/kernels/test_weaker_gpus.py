@@ -9,9 +9,9 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.models import UtilisationModels, beats, longest_seconds, weakened
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import sustained_doubt
-from lightning_predict.kernels.utilisation import UtilisationModels, beats, longest_seconds, weakened
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL

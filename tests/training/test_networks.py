@@ -8,9 +8,8 @@ import torch
 
 from benchmarks.training.recipes import RECIPES, Recipe
 from lightning_predict.kernels.features import MACHINE_FEATURES
-from lightning_predict.kernels.networks import log_utilisations
+from lightning_predict.kernels.models import log_utilisation_of, log_utilisations
 from lightning_predict.kernels.operations import families, problem_batch
-from lightning_predict.kernels.utilisation import log_utilisation_of
 from lightning_predict.training.networks import (
     TrainingPlan,
     collect_rows,

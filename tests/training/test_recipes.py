@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.training.recipes import RECIPES
 from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
-from lightning_predict.kernels.utilisation import UtilisationModels
 from lightning_predict.training.networks import TrainingPlan
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
