@@ -25,7 +25,7 @@ from benchmarks.accuracy.throughput import ThroughputCase, ThroughputResult, pre
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels import software
+from lightning_predict.kernels import corrections
 from lightning_predict.kernels.families import matmul
 
 
@@ -51,7 +51,7 @@ def _rate(flops_per_clock: float) -> AbstractContextManager[Any]:
 
 def _on_lanes_as_elsewhere() -> AbstractContextManager[Any]:
     """Let products on lanes gain from releases as all other work does."""
-    return patch.object(software, "_runs_on_lanes", lambda _problem, _gpu: False)
+    return patch.object(corrections, "_runs_on_lanes", lambda _problem, _gpu: False)
 
 
 def _of_odd_sizes(case: ThroughputCase) -> bool:

@@ -31,12 +31,8 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
-from lightning_predict.kernels.attention_releases import attention_factors
-from lightning_predict.kernels.gpu_effects import gpu_effect
-from lightning_predict.kernels.operand_layout import transposed_products
+from lightning_predict.kernels.corrections import attention_factors, gpu_effect, layout_factors, software_factors
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
-from lightning_predict.kernels.roofline import transposed_ratio
-from lightning_predict.kernels.software import software_factors
 from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
@@ -181,7 +177,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(of_release.middle * times.base_share) / whole
         shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
-    interval = interval.scaled(_by_layout(trace, items, gpus, base_share))
+    interval = interval.scaled(layout_factors(trace.operations, items, gpus, base_share))
     interval = interval.scaled(np.array([[gpu_effect(gpu.name)] for gpu in gpus]))
     unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
     return TimedWork(
@@ -192,20 +188,6 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         shares=shares,
         base_share=base_share,
     )
-
-
-def _by_layout(trace: Trace, items: Sequence[WorkItem], gpus: Sequence[Gpu], base_share: Array) -> Array:
-    """Find the factor of products A·Bᵀ that the base times, whose rates are of A·B, (gpus, items); 1 elsewhere."""
-    factor = np.ones(base_share.shape)
-    transposed = transposed_products(trace.operations)
-    columns: dict[str, list[int]] = {}
-    for column, item in enumerate(items):
-        if item.problems and not transposed.isdisjoint(item.operations):
-            columns.setdefault(item.problems[0].dtype, []).append(column)
-    for dtype, found in columns.items():
-        ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
-        factor[:, found] += base_share[:, found] * (ratios - 1)
-    return factor
 
 
 def _family(trace: Trace, item: WorkItem) -> str:

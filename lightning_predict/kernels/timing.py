@@ -151,6 +151,11 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
     return is_no_faster or dtype in gpu.emulated_dtypes or not gpu.generation.has_tensor_cores
 
 
+def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
+    """Return whether this GPU computes matrix work of another dtype on float32's units, TF32 included."""
+    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
+
+
 # --- All problems at once
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
@@ -211,7 +216,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     dtypes = {item.dtype for item in distinct if operation_kind(item.operation).units == "tensor"}
     groups: dict[frozenset[str], list[int]] = {}
     for row, gpu in enumerate(gpus):
-        groups.setdefault(frozenset(dtype for dtype in dtypes if _computes_in_float32(dtype, gpu)), []).append(row)
+        groups.setdefault(frozenset(dtype for dtype in dtypes if computes_in_float32(dtype, gpu)), []).append(row)
     parts = [
         _decided(TimingRequest(distinct, [gpus[row] for row in rows], models, as_float32))
         for as_float32, rows in groups.items()
@@ -272,10 +277,6 @@ class TimingRequest:
     def about(self, problems: Sequence[Problem]) -> TimingRequest:
         """Ask these GPUs and models for other problems, in their own dtypes."""
         return TimingRequest(problems, self.gpus, self.models)
-
-
-def _computes_in_float32(dtype: str, gpu: Gpu) -> bool:
-    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
 # --- Where a time comes from
@@ -764,7 +765,7 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
         models: Trained models; None predicts by the roofline alone.
     """
     is_matrix = operation_kind(problem.operation).units == "tensor"
-    as_float32 = frozenset({problem.dtype} if is_matrix and _computes_in_float32(problem.dtype, gpu) else ())
+    as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
     question = TimingRequest([problem], [gpu], models, as_float32)
     stages = [(name, times.interval.each(lambda table: float(table[0, 0]))) for name, times in _stages(question)]
     seconds = [interval.middle for _, interval in stages]

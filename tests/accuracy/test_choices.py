@@ -8,7 +8,7 @@ from rich.console import Console
 from benchmarks.accuracy.choices import CHOICES, LEFT_OUT, Choice, ChoiceResult, choices_table, left_out
 from benchmarks.accuracy.throughput import ThroughputCase, ThroughputResult
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels import software
+from lightning_predict.kernels import corrections
 from lightning_predict.kernels.families import matmul
 from lightning_predict.kernels.operations import problem
 
@@ -62,8 +62,8 @@ def test_the_first_option_of_each_choice_is_what_ships() -> None:
         options = list(choice.options.values())
         with options[0]():
             assert f"{matmul.MISALIGNED_FLOPS_PER_CLOCK:g}" == next(iter(rate.options))
-            assert software.software_factors([product], new, old)[0, 0] == 1.0
+            assert corrections.software_factors([product], new, old)[0, 0] == 1.0
     with lanes.options["yes"]():
-        assert software.software_factors([product], new, old)[0, 0] > 1.1
+        assert corrections.software_factors([product], new, old)[0, 0] > 1.1
     with rate.options["600"]():
         assert matmul.MISALIGNED_FLOPS_PER_CLOCK == 600.0

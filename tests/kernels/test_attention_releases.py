@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.attention_releases import (
+from lightning_predict.kernels.corrections import (
     FIRST_GENERATION_LOSS,
     FIRST_GENERATION_TOKENS,
     ON_HOPPER,

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.gpu_effects import SOURCES_SAY, gpu_effect
+from lightning_predict.kernels.corrections import SOURCES_SAY, gpu_effect
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.corrections import transposed_products
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operand_layout import transposed_products
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import TRANSPOSED_WATTS, transposed_ratio
 from lightning_predict.tracing.code_paths import SECOND_TRANSPOSED

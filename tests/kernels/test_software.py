@@ -8,8 +8,8 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
+from lightning_predict.kernels.corrections import software_factor, software_factors
 from lightning_predict.kernels.operations import problem
-from lightning_predict.kernels.software import software_factor, software_factors
 
 
 @pytest.mark.parametrize(

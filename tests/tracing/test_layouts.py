@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import lightning_predict as lp
-from lightning_predict.kernels.operand_layout import transposed_products
+from lightning_predict.kernels.corrections import transposed_products
 from lightning_predict.tracing.code_paths import (
     CHANNELS_LAST,
     FACTORS_AT,

@@ -1,0 +1,331 @@
+"""What moves a predicted time, whatever its source: the release of torch, how factors lie in memory, and the card.
+
+**The release.** Networks learnt from torch 2.1 to 2.9. Before, the same steps on the same GPU took longer: cuDNN,
+cuBLAS and the kernels of norms get better by a few percent a year. What were as good as they get are float32 products
+without tensor cores, and what streams memory: element-wise work, copies, optimizers. Attention is the best of its time
+in the tables: FlashAttention 2 on Ampere and Ada, FlashAttention 3 and cuDNN on Hopper, cuDNN on Blackwell's
+data-centre chips. `scaled_dot_product_attention` takes FlashAttention 1 in torch 2.0 and 2.1 and FlashAttention 2 after
+that, which knows Ampere's instructions alone; where cuDNN serves, it is the default from 2.11 on (pytorch/pytorch
+141133 and 138522, huggingface/transformers 48163). A step is predicted for the release that it was recorded with.
+
+**The layout.** Rates that people measured are of products A·B; a second factor that lies transposed in memory, A·Bᵀ,
+costs lanes more (`roofline.transposed_ratio`). Recorders note it as an argument of the product, by the strides. Older
+traces without that still hold the views behind their factors (`aten::t` before the product of a linear layer), and
+these are followed.
+
+**The card.** A step that is too slow on one card in one source may be that source's: its host, its cooling, its
+software. Where two sources of different makers err by the same sign, it is the card's: boards that boost beyond their
+sheet, or hold less. The mean of the sources' logarithms counts by n / (n + 1) for n sources, so that two that agree
+move predictions by two thirds of what they say, and one by nothing. `python -m benchmarks.accuracy FOLDER --of steps`
+prints what each source says of each GPU.
+
+`choice.timed_work` applies all three. Example::
+
+    >>> from lightning_predict.gpus import gpu
+    >>> round(software_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
+    1.05
+    >>> software_factor({"torch": "2.4.0"}), software_factor({})
+    (1.0, 1.0)
+    >>> flash_generation("2.6", gpu("H100-SXM-80GB")), flash_generation("2.11", gpu("H100-SXM-80GB"))
+    (2, 3)
+    >>> round(gpu_effect("RTX-4090"), 3), gpu_effect("T4")
+    (0.923, 1.0)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION
+from lightning_predict.kernels.operations import Array, Problem, operation_kind
+from lightning_predict.kernels.roofline import transposed_ratio
+from lightning_predict.kernels.timing import computes_in_float32
+from lightning_predict.kernels.traffic import FREE_OPERATIONS
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.tracing.code_paths import FACTORS_AT, SECOND_TRANSPOSED
+from lightning_predict.tracing.older_releases import release_of
+from lightning_predict.tracing.trace import Operation, TensorInfo
+
+# --- The release: products and norms
+
+YEARLY_GAIN: Final = 0.05
+"""Logarithm of the time that a year of releases saves.
+
+From timm's steps in AMP on one RTX 3090, the same models and batches under torch 1.10 and 2.4, 2.8 years apart, those
+without attention, which was fused meanwhile: medians of 1.22 (288 models, channels first) and 1.09 (264, channels
+last), 0.073 and 0.031 a year. Nothing else was read off them. Steps of eleven training benchmarks under two containers
+on the same GPU agree: 0.046 a year from 1.7 to 1.13 (26 pairs on three GPUs) and from 1.13 to 2.3 (an H100-PCIe). That
+float32 products on lanes gained nothing was seen in the same benchmarks, under torch 1.4 on GPUs before Ampere."""
+
+REWRITTEN: Final = ("norm", "softmax")
+"""What the names hold of operations outside products whose kernels got better, too. That all other work gained nothing
+was chosen on device-bound steps of three tables, of three ways (all gains, these and products, products alone). Median
+errors of training benchmarks, timm and torchvision: 6.6, 7.3 and 10.4 % where all gains, 5.6, 7.0 and 8.7 % with this;
+6.1, 6.9 and 8.7 % where each table is left out of the choice."""
+
+FIRST_WIDE_LOADS: Final = (1, 5)
+"""Release whose element-wise kernels first load several elements at a time. Before, those of 16 bits are taken to have
+lagged like products: without that, device-bound steps under torch 1.4 are 7.2 (training benchmarks) and 8.7 %
+(torchvision) off in the median, with it 7.1 and 8.5 %, those of the benchmarks in 16 bits 11.4 and 9.0 %."""
+
+_CURRENT: Final = (2, 1)
+_YEARS: Final[Mapping[tuple[int, int], float]] = {
+    (1, 4): 2020.0,
+    (1, 5): 2020.3,
+    (1, 6): 2020.6,
+    (1, 7): 2020.8,
+    (1, 8): 2021.2,
+    (1, 9): 2021.5,
+    (1, 10): 2021.8,
+    (1, 11): 2022.2,
+    (1, 12): 2022.5,
+    (1, 13): 2022.8,
+    (2, 0): 2023.2,
+    _CURRENT: 2023.8,
+}
+"""When releases of torch came out."""
+
+
+def software_factors(problems: Sequence[Problem], gpus: Sequence[Gpu], software: Mapping[str, str]) -> Array:
+    """Return how much longer problems took with a release, (gpus, problems) or 1 x 1; see `software_factor`."""
+    factor = software_factor(software)
+    if factor == 1:
+        return np.ones((1, 1))
+    has_wide_loads = (release_of(software) or _CURRENT) >= FIRST_WIDE_LOADS
+    gains = [[_gains(problem, gpu, has_wide_loads=has_wide_loads) for problem in problems] for gpu in gpus]
+    return np.where(np.array(gains, dtype=np.bool_), factor, 1.0)
+
+
+def _gains(problem: Problem, gpu: Gpu, *, has_wide_loads: bool) -> bool:
+    """Return whether newer libraries take less time: products but in float32 or float64 without tensor cores, norms."""
+    if operation_kind(problem.operation).units != "tensor":
+        is_narrow = problem.dtype in ("float16", "bfloat16") and not has_wide_loads
+        return is_narrow or any(word in problem.operation for word in REWRITTEN)
+    return not _runs_on_lanes(problem, gpu)
+
+
+def _runs_on_lanes(problem: Problem, gpu: Gpu) -> bool:
+    """Return whether a product runs in float32 or float64 without tensor cores."""
+    return problem.dtype in ("float32", "float64") or computes_in_float32(problem.dtype, gpu)
+
+
+def software_factor(software: Mapping[str, str]) -> float:
+    """Return the time of work under the release that a step was recorded with, over that under a current one.
+
+    Args:
+        software: Versions, as `Trace.software` holds them; a release of torch that is not known counts as current, and
+            one before 1.4 as that.
+    """
+    release = release_of(software)
+    if release is None:
+        return 1.0
+    release = max(release, min(_YEARS))
+    years = _YEARS[_CURRENT] - _YEARS.get(release, _YEARS[_CURRENT])
+    return math.exp(YEARLY_GAIN * years)
+
+
+# --- The release: attention
+
+SECOND_GENERATION: Final = (2, 2)
+"""First release of torch with FlashAttention 2."""
+
+CUDNN_BY_DEFAULT: Final = (2, 11)
+"""First release of torch whose wheels take cuDNN's attention on Hopper and Blackwell without being asked."""
+
+FIRST_GENERATION_LOSS: Final = 0.9
+FIRST_GENERATION_TOKENS: Final = 6000.0
+"""FlashAttention 1 over 2 is 1 + loss · s / (s + tokens) at s keys: 1.4 at 4,096, 1.8 at 32,768, where Dao (2023) says
+"around twice". Read off MPT's steps of the 1b model at 2,048 to 32,768 tokens on the A100-40GB, whose attention would
+have to take 1.28, 1.53, 1.67 and 1.78 times as long at 4,096 to 32,768; the 7b model's, left out, 1.72 at 16,384, where
+this says 1.66 (training data: those rows of mpt_fsdp.csv)."""
+
+ON_HOPPER: Final = (1.75, 1.6)
+"""FlashAttention 2 over 3, forward and backward: the middles of 1.5 to 2.0 and 1.5 to 1.75 (Shah et al., 2024). One
+H100 of others took 1.92 forward at 4,608 tokens (pytorch/pytorch 142132). Nothing is fitted."""
+
+ON_BLACKWELL: Final = (3.0, 2.85)
+"""The same on Blackwell's data-centre chips over cuDNN, where FlashAttention 2 is taken to do as much in a clock of a
+multiprocessor as on Hopper: an assumption."""
+
+ASKED_FOR: Final = ("cudnn", "overrideable")
+"""Parts of the names of operations that say which kernel they run."""
+
+
+def flash_generation(release: str | None, gpu: Gpu) -> int:
+    """Return the generation of attention's kernels: 1, 2, or 3 for the best there is.
+
+    Args:
+        release: Release of torch; None or an unknown one counts as current.
+        gpu: The GPU.
+    """
+    known = release_of({"torch": release or ""})
+    if known is not None and known < SECOND_GENERATION:
+        return 1
+    has_newer = gpu.generation.has_group_products
+    return 2 if not has_newer or (known is not None and known < CUDNN_BY_DEFAULT) else 3
+
+
+def attention_factors(
+    problems: Sequence[Problem], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
+) -> Array:
+    """Return the time of problems with the kernels of a release over that with the tables', (gpus, problems) or 1 x 1.
+
+    Args:
+        problems: Of any operation; attention alone is concerned.
+        names: Names of the operations that they are of.
+        gpus: The GPUs.
+        software: Versions, as `Trace.software` holds them.
+    """
+    release = software.get("torch")
+    generations = [flash_generation(release, gpu) for gpu in gpus]
+    concerned = [
+        problem.operation in FUSED_ATTENTION
+        and problem.dtype in ("float16", "bfloat16")
+        and not any(word in name for word in ASKED_FOR)
+        for problem, name in zip(problems, names, strict=True)
+    ]
+    is_current = all(
+        _factor(gpu, own, backward=False, keys=1.0) == 1 for gpu, own in zip(gpus, generations, strict=True)
+    )
+    if is_current or not any(concerned):
+        return np.ones((1, 1))
+    found = np.ones((len(gpus), len(problems)))
+    for row, (gpu, generation) in enumerate(zip(gpus, generations, strict=True)):
+        for column, (problem, is_concerned) in enumerate(zip(problems, concerned, strict=True)):
+            if is_concerned:
+                found[row, column] = _factor(
+                    gpu,
+                    generation,
+                    backward=problem.operation.endswith("_backward"),
+                    keys=problem.shape["kv_seq"],
+                )
+    return found
+
+
+def _factor(gpu: Gpu, generation: int, *, backward: bool, keys: float) -> float:
+    """Return the time of a generation's kernels over that of the tables'."""
+    if generation == 3:
+        return 1.0
+    second = {"hopper": ON_HOPPER, "blackwell": ON_BLACKWELL}.get(gpu.generation.chip, (1.0, 1.0))[backward]
+    loss = FIRST_GENERATION_LOSS * keys / (keys + FIRST_GENERATION_TOKENS) if generation == 1 else 0.0
+    return second * (1 + loss)
+
+
+# --- The layout of factors
+
+_ALWAYS: Final = frozenset({"aten::linear", "aten::mkldnn_linear"})
+"""Calls that take a weight of (columns, rows) and read it transposed."""
+
+_TURN_MATRICES: Final = frozenset({"aten::t", "aten::t_", "aten::mT", "aten::mH", "aten::adjoint", "aten::numpy_T"})
+
+_Key = tuple[int | None, tuple[int, ...]]
+
+
+def layout_factors(
+    operations: Sequence[Operation], items: Sequence[WorkItem], gpus: Sequence[Gpu], base_share: Array
+) -> Array:
+    """Return the factor of products A·Bᵀ that the base times, whose rates are of A·B, (gpus, items); 1 elsewhere.
+
+    Args:
+        operations: All of a trace, in order.
+        items: Its work.
+        gpus: The GPUs.
+        base_share: Share of each item's time by networks that saw no measurement of the GPU, shape (gpus, items).
+    """
+    factor = np.ones(base_share.shape)
+    transposed = transposed_products(operations)
+    columns: dict[str, list[int]] = {}
+    for column, item in enumerate(items):
+        if item.problems and not transposed.isdisjoint(item.operations):
+            columns.setdefault(item.problems[0].dtype, []).append(column)
+    for dtype, found in columns.items():
+        ratios = np.array([[transposed_ratio(gpu, dtype)] for gpu in gpus])  # (gpus, 1)
+        factor[:, found] += base_share[:, found] * (ratios - 1)
+    return factor
+
+
+def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
+    """Find the places of products whose second factor lies transposed in memory.
+
+    Args:
+        operations: All of a trace, in order.
+    """
+    if [index for index, operation in enumerate(operations) if SECOND_TRANSPOSED in operation.arguments]:
+        return frozenset(
+            index
+            for index, operation in enumerate(operations)
+            if operation.name in _ALWAYS or operation.arguments.get(SECOND_TRANSPOSED)
+        )
+    turned: dict[_Key, bool] = {}
+    found: set[int] = set()
+    for index, operation in enumerate(operations):
+        place = FACTORS_AT.get(operation.name)
+        if operation.name in _ALWAYS:
+            found.add(index)
+        elif place is not None and len(operation.inputs) > place:
+            if turned.get(_key(operation.inputs[place])):
+                found.add(index)
+        elif operation.name in FREE_OPERATIONS and operation.inputs and len(operation.outputs) == 1:
+            turned[_key(operation.outputs[0])] = _is_turned(operation, turned)
+    return frozenset(found)
+
+
+def _key(tensor: TensorInfo) -> _Key:
+    return tensor.id, tensor.shape
+
+
+def _is_turned(view: Operation, turned: dict[_Key, bool]) -> bool:
+    """Return whether the matrices of a view's result lie column by column."""
+    before, after = view.inputs[0], view.outputs[0]
+    if after.id is None or after.id != before.id:
+        return False
+    was_turned = turned.get(_key(before), False)
+    if _turns(view):
+        # A square looks the same turned and not: a forward pass turns what lies in rows.
+        is_square = before.shape == after.shape
+        return view.phase == "forward" if is_square else not was_turned
+    return was_turned and before.shape[-2:] == after.shape[-2:]
+
+
+def _turns(view: Operation) -> bool:
+    """Return whether a view exchanges the last two dimensions and nothing else."""
+    dimensions = len(view.inputs[0].shape)
+    if view.name in _TURN_MATRICES:
+        return dimensions > 1
+    last = {dimensions - 1, dimensions - 2}
+    if view.name == "aten::transpose":
+        sides = [view.arguments.get(word) for word in ("dim0", "dim1")]
+        return {side % dimensions for side in sides if isinstance(side, int) and dimensions} == last
+    order = view.arguments.get("dims")
+    if view.name != "aten::permute" or not isinstance(order, list | tuple) or dimensions < 2:
+        return False
+    expected = [*range(dimensions - 2), dimensions - 1, dimensions - 2]
+    return [side % dimensions for side in order] == expected
+
+
+# --- The card
+
+SOURCES_SAY: Final[Mapping[str, Mapping[str, float]]] = {
+    "RTX-3090": {"training benchmarks": -0.04, "timm": -0.04},
+    "RTX-4090": {"training benchmarks": -0.12, "timm": -0.12},
+}
+"""Median logarithm of measured over predicted time of device-bound whole steps, by GPU and source: those of which at
+least two sources say the same sign and more than 0.03, of 22 GPUs and six tables. 29 and 98 rows of the RTX 3090, 66 of
+timm on the RTX 4090; its training benchmarks are kept apart from these scores and were found 13 % too slow. With either
+source left out nothing is moved, and the other is 4 % (RTX 3090) and 12 to 13 % (RTX 4090) too slow; with the effect of
+one source taken in full, the other is within 1 %. No other GPU passes: of the L40S four sources say +0.10, +0.05, +0.05
+and 0.00."""
+
+
+def gpu_effect(name: str) -> float:
+    """Return the factor by which device times on a GPU are multiplied."""
+    said = tuple(SOURCES_SAY.get(name, {}).values())
+    if len(said) < 2:
+        return 1.0
+    return math.exp(statistics.fmean(said) * len(said) / (len(said) + 1))
