@@ -28,8 +28,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.arrays import BoolArray
-from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.operations import Array, BoolArray
 from lightning_predict.training.tables import (
     OWN_TABLES,
     Group,

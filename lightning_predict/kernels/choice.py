@@ -30,12 +30,10 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.corrections import attention_factors, gpu_effect, layout_factors, software_factors
-from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind
-from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times
-from lightning_predict.kernels.translation import WorkItem, work_items
-from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD
+from lightning_predict.kernels.operations import Array, BoolArray, IndexArray, Problem, batch_of, operation_kind
+from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times, summed_by_owner
+from lightning_predict.kernels.translation import UNKNOWN_SPREAD, WorkItem, work_items
 from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 

@@ -49,11 +49,10 @@ from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.arrays import BoolArray, IndexArray
 from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
 from lightning_predict.kernels.families.embedding import EmbeddingModel
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import Array, Family, ProblemBatch, families, family_of
+from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds, sustaining
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights

@@ -30,6 +30,8 @@ from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Flags, Operation
 
 Array = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 
 COMPUTE_BYTES: Final[Mapping[str, float]] = {

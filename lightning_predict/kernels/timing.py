@@ -22,6 +22,8 @@ float32, sources see float32 (`TimingRequest.computed`). Example::
     'roofline'
     >>> compute_dtype_on("tf32", gpu("T4")), float32_stands_in("bfloat16", gpu("T4"))
     ('float32', True)
+    >>> summed_by_owner(np.array([[1.0, 2.0, 4.0]]), np.array([1, 0, 1]), 2)
+    array([[2., 5.]])
 """
 
 from __future__ import annotations
@@ -36,13 +38,14 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.arrays import BoolArray, IndexArray, summed_by_owner
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
     Array,
+    BoolArray,
     Columns,
     CountedProblem,
+    IndexArray,
     Problem,
     ProblemBatch,
     Rereads,
@@ -154,6 +157,26 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
 def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
     """Return whether this GPU computes matrix work of another dtype on float32's units, TF32 included."""
     return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
+
+
+def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
+    """Add up the columns of each owner.
+
+    Args:
+        values: Shape (gpus, parts).
+        owners: Owner of each part, shape (parts,), each below `count`.
+        count: Number of owners.
+
+    Returns:
+        Shape (gpus, count); owners without parts are 0.
+    """
+    if values.shape[1] == count and np.array_equal(owners, np.arange(count)):
+        return values  # one part each
+    rows = values.shape[0]
+    # One flat histogram: row r's owners are numbered from r x count.
+    flat = (owners[None, :] + count * np.arange(rows)[:, None]).ravel()
+    total = np.bincount(flat, weights=values.ravel(), minlength=rows * count)
+    return total.astype(np.float64).reshape(rows, count)
 
 
 # --- All problems at once

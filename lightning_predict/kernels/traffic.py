@@ -6,10 +6,10 @@ in one table for each way of using memory, and nowhere else. The rule: inputs ar
 recorder did not see outputs (the profiler does not), the output is as large as the largest input, or as the tensor that
 is changed in place. The tables of `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` hold the exceptions; `POINTWISE` (in
 `tracing/operand_strides.py`, as recorders look at the strides of these), `MOVING` and `REDUCING` name what follows the
-rule and takes about as long as its bytes. Of any other call, such as an operator of
-one's own, nothing is known but its tensors (`unknown_operations.py`). To add a call, put its name into the table that
-says which tensors it uses; one that computes enough to be timed by more than its bytes is an `OperationKind` instead,
-whose translator comes before these tables. Example::
+rule and takes about as long as its bytes. Of any other call, such as an operator of one's own, nothing is known but its
+tensors (`translation.unknown_operation_notes`). To add a call, put its name into the table that says which tensors it
+uses; one that computes enough to be timed by more than its bytes is an `OperationKind` instead, whose translator comes
+before these tables. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")

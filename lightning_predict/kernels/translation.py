@@ -6,6 +6,10 @@ their family and are found by the operation's name; an operation without one is 
 that only changes metadata costs nothing.
 
 A translator gives None for a call that it does not know (other tensors than it expects): its bytes are still known.
+Bytes are right for the calls of the tables in `traffic.py`; of any other, such as an operator of one's own, nothing is
+known but its tensors, so its interval reaches far up and it is named with its share of the time
+(`unknown_operation_notes`).
+
 Anything that it raises is a bug of ours: no reason to end a prediction, but none to be silent either. The call counts
 as `untranslated`, its bytes with a very wide interval, and its work item says so (`translation_notes`). Example::
 
@@ -23,8 +27,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
+import numpy as np
+
 from lightning_predict.kernels.families.sparse import sparse_problems
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Problem, operation_kind, translator_of
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind, translator_of
 from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
 from lightning_predict.tracing.older_releases import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -70,18 +76,6 @@ def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...]
         shapes = ", ".join(f"{list(tensor.shape)} {tensor.dtype}" for tensor in operation.inputs)
         return untranslated(operation), f"{type(error).__name__}: {error}; its tensors: {shapes}"
     return (transfer_of(operation) if problems is None else problems), None
-
-
-def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...]:
-    """Name each operation whose translator failed, once, with its first error: a bug of ours, to be reported."""
-    errors: dict[str, str] = {}
-    for item in items:
-        if item.error is not None:
-            errors.setdefault(trace.operations[item.operations[0]].name, item.error)
-    return tuple(
-        f"{name} could not be translated ({error}). It counts by the bytes that it touches, at least; please report it."
-        for name, error in errors.items()
-    )
 
 
 def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
@@ -283,3 +277,63 @@ def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple
     gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
     size, elements = float(gradient.size_bytes), float(gradient.elements)
     return (Problem("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()
+
+
+# --- What the user should know of it
+
+UNKNOWN_SPREAD: Final = 10.0
+"""Extra factor upwards around an operation of which only the bytes are known. An assumption: a factorisation of a large
+matrix (`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as its copy on an H100."""
+
+SHARE_TO_NAME: Final = 0.01
+"""Least share of the time for an operation to be named."""
+
+MOST_NAMES: Final = 5
+
+
+def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasured: Array) -> tuple[str, ...]:
+    """Name the unknown operations that take a share of the time worth a line.
+
+    Args:
+        items: A trace's work.
+        seconds: Device seconds, shape (gpus, items).
+        unmeasured: Share of each item's time that no measured kernel gave, shape (gpus, items).
+
+    Returns:
+        One sentence, with shares over all GPUs; none if every operation is known.
+    """
+    total = seconds.sum(axis=1)
+    spent: dict[str, Array] = {}
+    for column, item in enumerate(items):
+        for name in item.unknown:
+            spent[name] = spent.get(name, np.zeros(len(seconds))) + seconds[:, column] * unmeasured[:, column]
+    shares = {name: own / np.where(total > 0, total, 1.0) for name, own in spent.items()}
+    named = sorted(
+        (name for name, share in shares.items() if share.max(initial=0.0) >= SHARE_TO_NAME),
+        key=lambda name: (-float(shares[name].max()), name),
+    )
+    if not named:
+        return ()
+    texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MOST_NAMES]]
+    others = f" and {len(named) - MOST_NAMES} more" if len(named) > MOST_NAMES else ""
+    if len(named) == 1:
+        return (f"{texts[0]} is not known; it is timed as a copy of its tensors and may take far longer.",)
+    listed = ", ".join(texts) + others
+    return (f"{listed} are not known; they are timed as copies of their tensors and may take far longer.",)
+
+
+def _range(shares: Array) -> str:
+    least, most = round(100 * float(shares.min())), round(100 * float(shares.max()))
+    return f"{most} %" if least == most else f"{least}–{most} %"  # noqa: RUF001 (an en dash is meant)
+
+
+def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...]:
+    """Name each operation whose translator failed, once, with its first error: a bug of ours, to be reported."""
+    errors: dict[str, str] = {}
+    for item in items:
+        if item.error is not None:
+            errors.setdefault(trace.operations[item.operations[0]].name, item.error)
+    return tuple(
+        f"{name} could not be translated ({error}). It counts by the bytes that it touches, at least; please report it."
+        for name, error in errors.items()
+    )

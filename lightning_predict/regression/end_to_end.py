@@ -30,7 +30,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.arrays import FloatArray
+from lightning_predict.kernels.operations import Array
 from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class Term:
         parts = [" * ".join(above) or "1", *below]
         return " / ".join(parts)
 
-    def values(self, columns: Mapping[Variable, FloatArray]) -> FloatArray:
+    def values(self, columns: Mapping[Variable, Array]) -> Array:
         """Return the product for each run, shape (runs,).
 
         Args:
             columns: Values of each variable, shape (runs,).
         """
         powers = (columns[name] ** float(power) for name, power in zip(self.variables, self.exponents, strict=True))
-        values: FloatArray = np.prod(np.stack(list(powers)), axis=0)
+        values: Array = np.prod(np.stack(list(powers)), axis=0)
         return values
 
 
@@ -205,15 +205,15 @@ class EndToEndRegression:
     runs: int
     intercept: float
     terms: tuple[Term, ...]
-    coefficients: FloatArray
+    coefficients: Array
     ranges: Mapping[Variable, tuple[float, float]]
     mean_error: float
     left_out_error: float | None
     notes: tuple[str, ...]
     residual_variance: float
     degrees_of_freedom: int
-    covariance: FloatArray = field(repr=False)
-    scales: FloatArray = field(repr=False)
+    covariance: Array = field(repr=False)
+    scales: Array = field(repr=False)
     relative: bool = True
 
     @property
@@ -274,7 +274,7 @@ class EndToEndRegression:
         one = Interval(middle - half, middle, middle + half).at_least(0.0)
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
-    def _half_width(self, row: FloatArray, middle: float, outside: Sequence[Extrapolation]) -> float:
+    def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
         """Compute half of the interval, in seconds per iteration."""
         from scipy import stats  # the fit needed it already
 
@@ -310,7 +310,7 @@ def _spread_beyond(outside: Extrapolation) -> float:
     return EXTRAPOLATION_SPREAD.get(outside.variable, OTHER_SPREAD) * distance
 
 
-def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, FloatArray]:
+def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, Array]:
     """Return values of variables that every setting has, one array of shape (settings,) each."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
@@ -539,7 +539,7 @@ def _left_out(
     known: Sequence[Variable],
     varying: Sequence[Variable],
     zero: Sequence[Variable],
-    columns: Mapping[Variable, FloatArray],
+    columns: Mapping[Variable, Array],
 ) -> tuple[str, ...]:
     """Say which variables, or their inverses, gave no features, in words."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
-from lightning_predict.kernels.arrays import FloatArray, IndexArray
+from lightning_predict.kernels.operations import Array, IndexArray
 
 try:
     from scipy import stats
@@ -113,14 +113,14 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         self.n_iter_ = rounds
         return self._finish(design, weighted, selected)
 
-    def predict(self, X: Any) -> FloatArray:  # noqa: N803
+    def predict(self, X: Any) -> Array:  # noqa: N803
         """Return predicted targets, shape (rows,)."""
         check_is_fitted(self)
         features = validate_data(self, X, dtype=np.float64, reset=False)
-        predicted: FloatArray = features @ self.coef_ + self.intercept_
+        predicted: Array = features @ self.coef_ + self.intercept_
         return predicted
 
-    def _finish(self, design: FloatArray, target: FloatArray, selected: list[int]) -> StepwiseRegression:
+    def _finish(self, design: Array, target: Array, selected: list[int]) -> StepwiseRegression:
         used = design[:, [0, *(index + 1 for index in selected)]]
         solution, residual, inverse = _least_squares(used, target)
         if self.non_negative_intercept and solution[0] < 0 and selected:
@@ -128,13 +128,13 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
             solution = np.concatenate([[0.0], through_origin[0]])
             residual, inverse = through_origin[1], np.pad(through_origin[2], ((1, 0), (1, 0)))
         self.selected_: IndexArray = np.array(selected, dtype=np.intp)
-        self.coef_: FloatArray = np.zeros(design.shape[1] - 1)
+        self.coef_: Array = np.zeros(design.shape[1] - 1)
         self.coef_[self.selected_] = solution[1:]
         self.intercept_ = float(solution[0])
         self.degrees_of_freedom_ = len(target) - used.shape[1]
         left = float(residual @ residual)
         self.residual_variance_ = left / self.degrees_of_freedom_ if self.degrees_of_freedom_ > 0 else float("nan")
-        self.unscaled_covariance_: FloatArray = inverse
+        self.unscaled_covariance_: Array = inverse
         return self
 
     def _check_options(self) -> None:
@@ -149,7 +149,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
             raise InvalidArgumentError(f"max_features={self.max_features!r}; expected at least 0.")
 
 
-def _weights(given: Any, rows: int) -> FloatArray:
+def _weights(given: Any, rows: int) -> Array:
     """Return a weight for each row.
 
     Raises:
@@ -165,8 +165,8 @@ def _weights(given: Any, rows: int) -> FloatArray:
 
 
 def _entering(
-    design: FloatArray,
-    target: FloatArray,
+    design: Array,
+    target: Array,
     selected: list[int],
     barred: set[int],
     non_negative: Sequence[int],
@@ -195,9 +195,7 @@ def _entering(
     return [best] if 2 * stats.t.sf(t_value, freedom) < p_enter else []
 
 
-def _of_wrong_sign(
-    design: FloatArray, target: FloatArray, selected: list[int], non_negative: Sequence[int]
-) -> list[int]:
+def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negative: Sequence[int]) -> list[int]:
     """List features of the model whose coefficient must be above 0 and is not."""
     bound = set(selected) & set(non_negative)
     if not bound:
@@ -206,7 +204,7 @@ def _of_wrong_sign(
     return [index for index, value in zip(selected, solution[1:], strict=True) if index in bound and value <= 0]
 
 
-def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remove: float) -> list[int]:
+def _leaving(design: Array, target: Array, selected: list[int], p_remove: float) -> list[int]:
     """Return the least significant feature of the model, where it is not significant; none otherwise."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
@@ -221,9 +219,9 @@ def _leaving(design: FloatArray, target: FloatArray, selected: list[int], p_remo
     return [selected[worst]] if 2 * stats.t.sf(t_values[worst], freedom) > p_remove else []
 
 
-def _least_squares(design: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _least_squares(design: Array, target: Array) -> tuple[Array, Array, Array]:
     """Solve for coefficients, residuals and the inverse of XᵀX, by QR."""
     basis, triangle = np.linalg.qr(design)
     inverse = np.linalg.inv(triangle)
-    solution: FloatArray = inverse @ (basis.T @ target)
+    solution: Array = inverse @ (basis.T @ target)
     return solution, target - design @ solution, inverse @ inverse.T

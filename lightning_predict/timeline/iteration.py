@@ -25,7 +25,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import float32_stands_in
-from lightning_predict.kernels.unknown_operations import unknown_operation_notes
+from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import details
 from lightning_predict.timeline.anchoring import (
     MACHINE_SPREAD,

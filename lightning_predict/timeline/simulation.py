@@ -31,9 +31,9 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.arrays import IndexArray, summed_by_owner
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.operations import Array, IndexArray
+from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.overheads import LIBRARY_SECONDS, HostModel, Overheads
 from lightning_predict.timeline.recorded_host import RecordedHost, recorded_host

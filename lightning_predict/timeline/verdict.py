@@ -16,8 +16,8 @@ from typing import Final, Literal, final
 
 import numpy as np
 
-from lightning_predict.kernels.arrays import summed_by_owner
 from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.timeline.simulation import Launching, Simulated
 
 FASTER: Final = 2.0

@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.kernels.arrays import BoolArray
-from lightning_predict.kernels.operations import Array, Columns, ProblemBatch, operation_kind, problem_batch
+from lightning_predict.kernels.operations import Array, BoolArray, Columns, ProblemBatch, operation_kind, problem_batch
 from lightning_predict.measuring.benchmarks import BENCHMARKS, EAGER
 from lightning_predict.units import milliseconds_to_seconds
 

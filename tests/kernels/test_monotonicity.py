@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import LEAST_SHARE, held_by_monotonicity
-from lightning_predict.kernels.operations import Array, ProblemBatch, family_of, problem_batch
+from lightning_predict.kernels.operations import Array, BoolArray, ProblemBatch, family_of, problem_batch
 from tests.example_gpu import BIG, SMALL
 
 PRODUCT = problem_batch("linear", "float32", m=64, n=64, k=64)

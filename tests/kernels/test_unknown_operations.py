@@ -9,8 +9,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.traffic import is_known
-from lightning_predict.kernels.translation import work_items
-from lightning_predict.kernels.unknown_operations import UNKNOWN_SPREAD, unknown_operation_notes
+from lightning_predict.kernels.translation import UNKNOWN_SPREAD, unknown_operation_notes, work_items
 from lightning_predict.tracing.operand_strides import POINTWISE
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 

@@ -18,11 +18,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.arrays import FloatArray
+from lightning_predict.kernels.operations import Array
 from lightning_predict.regression.stepwise import StepwiseRegression
 
 
-def example(rows: int, noise: float, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+def example(rows: int, noise: float, seed: int = 0) -> tuple[Array, Array]:
     """Targets 5 + 2 x1 - 3 x4, with features that have nothing to do with it."""
     draw = np.random.default_rng(seed)
     features = draw.normal(size=(rows, 8))

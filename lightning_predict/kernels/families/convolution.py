@@ -30,7 +30,6 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.features import (
     alignment,
     log2,
@@ -46,6 +45,7 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
     Array,
+    BoolArray,
     Columns,
     CountedProblem,
     Family,

@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.arrays import BoolArray
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element, of_matrix
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Alternative,
     Array,
+    BoolArray,
     CountedProblem,
     Floor,
     Problem,
