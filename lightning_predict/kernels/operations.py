@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
-from lightning_predict.gpus.generations import Generation
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import Generation, Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Flags, Operation
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, Literal, final
 from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
-from lightning_predict.gpus.generations import NVIDIA
 from lightning_predict.gpus.lookup import other_forms
+from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.interval import Interval
 from lightning_predict.note import is_detail
 from lightning_predict.reports.format import (

@@ -8,8 +8,8 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.gpus.generations import GENERATIONS, NVIDIA, generation_of
 from lightning_predict.gpus.own import read_gpus
+from lightning_predict.gpus.records import GENERATIONS, NVIDIA, generation_of
 from lightning_predict.testing import example_trace
 
 
