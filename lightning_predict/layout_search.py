@@ -26,8 +26,7 @@ from lightning_predict.distributed.memory import ModelMemory
 from lightning_predict.distributed.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.gpus.machines import machine as find_machine
+from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import steps_to_come
 from lightning_predict.run.sharing import memory_on

@@ -22,7 +22,7 @@ from typing import Final, final
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu_names
-from lightning_predict.gpus.machines import is_same_machine
+from lightning_predict.gpus.layouts import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 

@@ -20,8 +20,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.batch_size import samples_per_batch, why_no_other_batch, with_samples
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
-from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.gpus.machines import machine as find_machine
+from lightning_predict.gpus.layouts import Layout, find_machine, layout_of
 from lightning_predict.interval import Interval
 from lightning_predict.planning.problem import Configuration, MachineType
 from lightning_predict.prediction import predict_workload, steps_to_come

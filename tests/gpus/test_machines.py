@@ -6,8 +6,7 @@ import pytest
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.gpus.machines import is_same_machine, machine
+from lightning_predict.gpus.layouts import find_machine, is_same_machine, layout_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def test_a_machine_is_a_layout(name: str, layout: str) -> None:
 def test_offers_and_machines_agree_on_the_gpus_of_a_machine() -> None:
     compared = 0
     for offer in load_offers():
-        found = machine(offer.instance)
+        found = find_machine(offer.instance)
         if found is not None and found.provider == offer.provider:
             layout = layout_of(found.name)
             assert (layout.gpu.name, layout.gpus_per_node) == (offer.gpu, offer.num_gpus), offer.instance
