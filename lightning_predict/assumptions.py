@@ -24,7 +24,7 @@ from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
 from lightning_predict.sharding.tables import Skew
-from lightning_predict.timeline.overheads import Host, host_of
+from lightning_predict.timeline.host import Host, host_of
 from lightning_predict.tracing.older_releases import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
@@ -51,7 +51,7 @@ class Assumptions:
             launches and how gradients are cleared; None for that of the trace, and for a step whose kernels were
             measured.
         host: How fast the host of the predicted GPUs launches: a class (`fast`, `median`, `slow`, see
-            `timeline/overheads.py`), used where the step's own host was not timed; or a factor on the time of the host
+            `timeline/host.py`), used where the step's own host was not timed; or a factor on the time of the host
             in use, below 1 for a faster one. None knows nothing of it.
         zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law, or one by the name
             of a table's module; None for equal chances.

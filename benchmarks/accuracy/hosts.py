@@ -1,4 +1,4 @@
-"""How fast hosts launch: the machines behind `timeline/overheads.py`, from published steps that launches dominate.
+"""How fast hosts launch: the machines behind `timeline/host.py`, from published steps that launches dominate.
 
     python -m benchmarks.accuracy FOLDER --of hosts --cache recorded-steps
 
@@ -31,8 +31,8 @@ from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.timeline.host import HOST_SPREAD
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.overheads import HOST_SPREAD
 from lightning_predict.tracing.older_releases import under_release
 from lightning_predict.tracing.trace import Trace
 

@@ -13,7 +13,7 @@ from typing import Final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.timeline.recorded_host import WAITING_OPERATIONS
+from lightning_predict.timeline.host import WAITING_OPERATIONS
 from lightning_predict.tracing.trace import Trace
 
 GRAPH_HOST_SHARE: Final = 0.05

@@ -31,8 +31,8 @@ from lightning_predict.kernels.operations import operation_kind
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
+from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.overheads import UNKNOWN_HOST
 from lightning_predict.timeline.same_gpu import same_gpu_check
 from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, run_queues
 from lightning_predict.tracing.reported_gpu import gpu_in_use
@@ -45,7 +45,7 @@ _PLACE: Final = "_place"
 
 ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
 """Host time of an added operation, where the recording timed none with one kernel: a forward operation of the median
-host takes 13 us (`timeline/overheads.py`), and the profiler adds a little."""
+host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
 
 ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
 

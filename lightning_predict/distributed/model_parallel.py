@@ -54,8 +54,8 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import Parameter, Phase, Trace

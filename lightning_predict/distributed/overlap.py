@@ -201,7 +201,7 @@ class OverlapCosts:
     Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
     factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
     shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward, over the median host of
-    `overheads.py`: one framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints what both
+    `host.py`: one framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints what both
     would be, and err, with each table left out.
 
     Attributes:

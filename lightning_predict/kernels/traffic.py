@@ -68,7 +68,7 @@ FREE_OPERATIONS: Final = _aten(
 """Calls that launch nothing on the device. Reading a scalar (`item`) waits for it, but computes nothing there."""
 
 COMPILED_CALL: Final = "inductor::call"
-"""Call of compiled code: it launches nothing itself, but keeps the host (`timeline/overheads.py`)."""
+"""Call of compiled code: it launches nothing itself, but keeps the host (`timeline/host.py`)."""
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 

@@ -25,8 +25,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.timeline.overheads import Host, HostModel
-from lightning_predict.timeline.recorded_host import has_recorded_launches
+from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
     Launching,

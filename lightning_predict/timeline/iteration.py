@@ -35,7 +35,7 @@ from lightning_predict.timeline.anchoring import (
     anchor,
     with_host_work,
 )
-from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host, HostModel
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, run_queues
 from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts

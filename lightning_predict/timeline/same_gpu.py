@@ -21,9 +21,8 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.note import Note
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import UNKNOWN_HOST, Host
-from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.trace import Trace
 
 CORRECTION_EXPONENT: Final = 0.75

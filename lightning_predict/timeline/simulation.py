@@ -1,6 +1,6 @@
 """Simulate one host thread and the device's streams through a step.
 
-The host walks through the operations and pays their overheads T1 to T5 (`overheads.py`); each launch appends a kernel
+The host walks through the operations and pays their overheads T1 to T5 (`host.py`); each launch appends a kernel
 to its stream, which starts when the stream is free and the launch has been made. The host runs ahead until an
 operation waits for the device (`.item()`, a blocking copy). A step of a running loop begins while the device still
 works on the one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step
@@ -35,8 +35,7 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array, IndexArray
 from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.overheads import LIBRARY_SECONDS, HostModel, Overheads
-from lightning_predict.timeline.recorded_host import RecordedHost, recorded_host
+from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 from lightning_predict.units import MICROSECOND
 

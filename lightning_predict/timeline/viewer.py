@@ -16,7 +16,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor, with_host_work
-from lightning_predict.timeline.overheads import UNKNOWN_HOST
+from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, run_queues
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_microseconds

@@ -20,8 +20,8 @@ from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.run.sharing import shared_memory_bytes
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import HostModel
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 from tests.distributed.example_blocks import (
     HIDDEN,

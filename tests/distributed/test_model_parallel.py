@@ -19,8 +19,8 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.timeline.host import Host
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import Host
 from tests.distributed.example_blocks import MODELS, NORMS_REL, STREAM_BYTES, WEIGHT_BYTES, timed_as, trace_of
 
 A100 = gpu("A100-SXM-80GB")

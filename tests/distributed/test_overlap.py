@@ -20,7 +20,7 @@ from lightning_predict.distributed.overlap import (
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
 
 H100 = gpu("H100-SXM-80GB")

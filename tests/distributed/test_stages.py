@@ -10,7 +10,7 @@ from lightning_predict.distributed.model_parallel import Stage, model_stages, st
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.distributed.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.tracing.trace import Operation, Parameter, Trace
 from tests.distributed.example_blocks import (
     HIDDEN,

@@ -22,7 +22,7 @@ from lightning_predict.measuring.clock import captured, own_stream, time_call
 from lightning_predict.measuring.management import read_state
 from lightning_predict.measuring.run import measure
 from lightning_predict.timeline.anchoring import Replay, recorded_gap
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace

@@ -30,7 +30,7 @@ from lightning_predict.sharding.whole_step import (
     table_optimizer,
     without_tables,
 )
-from lightning_predict.timeline.overheads import host_of
+from lightning_predict.timeline.host import host_of
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 from tests.workloads.recommendation import Dlrm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_predict.timeline.overheads import HostModel, Overheads
+from lightning_predict.timeline.host import HostModel, Overheads
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.tracing.trace import PHASES
 

@@ -23,9 +23,8 @@ from lightning_predict.timeline.anchoring import (
     late_share,
     recorded_gap,
 )
+from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import Host, HostModel
-from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
 from lightning_predict.timeline.simulation import START_SECONDS, main_queue
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL

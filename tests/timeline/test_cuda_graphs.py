@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS, recorded_host
+from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, recorded_host
 from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
 from lightning_predict.tracing.attribution import CUDA_GRAPH
 from lightning_predict.tracing.imports import import_trace

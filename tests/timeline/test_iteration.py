@@ -10,9 +10,8 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import GAP_SECONDS
+from lightning_predict.timeline.host import HOST_SPREAD, LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration, interval_of_sum, iterations
-from lightning_predict.timeline.overheads import HOST_SPREAD, LIBRARY_SECONDS, Host, HostModel
-from lightning_predict.timeline.recorded_host import PROFILER_EVENT_SECONDS
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
 from tests.example_gpu import BIG, OLD, SMALL

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.timeline.overheads import HostModel
+from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.simulation import START_SECONDS, Launching, host_walk, launch_order
 from tests.timeline.example_host import ALONE, HOST, OVERHEADS, START, T1, T2, T3, T4, T5
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.timeline.overheads import HOST_SPREAD, SHARED_OVERHEADS, HostModel
+from lightning_predict.timeline.host import HOST_SPREAD, SHARED_OVERHEADS, HostModel
 from tests.timeline.example_host import OVERHEADS
 
 

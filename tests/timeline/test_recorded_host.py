@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.timeline.overheads import Overheads
-from lightning_predict.timeline.recorded_host import (
+from lightning_predict.timeline.host import (
     BLOCKED_LAUNCH_SECONDS,
     PROFILER_EVENT_SECONDS,
     PYTHON_SECONDS,
+    Overheads,
     recorded_host,
 )
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, Trace

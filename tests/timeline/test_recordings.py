@@ -15,9 +15,8 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.timeline.anchoring import LATE_SHARE, Replay, late_share, recorded_gap
+from lightning_predict.timeline.host import Host, HostModel, recorded_host
 from lightning_predict.timeline.iteration import Iteration, iterations
-from lightning_predict.timeline.overheads import Host, HostModel
-from lightning_predict.timeline.recorded_host import recorded_host
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Trace
 from tests.recordings import recording

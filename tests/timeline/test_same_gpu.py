@@ -7,7 +7,7 @@ import pytest
 
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.timeline.anchoring import MACHINE_SPREAD
-from lightning_predict.timeline.overheads import LIBRARY_SECONDS, HostModel
+from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
 from lightning_predict.timeline.same_gpu import (
     CORRECTION_EXPONENT,
     SameGpuCheck,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.timeline.overheads import SHARED_OVERHEADS
+from lightning_predict.timeline.host import SHARED_OVERHEADS
 from tests.workloads.catalogue import WORKLOADS
 from tests.workloads.modules import Supervised, click_loss, momentum
 from tests.workloads.recommendation import Dlrm
