@@ -33,7 +33,7 @@ from lightning_predict.run.sharing import memory_on
 from lightning_predict.sharding.tables import is_look_up
 from lightning_predict.sharding.whole_step import AUTO
 from lightning_predict.step import Step
-from lightning_predict.timeline.mean_step import weighted_kinds
+from lightning_predict.timeline.whole_steps import weighted_kinds
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights

@@ -33,7 +33,7 @@ from lightning_predict.run.workload import Loader, Workload, run_of
 from lightning_predict.sharding.tables import Skew
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 

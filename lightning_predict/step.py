@@ -38,7 +38,7 @@ from lightning_predict.run.workload import Run, Workload, run_of
 from lightning_predict.sharding.tables import with_skew
 from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
+from lightning_predict.timeline.whole_steps import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.older_releases import release_of, under_release

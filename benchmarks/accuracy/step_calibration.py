@@ -24,7 +24,7 @@ import numpy as np
 
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
-from lightning_predict.timeline.step_spread import StepSpread
+from lightning_predict.timeline.iteration import StepSpread
 from lightning_predict.training.own import weighted_quantile
 
 FACTOR_DEVIATION: Final = 0.15

@@ -39,7 +39,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.iteration import FAMILY_CORRELATION, iterations
-from lightning_predict.timeline.same_gpu import CORRECTION_EXPONENT
+from lightning_predict.timeline.whole_steps import CORRECTION_EXPONENT
 from lightning_predict.tracing.trace import Trace
 
 EXPONENTS: Final = tuple(number / 20 for number in range(21))

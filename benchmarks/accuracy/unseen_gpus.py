@@ -30,7 +30,7 @@ from benchmarks.training.report import report_table
 from benchmarks.training.tables import read_tables
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, kernel_models
-from lightning_predict.timeline.step_spread import bundled_spread
+from lightning_predict.timeline.iteration import bundled_spread
 from lightning_predict.training.own import gpus_of
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import LoadedWeights

@@ -54,8 +54,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.step_spread import UNCALIBRATED, bundled_spread
+from lightning_predict.timeline.iteration import UNCALIBRATED, bundled_spread, iterations
 from lightning_predict.tracing.trace import Trace
 
 NOT_TRAINED_IN: Final = "double"

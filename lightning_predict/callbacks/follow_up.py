@@ -34,7 +34,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import append_record, history_path
 from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
 from lightning_predict.run.workload import Workload
-from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.same_gpu import same_gpu_check
 from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, run_queues
+from lightning_predict.timeline.whole_steps import same_gpu_check
 from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.units import MICROSECOND

@@ -66,8 +66,8 @@ from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.same_gpu import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
 from lightning_predict.timeline.simulation import Launching, launch_order, launchings, run_queues
+from lightning_predict.timeline.whole_steps import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes

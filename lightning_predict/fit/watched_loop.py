@@ -39,7 +39,7 @@ from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.run.history import read_history
-from lightning_predict.timeline.mean_step import measured_seconds
+from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ EXPONENTS: Final[Mapping[Kinship, float]] = {"same code": 1.0, "same units": 0.7
 Chosen on 1,370 pairs of GPUs that ran the same problems, none of which a network was fitted to. Errors at powers 0,
 1/2, 3/4 and 1, and with each GPU left out of the choice: same code 0.046, 0.040, 0.034, 0.029 and 0.029; same units
 0.102, 0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. Of the powers alike for the same
-units, 3/4 is the one that whole steps choose (`timeline/same_gpu.py`). The study: `python -m benchmarks.accuracy FOLDER
+units, 3/4 is the one that whole steps choose (`timeline/whole_steps.py`). Study: `python -m benchmarks.accuracy FOLDER
 --of pairs`."""
 
 SHARED_SCATTER: Final = 0.3

@@ -3,11 +3,22 @@
 Every operation takes host time, views too; work that a GPU would run as one launch (`WorkItem`) is launched once. Where
 the trace was recorded on a GPU that is known, its un-profiled step is held against its simulation (`anchoring.py`).
 
-The step ends when both queues are done: the host that launches and the device that computes. Example::
+The step ends when both queues are done: the host that launches and the device that computes.
+
+An operation's interval comes from operations that were timed alone, many on the same machine. A whole step on another
+machine has its GPU's clocks and power limit, its libraries, and what no table of operations holds; these go together
+for all of its operations, so that they do not average out (`StepSpread`). Both parts were calibrated on published steps
+of GPUs and sources that were left out (`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER
+--of steps`). Example::
 
     work = timed_work(trace, gpus, origin=None, models=models)
     steps = iterations(trace, work, gpus)
     steps[0].seconds, steps[0].bound_by
+
+    >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
+    >>> low, high = spread.applied(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
+    >>> round(low, 2), round(high, 2)
+    (0.73, 1.38)
 """
 
 from __future__ import annotations
@@ -16,10 +27,14 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, final
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, final, overload
 
 import numpy as np
 
+from lightning_predict import checked
+from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
@@ -37,7 +52,6 @@ from lightning_predict.timeline.anchoring import (
 )
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.simulation import Simulated, launch_order, launchings, run_queues
-from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread
 from lightning_predict.timeline.verdict import FASTER, Verdict, verdicts
 from lightning_predict.tracing.trace import PHASES, Phase, Trace
 from lightning_predict.units import seconds_to_milliseconds
@@ -419,3 +433,57 @@ def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
             "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to "
             f"{PROFILED_SPREAD:.0f} times as fast."
         )
+
+
+# --- How far whole steps scatter
+
+SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """Two parts of the logarithm of an interval's half-width; their squares add.
+
+    Attributes:
+        kept: Share that is kept of the half-width from the operations' own intervals.
+        log_half_width: What all operations of a step have in common.
+    """
+
+    kept: float
+    log_half_width: float
+
+    @overload
+    def applied(self, low: float, high: float) -> tuple[float, float]: ...
+    @overload
+    def applied(self, low: Array, high: Array) -> tuple[Array, Array]: ...
+    def applied(self, low: float | Array, high: float | Array) -> tuple[float | Array, float | Array]:
+        """Return the ends of a step's interval from those of its operations, both over the middle.
+
+        Args:
+            low: At most 1, above 0.
+            high: At least 1.
+        """
+        below, above = (np.hypot(self.kept * np.log(end), self.log_half_width) for end in (low, high))
+        return np.exp(-below), np.exp(above)
+
+
+UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
+"""The operations' own intervals."""
+
+
+@cache
+def bundled_spread() -> StepSpread:
+    """Return the spread that ships with the weights."""
+    return read_spread(SPREAD_FILE)
+
+
+def read_spread(path: Path) -> StepSpread:
+    """Read a spread from a file that `write_spread` of the accuracy study wrote.
+
+    Raises:
+        WeightsFormatError: The file does not hold one.
+        OSError: It cannot be read.
+    """
+    spread = checked.read_json(path, WeightsFormatError).member("spread")
+    return StepSpread(kept=spread.member("kept").number(), log_half_width=spread.member("log_half_width").number())

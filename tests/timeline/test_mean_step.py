@@ -10,9 +10,15 @@ import lightning_predict as lp
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import fingerprint_of
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.mean_step import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
-from lightning_predict.timeline.same_gpu import SameGpuCheck
 from lightning_predict.timeline.verdict import Verdict
+from lightning_predict.timeline.whole_steps import (
+    SameGpuCheck,
+    kinds_note,
+    mean_check,
+    mean_step,
+    measured_seconds,
+    weighted_kinds,
+)
 from lightning_predict.tracing.trace import Memory, Operation, OtherStep, Parameter, TensorInfo, Trace, anonymised
 from lightning_predict.what_if import precision_what_if
 

@@ -8,7 +8,7 @@ import pytest
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.timeline.anchoring import MACHINE_SPREAD
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
-from lightning_predict.timeline.same_gpu import (
+from lightning_predict.timeline.whole_steps import (
     CORRECTION_EXPONENT,
     SameGpuCheck,
     corrected_iterations,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import WeightsFormatError
-from lightning_predict.timeline.step_spread import UNCALIBRATED, StepSpread, bundled_spread, read_spread
+from lightning_predict.timeline.iteration import UNCALIBRATED, StepSpread, bundled_spread, read_spread
 
 
 def test_the_squares_of_both_parts_add() -> None:
