@@ -25,7 +25,7 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
 from lightning_predict.sharding.tables import Skew
 from lightning_predict.timeline.host import Host, host_of
-from lightning_predict.tracing.older_releases import check_release
+from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 Door = TypeVar("Door")

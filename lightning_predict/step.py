@@ -39,10 +39,15 @@ from lightning_predict.sharding.tables import with_skew
 from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.whole_steps import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
-from lightning_predict.tracing.code_paths import code_path_notes
 from lightning_predict.tracing.collectives import without_collectives
-from lightning_predict.tracing.older_releases import release_of, under_release
-from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use, unknown_gpu_note
+from lightning_predict.tracing.recorded_on import (
+    check_predictable,
+    code_path_notes,
+    gpu_in_use,
+    release_of,
+    under_release,
+    unknown_gpu_note,
+)
 from lightning_predict.tracing.trace import Trace
 
 

@@ -18,7 +18,7 @@ from lightning_predict.kernels.roofline import HOPPER_FLOAT8, roofline_seconds
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.timeline.whole_steps import CORRECTION_EXPONENT
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 
 DATA = TensorInfo((4096, 4096), "float32")

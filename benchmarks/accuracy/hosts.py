@@ -33,7 +33,7 @@ from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import HOST_SPREAD
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 
 DEVICE_SHARE: Final = 0.5

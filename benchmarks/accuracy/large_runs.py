@@ -36,7 +36,7 @@ from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 

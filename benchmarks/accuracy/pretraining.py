@@ -42,7 +42,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.fusion import fused
 from lightning_predict.run.sharing import shared_memory_bytes
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes
 

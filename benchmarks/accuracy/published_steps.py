@@ -25,7 +25,7 @@ from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 

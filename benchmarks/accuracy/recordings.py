@@ -27,7 +27,7 @@ from lightning_predict.kernels.traffic import is_known
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import FORMAT, Kernel, Trace, read_trace_json
 from lightning_predict.units import seconds_to_milliseconds
 

@@ -37,7 +37,7 @@ from lightning_predict.kernels.operations import Problem, batch_of, operation_ki
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.timeline.iteration import iterations
-from lightning_predict.tracing.older_releases import under_release
+from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 

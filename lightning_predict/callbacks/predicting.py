@@ -33,7 +33,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, history_path, read_history
 from lightning_predict.run.workload import Workload
 from lightning_predict.step import layout_in_use
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from lightning_predict.run.history import read_history
 from lightning_predict.run.own_gains import measured_gains
 from lightning_predict.step import layout_in_use
 from lightning_predict.tracing.followed import with_followed
-from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
+from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from lightning_predict.changes.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT, LAYOUT_AT
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT, LAYOUT_AT
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_norm_backward"})

@@ -19,7 +19,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.format import milliseconds
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
 

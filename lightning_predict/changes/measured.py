@@ -35,7 +35,7 @@ from lightning_predict.timeline.host import UNKNOWN_HOST
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, run_queues
 from lightning_predict.timeline.whole_steps import same_gpu_check
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.source import AnyWeights

@@ -24,7 +24,7 @@ from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
-from lightning_predict.tracing.older_releases import release_of
+from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Trace
 
 LEAST_SAVING: Final = 0.02

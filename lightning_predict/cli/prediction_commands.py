@@ -210,7 +210,7 @@ class Findings:
     def with_memory(self, trace: Trace) -> Findings:
         """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
         from lightning_predict.changes.relief import memory_report
-        from lightning_predict.tracing.reported_gpu import gpu_in_use
+        from lightning_predict.tracing.recorded_on import gpu_in_use
 
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction

@@ -107,7 +107,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.regression.layers import fit_layers, layers_of
     from lightning_predict.reports.format import duration
-    from lightning_predict.tracing.reported_gpu import gpu_in_use
+    from lightning_predict.tracing.recorded_on import gpu_in_use
     from lightning_predict.tracing.trace import Trace
 
     known = [Trace.load(str(path)) for path in recordings]

@@ -116,7 +116,7 @@ def _whole_steps(
     from lightning_predict.kernels.models import kernel_models
     from lightning_predict.sharding.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.timeline.host import UNKNOWN_HOST
-    from lightning_predict.tracing.reported_gpu import gpu_in_use
+    from lightning_predict.tracing.recorded_on import gpu_in_use
 
     if trace.batches > 1 or not trace.parameters:
         return {}

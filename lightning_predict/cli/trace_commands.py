@@ -121,7 +121,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 def _notes(recorded: Trace) -> list[str]:
     """List the trace's own notes after what is lost because its GPU is not known."""
-    from lightning_predict.tracing.reported_gpu import unknown_gpu_note
+    from lightning_predict.tracing.recorded_on import unknown_gpu_note
 
     unknown = unknown_gpu_note(recorded)
     return [*([] if unknown is None else [unknown]), *recorded.notes]
@@ -139,7 +139,7 @@ def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
     """Find the GPU to predict for and the one that the trace was recorded on."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.tracing.reported_gpu import gpu_in_use
+    from lightning_predict.tracing.recorded_on import gpu_in_use
 
     origin = gpu_in_use(recorded)
     gpu = origin if name is None else find_gpu(name)
@@ -210,7 +210,7 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
     from lightning_predict.changes.layers import layer_table
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
-    from lightning_predict.tracing.reported_gpu import check_predictable, gpu_in_use
+    from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 
     check_predictable(recorded)
     origin = gpu_in_use(recorded)

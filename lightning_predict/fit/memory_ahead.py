@@ -20,7 +20,7 @@ from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, st
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.reports.format import gibibytes, share
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
 

@@ -48,8 +48,8 @@ from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import computes_in_float32
 from lightning_predict.kernels.traffic import FREE_OPERATIONS
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.tracing.code_paths import FACTORS_AT, SECOND_TRANSPOSED
-from lightning_predict.tracing.older_releases import release_of
+from lightning_predict.tracing.operand_strides import FACTORS_AT, SECOND_TRANSPOSED
+from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 # --- The release: products and norms

@@ -28,7 +28,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import OperationKind, operation_kind
 from lightning_predict.kernels.traffic import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 FUSED: Final = "triton::fused"

@@ -32,7 +32,7 @@ import numpy as np
 from lightning_predict.kernels.families.sparse import sparse_problems
 from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind, translator_of
 from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
-from lightning_predict.tracing.older_releases import updates_one_by_one
+from lightning_predict.tracing.recorded_on import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"

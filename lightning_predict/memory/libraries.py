@@ -17,7 +17,7 @@ from typing import Final
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 

@@ -22,7 +22,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.traffic import FUSED_OPTIMIZERS
 from lightning_predict.run.history import RUNS_THAT_COUNT, HistoryRecord
 from lightning_predict.timeline.host import WAITING_OPERATIONS
-from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Trace
 
 _TRUE: Final = {"bfloat16": "bf16-true", "float16": "half"}

@@ -8,8 +8,8 @@ What a Trace is, without torch:
   arguments.
 * The rules that every recorder shares: `signatures.py` (names of arguments, and what is recorded whole), `phases.py`
   (forward, backward, optimizer, other).
-* `code_paths.py`: what the user should know of the way that a step ran (compiled, layouts, cuDNN's choice).
-* `operand_strides.py`: how the operands of element-wise calls and copies lie in memory.
+* `recorded_on.py`: where a step was recorded (GPU, release, code path), and what the user should know of it.
+* `operand_strides.py`: how operands lie in memory: images, factors of products, and operands beside each other.
 
 How a step is recorded, with torch:
 

@@ -14,16 +14,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lightning_predict.tracing.code_paths import (
+from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
+from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
     FACTORS_AT,
+    LAID_OUT,
     LAYOUT_AT,
     SECOND_TRANSPOSED,
+    STRIDED,
     is_channels_last,
     is_transposed,
+    side_by_side,
 )
-from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
-from lightning_predict.tracing.operand_strides import LAID_OUT, STRIDED, side_by_side
 from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
 from lightning_predict.tracing.trace import TensorInfo
 

@@ -24,19 +24,21 @@ from typing import Any, Final, final
 
 import torch
 
-from lightning_predict.tracing.code_paths import (
-    CHANNELS_LAST,
-    FACTORS_AT,
-    LAYOUT_AT,
-    SECOND_TRANSPOSED,
-    is_channels_last,
-    is_transposed,
-)
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
 from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
-from lightning_predict.tracing.operand_strides import LAID_OUT, STRIDED, side_by_side
+from lightning_predict.tracing.operand_strides import (
+    CHANNELS_LAST,
+    FACTORS_AT,
+    LAID_OUT,
+    LAYOUT_AT,
+    SECOND_TRANSPOSED,
+    STRIDED,
+    is_channels_last,
+    is_transposed,
+    side_by_side,
+)
 from lightning_predict.tracing.pauses import Pauses
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.signatures import (

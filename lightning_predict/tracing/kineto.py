@@ -36,7 +36,7 @@ from lightning_predict.tracing.collectives import left_out_collectives
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, read_profile
 from lightning_predict.tracing.older_releases import in_todays_words
 from lightning_predict.tracing.phases import PhaseRules
-from lightning_predict.tracing.reported_gpu import unknown_gpu_note, with_named_gpu
+from lightning_predict.tracing.recorded_on import unknown_gpu_note, with_named_gpu
 from lightning_predict.tracing.signatures import backward_inputs
 from lightning_predict.tracing.trace import Flags, HostWait, Kernel, Operation, Phase, TensorInfo, Trace, WaitCause
 from lightning_predict.units import microseconds_to_seconds, seconds_to_milliseconds

@@ -1,10 +1,8 @@
-"""Bring profiles of older releases of torch to today's names and arguments, and steps of today to an older release.
+"""Bring profiles of older releases of torch to today's names and arguments.
 
 * torch 1.8 and 1.9 call a convolution's backward pass after its library, with the image before the gradient.
 * Before torch 2.1 no profile holds the strides and paddings of a convolution: they follow from the sizes of image,
   filter and result; the result is the gradient of the backward pass, else what the next operation reads.
-* Before torch 2.0 `zero_grad` filled gradients with zeros, one by one, and backward added to them, where it now leaves
-  none; and `torch.optim` updated tensors one by one, where it now takes them together.
 
 Pure Python. Example::
 
@@ -14,22 +12,14 @@ Pure Python. Example::
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.checked import shown
-from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.tracing.trace import Operation, TensorInfo
 
 CONVOLUTION: Final = "aten::convolution"
 CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
-
-FREES_GRADIENTS: Final = (2, 0)
-"""First release whose `zero_grad` leaves no gradients, and whose optimizers take all tensors together on CUDA."""
-
-_FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 _IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkldnn_convolution_backward"})
 """Backward passes of (image, gradient, weight), where today's is of (gradient, image, weight)."""
@@ -37,97 +27,6 @@ _IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkld
 _LARGEST_STRIDE: Final = 32
 _NEXT_READERS: Final = 3
 """Operations after a convolution among which one reads its result: a bias or a normalisation comes next."""
-
-
-def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the release of torch among the versions of a trace; None where it is not known.
-
-    Args:
-        software: Versions, as `Trace.software` holds them.
-    """
-    version = re.match(r"(\d+)\.(\d+)", software.get("torch", ""))
-    return None if version is None else (int(version[1]), int(version[2]))
-
-
-def check_release(release: str | None) -> None:
-    """Check that a release of torch is one.
-
-    Raises:
-        InvalidArgumentError: It is not.
-    """
-    if release is not None and (not isinstance(release, str) or release_of({"torch": release}) is None):
-        raise InvalidArgumentError(
-            f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', or "
-            "None for that of the trace."
-        )
-
-
-def updates_one_by_one(trace: Trace) -> bool:
-    """Return whether the optimizer launches its kernels for each tensor, as before torch 2.0."""
-    release = release_of(trace.software)
-    return release is not None and release < FREES_GRADIENTS
-
-
-def under_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another release of torch would run it; one with measured kernels as it is, with a note.
-
-    Args:
-        trace: The step.
-        release: Release of torch; None for that of the trace.
-    """
-    if release is None:
-        return trace
-    asked, recorded = release_of({"torch": release}), release_of(trace.software)
-    if trace.has_measured_kernels:
-        own = trace.software.get("torch", "another release")
-        unused = f"release={release!r} is not used: the kernels of this step were measured, under torch {own}."
-        return replace(trace, notes=(*trace.notes, unused))
-    under = replace(trace, software={**trace.software, "torch": release})
-    if asked is None:
-        return under
-    is_older = asked < FREES_GRADIENTS and (recorded is None or recorded >= FREES_GRADIENTS)
-    return replace(under, operations=_with_kept_gradients(trace)) if is_older else under
-
-
-def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
-    """Fill gradients with zeros before the step, and add to them in the backward pass.
-
-    A step that already fills them with zeros says what its own loop does, and a step without a backward pass has none.
-    """
-    operations = trace.operations
-    is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
-    backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
-    if is_filled or not backward:
-        return operations
-    gradients = [
-        TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
-    ]
-    zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
-    added = tuple(
-        Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
-    )
-    # Spread as they come, the last parameter's first; behind the backward pass the host would seem to wait less.
-    last = backward[-1] + 1
-    return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
-
-
-def _spread(
-    operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
-) -> Iterator[Operation]:
-    """Give all operations up to the last of the backward pass, the added ones evenly among those of that pass."""
-    taken, passed = 0, 0
-    is_backward = frozenset(backward)
-    for index, operation in enumerate(operations[: backward[-1] + 1]):
-        yield operation
-        if index in is_backward:
-            passed += 1
-            due = len(added) * passed // len(backward)
-            yield from added[taken:due]
-            taken = due
-
-
-def _device_of(operations: Sequence[Operation]) -> str | None:
-    return next((tensor.device for one in operations for tensor in one.inputs if tensor.device != "cpu"), None)
 
 
 def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:

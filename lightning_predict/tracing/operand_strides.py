@@ -1,9 +1,14 @@
-"""How the operands of element-wise calls and copies lie in memory: alike, or so that a kernel reads them apart.
+"""How operands lie in memory, which kernels depend on: images, factors of products, and operands beside each other.
 
-PyTorch's kernels load several elements at once where all operands lie alike without gaps, and one by one elsewhere.
-There the blocks of a kernel share what they read by the way: neighbours of the result that are neighbours in an operand
-come in one sector, others in a sector each. A call whose operands do not lie alike bears the argument `strided`,
-whichever way it was recorded: how many elements lie side by side that one block reads. Example::
+Images lie channels first (N, C, H, W) or channels last, as tensor cores want them. A convolution whose images are
+channels last bears the argument `channels_last`, whichever way it was recorded, and a product whose second factor is
+transposed `second_transposed`.
+
+Operands of element-wise calls and copies lie alike, or so that a kernel reads them apart. PyTorch's kernels load
+several elements at once where all operands lie alike without gaps, and one by one elsewhere. There the blocks of a
+kernel share what they read by the way: neighbours of the result that are neighbours in an operand come in one sector,
+others in a sector each. A call whose operands do not lie alike bears the argument `strided`, whichever way it was
+recorded: how many elements lie side by side that one block reads. Example::
 
     >>> rows = (64, 128), (128, 1)                        # sizes and strides
     >>> columns = (64, 128), (1, 64)
@@ -20,6 +25,64 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+# --- Images and factors
+
+CHANNELS_LAST: Final = "channels_last"
+"""Argument of a convolution or batch norm that reads images in this layout; left out for channels first."""
+
+IMAGES_AT: Final[Mapping[str, int]] = {
+    "aten::convolution": 0,
+    "aten::_convolution": 0,
+    "aten::cudnn_convolution": 0,
+    "aten::convolution_backward": 1,
+}
+"""Convolutions, with the position of the images among their arguments."""
+
+LAYOUT_AT: Final[Mapping[str, int]] = {
+    **IMAGES_AT,
+    "aten::native_batch_norm": 0,
+    "aten::_native_batch_norm_legit": 0,
+    "aten::_batch_norm_with_update": 0,
+    "aten::cudnn_batch_norm": 0,
+    "aten::native_batch_norm_backward": 1,
+    "aten::batch_norm_backward": 1,
+    "aten::cudnn_batch_norm_backward": 0,
+}
+"""Calls whose kernels depend on the layout of their images, with the position of these."""
+
+SECOND_TRANSPOSED: Final = "second_transposed"
+"""Argument of a product A·Bᵀ, whose second factor lies column by column, as a linear layer's; left out for others."""
+
+FACTORS_AT: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
+"""Products, with the position of the second factor among their arguments."""
+
+
+def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether neighbours in memory are channels; False where both layouts are the same, too.
+
+    Args:
+        shape: Sizes (N, C, *sizes) in two or three dimensions.
+        strides: Elements between neighbours in each dimension.
+    """
+    if len(shape) not in (4, 5) or len(strides) != len(shape):
+        return False
+    return shape[1] > 1 and math.prod(shape[2:]) > 1 and strides[1] == 1
+
+
+def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether neighbours in memory are the rows of matrices; False where both orders are the same, too.
+
+    Args:
+        shape: Sizes (rows, columns), or of batches of such.
+        strides: Elements between neighbours in each dimension.
+    """
+    if len(shape) not in (2, 3) or len(strides) != len(shape):
+        return False
+    return min(shape[-2:]) > 1 and strides[-2] == 1
+
+
+# --- Operands of element-wise calls and copies
 
 STRIDED: Final = "strided"
 """Argument of a call whose operands do not lie alike: elements that one block reads and that lie side by side."""

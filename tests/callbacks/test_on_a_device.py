@@ -365,7 +365,7 @@ def test_documents_of_real_gpus_go_through_a_whole_fit(
     document = read_trace_json(recording(f"{name}.json.gz"), strict=False)
     has_shapes = name != "hta_nccl_a100_step5"
     if fault in ("no CUPTI", "no permission") and not has_shapes:
-        pytest.skip("neither shapes nor kernels: refused, as test_reported_gpu says")
+        pytest.skip("neither shapes nor kernels: refused, as test_recorded_on says")
     damage, note = FAULTS[fault] if fault is not None else (lambda whole: whole, None)
     device = FakeDevice(damage(document), name=RECORDED[name], host_seconds=0.05, device_seconds=0.09)
     predictor, _ = fitted(device, tmp_path, monkeypatch)

@@ -16,7 +16,7 @@ from lightning_predict.changes.channels_last import in_channels_last
 from lightning_predict.changes.table import CHANGES, change_named
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
-from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Trace
 from tests.changes.example_steps import WIDTH, profiled, trained
 

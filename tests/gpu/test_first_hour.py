@@ -23,8 +23,8 @@ from lightning_predict.measuring.management import read_state
 from lightning_predict.measuring.run import measure
 from lightning_predict.timeline.anchoring import Replay, recorded_gap
 from lightning_predict.timeline.host import HostModel
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.training.own import train_own
 from tests.callbacks.small import Small

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_predict.cost.memory import StepMemory, step_memory
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.recording import capture
-from lightning_predict.tracing.reported_gpu import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from tests.workloads.catalogue import WORKLOADS
 

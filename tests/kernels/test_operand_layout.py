@@ -10,7 +10,7 @@ from lightning_predict.kernels.corrections import transposed_products
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import TRANSPOSED_WATTS, transposed_ratio
-from lightning_predict.tracing.code_paths import SECOND_TRANSPOSED
+from lightning_predict.tracing.operand_strides import SECOND_TRANSPOSED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 

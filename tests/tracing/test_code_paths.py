@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.tracing.code_paths import CHANNELS_LAST, code_path_notes
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
+from lightning_predict.tracing.recorded_on import code_path_notes
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, TensorInfo, Trace
 
 WEIGHT = TensorInfo((8, 3, 3, 3), "float16")

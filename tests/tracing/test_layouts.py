@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import lightning_predict as lp
 from lightning_predict.kernels.corrections import transposed_products
-from lightning_predict.tracing.code_paths import (
+from lightning_predict.tracing.meta_device import as_on_cuda
+from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
     FACTORS_AT,
     IMAGES_AT,
@@ -21,7 +22,6 @@ from lightning_predict.tracing.code_paths import (
     is_channels_last,
     is_transposed,
 )
-from lightning_predict.tracing.meta_device import as_on_cuda
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.trace import Operation
 from tests.tracing.test_dispatch import operations_of

@@ -13,7 +13,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.tracing.imports import import_trace
-from lightning_predict.tracing.reported_gpu import gpu_in_use
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 from tests.recordings import RECORDINGS, recording
 

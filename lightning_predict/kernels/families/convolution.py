@@ -60,7 +60,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import compute_peak, sustained_flops, tf32_ratio
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
-from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.units import MICROSECOND
 

@@ -34,7 +34,7 @@ from lightning_predict.kernels.operations import (
     register,
 )
 from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
-from lightning_predict.tracing.code_paths import CHANNELS_LAST
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 LAYER_NORM_BACKWARD_RATIO: Final = 2.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.gpus.lookup import is_of_another_maker
-from lightning_predict.tracing.reported_gpu import unknown_gpu_note
+from lightning_predict.tracing.recorded_on import unknown_gpu_note
 from lightning_predict.tracing.trace import Trace
 
 

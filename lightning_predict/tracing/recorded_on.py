@@ -1,0 +1,290 @@
+"""Where a trace was recorded, on which GPU and with which release of torch, and what follows for predictions.
+
+**The GPU.** Measured kernels are scaled from one GPU to another, so without the first they are of no use: then
+operations are predicted from their shapes, and the user is told; a trace without shapes cannot be predicted at all.
+
+**The release.** Before torch 2.0 `zero_grad` filled gradients with zeros, one by one, and backward added to them, where
+it now leaves none; and `torch.optim` updated tensors one by one, where it now takes them together. A step of today can
+be taken to such a release (`under_release`).
+
+**The code path.** Compiled or not, with which layout and choice of algorithms: predictions follow the trace on each;
+where they cannot, `code_path_notes` say so. Example::
+
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="Tesla V100-SXM2-16GB")
+    >>> gpu_in_use(trace).name
+    'V100-SXM2-16GB'
+    >>> images = TensorInfo((8, 64, 56, 56), "float16")
+    >>> trace = Trace(operations=(Operation(name="aten::convolution", phase="forward", inputs=(images, images)),),
+    ...               device="meta", recorder="dispatch")
+    >>> code_path_notes(trace)[0][:52]
+    'Convolutions in 16 bits read images channels first: '
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.checked import shown
+from lightning_predict.errors import InvalidArgumentError, TraceError, UnknownGpuError
+from lightning_predict.gpus import Gpu
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.lookup import is_of_another_maker
+from lightning_predict.note import Note
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+# --- The GPU
+
+
+def gpu_in_use(trace: Trace) -> Gpu | None:
+    """Find the catalogue's row of the GPU that was recorded on; None off CUDA and for GPUs that it does not hold."""
+    if trace.gpu_reported_name is None:
+        return None
+    try:
+        return find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
+    except UnknownGpuError:
+        return None
+
+
+def with_named_gpu(trace: Trace, name: str | None) -> Trace:
+    """Say which GPU a recording is from, where its file does not, or in a way that the catalogue does not know.
+
+    Raises:
+        UnknownGpuError: A name that the catalogue does not hold.
+    """
+    if name is None:
+        return trace
+    named, reported = find_gpu(name, memory_bytes=trace.gpu_memory_bytes), gpu_in_use(trace)
+    if reported == named:
+        return trace
+    notes = trace.notes
+    if trace.gpu_reported_name is not None:
+        notes = (
+            *notes,
+            f"The file says {trace.gpu_reported_name!r}; {named.name} was given and counts.",
+        )
+    return replace(trace, gpu_reported_name=named.name, gpu_memory_bytes=None, notes=notes)
+
+
+def unknown_gpu_note(trace: Trace) -> str | None:
+    """Describe what is lost because the GPU of a recording is unknown, and the remedy; None if nothing is lost."""
+    if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
+        return None
+    what = _named(trace)
+    if trace.gpu_reported_name is not None and is_of_another_maker(trace.gpu_reported_name):
+        return (
+            f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
+            "kernels follow other rules and are left out: every time is predicted from shapes, and of how fast this "
+            "GPU is beside the others nothing is known but its measured step."
+        )
+    if not trace.kernels:
+        return f"{what} Its measured step cannot be compared with a prediction."
+    return (
+        f"{what} Its {len(trace.kernels):,} measured kernels are left out and every time is predicted from shapes. "
+        f"{_remedy(trace)}"
+    )
+
+
+def check_predictable(trace: Trace) -> None:
+    """Refuse a trace that nothing can be predicted from.
+
+    Raises:
+        UnknownGpuError: Measured kernels of an unknown GPU, and no shapes.
+        TraceError: No operations, or neither shapes nor kernels.
+    """
+    if not trace.operations:
+        raise TraceError(
+            "The trace holds no operations, so that nothing can be predicted. Record a step that runs the model; of a "
+            "profile with several steps, choose one that did: `trace import --step`."
+        )
+    if any(operation.inputs for operation in trace.operations):
+        return
+    if not trace.has_measured_kernels:
+        raise TraceError(
+            f"The trace holds {len(trace.operations):,} operations with neither shapes nor measured kernels, so that "
+            "nothing can be predicted. Record it with record_shapes=True, or with ProfilerActivity.CUDA on a GPU."
+        )
+    if gpu_in_use(trace) is None:
+        raise UnknownGpuError(
+            f"{_named(trace)} The trace has no shapes either, so that its {len(trace.kernels):,} measured kernels are "
+            f"all there is, and they can only be scaled from a known GPU. {_remedy(trace)} Or record it again with "
+            "record_shapes=True."
+        )
+
+
+def _remedy(trace: Trace) -> str:
+    """Describe how to name the GPU."""
+    if trace.recorder == "kineto":
+        how = "`trace import --gpu V100-SXM2-16GB`, or gpu= of import_trace"
+    else:
+        how = "`dataclasses.replace(trace, gpu_reported_name='V100-SXM2-16GB')`"
+    return f"Say which GPU of the catalogue it is: {how}."
+
+
+def _named(trace: Trace) -> str:
+    if trace.gpu_reported_name is None:
+        return "The trace does not name the GPU that it was recorded on."
+    try:
+        find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
+    except UnknownGpuError as error:
+        return f"Recorded on an unknown GPU: {error}"
+    return f"Recorded on {trace.gpu_reported_name}."
+
+
+# --- The release of torch
+
+FREES_GRADIENTS: Final = (2, 0)
+"""First release whose `zero_grad` leaves no gradients, and whose optimizers take all tensors together on CUDA."""
+
+_FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
+
+
+def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the release of torch among the versions of a trace; None where it is not known.
+
+    Args:
+        software: Versions, as `Trace.software` holds them.
+    """
+    version = re.match(r"(\d+)\.(\d+)", software.get("torch", ""))
+    return None if version is None else (int(version[1]), int(version[2]))
+
+
+def check_release(release: str | None) -> None:
+    """Check that a release of torch is one.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    if release is not None and (not isinstance(release, str) or release_of({"torch": release}) is None):
+        raise InvalidArgumentError(
+            f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', or "
+            "None for that of the trace."
+        )
+
+
+def updates_one_by_one(trace: Trace) -> bool:
+    """Return whether the optimizer launches its kernels for each tensor, as before torch 2.0."""
+    release = release_of(trace.software)
+    return release is not None and release < FREES_GRADIENTS
+
+
+def under_release(trace: Trace, release: str | None) -> Trace:
+    """Return a step as another release of torch would run it; one with measured kernels as it is, with a note.
+
+    Args:
+        trace: The step.
+        release: Release of torch; None for that of the trace.
+    """
+    if release is None:
+        return trace
+    asked, recorded = release_of({"torch": release}), release_of(trace.software)
+    if trace.has_measured_kernels:
+        own = trace.software.get("torch", "another release")
+        unused = f"release={release!r} is not used: the kernels of this step were measured, under torch {own}."
+        return replace(trace, notes=(*trace.notes, unused))
+    under = replace(trace, software={**trace.software, "torch": release})
+    if asked is None:
+        return under
+    is_older = asked < FREES_GRADIENTS and (recorded is None or recorded >= FREES_GRADIENTS)
+    return replace(under, operations=_with_kept_gradients(trace)) if is_older else under
+
+
+def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
+    """Fill gradients with zeros before the step, and add to them in the backward pass.
+
+    A step that already fills them with zeros says what its own loop does, and a step without a backward pass has none.
+    """
+    operations = trace.operations
+    is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
+    backward = [index for index, one in enumerate(operations) if one.phase == "backward"]
+    if is_filled or not backward:
+        return operations
+    gradients = [
+        TensorInfo(one.shape, one.dtype, device=_device_of(operations)) for one in trace.parameters if one.requires_grad
+    ]
+    zeros = tuple(Operation(name="aten::zero_", phase="other", inputs=(each,), outputs=(each,)) for each in gradients)
+    added = tuple(
+        Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
+    )
+    # Spread as they come, the last parameter's first; behind the backward pass the host would seem to wait less.
+    last = backward[-1] + 1
+    return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
+
+
+def _spread(
+    operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
+) -> Iterator[Operation]:
+    """Give all operations up to the last of the backward pass, the added ones evenly among those of that pass."""
+    taken, passed = 0, 0
+    is_backward = frozenset(backward)
+    for index, operation in enumerate(operations[: backward[-1] + 1]):
+        yield operation
+        if index in is_backward:
+            passed += 1
+            due = len(added) * passed // len(backward)
+            yield from added[taken:due]
+            taken = due
+
+
+def _device_of(operations: Sequence[Operation]) -> str | None:
+    return next((tensor.device for one in operations for tensor in one.inputs if tensor.device != "cpu"), None)
+
+
+# --- The code path
+
+OLDEST_TORCH: Final = (2, 1)
+"""Release of the oldest of the products and layers that the networks learnt from; the newest ran on 2.9."""
+
+
+def code_path_notes(trace: Trace) -> tuple[str, ...]:
+    """Note the step's code paths, nothing for a plain eager step without convolutions on a current torch."""
+    return (*_of_software(trace), *_of_convolutions(trace), *_of_compilation(trace))
+
+
+def _of_software(trace: Trace) -> Iterator[str]:
+    release = release_of(trace.software)
+    if release is not None and release < OLDEST_TORCH:
+        yield (
+            f"Recorded with torch {trace.software['torch']}, and predicted for it: measurements are of torch 2.1 to "
+            "2.9, and for each year before, 5 % are added. A current release would be as much faster."
+        )
+
+
+def _of_convolutions(trace: Trace) -> Iterator[str]:
+    convolutions = [operation for operation in trace.operations if operation.name in IMAGES_AT]
+    if trace.has_measured_kernels or not convolutions:
+        return  # what ran was measured, with the conversions and the algorithms that it took
+    if any(_converts(operation) for operation in convolutions):
+        yield (
+            "Convolutions in 16 bits read images channels first: cuDNN converts most of them for the tensor cores, "
+            "which is predicted. memory_format=torch.channels_last avoids it."
+        )
+    if trace.recorder == "dispatch":
+        setting = "on" if trace.flags.cudnn_benchmark else "off"
+        yield Note(
+            f"cudnn.benchmark is {setting}; predictions of convolutions do not tell on from off.", is_detail=True
+        )
+
+
+def _converts(operation: Operation) -> bool:
+    images = operation.inputs[IMAGES_AT[operation.name]]
+    is_last = bool(operation.arguments.get(CHANNELS_LAST))
+    is_image = len(images.shape) >= 4 and images.shape[1] > 1 and math.prod(images.shape[2:]) > 1
+    return images.dtype in ("float16", "bfloat16") and not is_last and is_image
+
+
+def _of_compilation(trace: Trace) -> Iterator[str]:
+    if not trace.compiled:
+        return
+    if trace.compile_seconds:
+        yield f"torch.compile took {trace.compile_seconds:.0f} s, once; predicted times leave it out."
+    if not trace.has_measured_kernels:
+        yield (
+            "The compiled step was recorded without its kernels: products and convolutions are predicted by their "
+            "shapes, fused kernels are not in the trace and count as nothing. Record on CUDA, or without torch.compile."
+        )
