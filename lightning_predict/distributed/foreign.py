@@ -1,17 +1,26 @@
-"""Read how others say what GPUs share: Megatron's and NeMo's arguments, as words of `strategy_of`.
+"""Read how others say what GPUs share, as words of `strategy_of`: Megatron's and NeMo's arguments, and files.
 
-Each argument becomes an option, or is refused where no option says it: nothing is left out in silence. Example::
+Files are torchtitan's TOML and DeepSpeed's JSON. Each argument becomes an option, or is refused where no option says
+it; of a file, what has a word here is taken, what changes how GPUs share and has none is refused, and what is not about
+sharing (logging, data, learning rates) is passed over. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,overlap_grad_reduce=false'
+
+    strategy_of("train_configs/llama3_70b.toml")  # what torchtitan --job.config_file reads
+    strategy_of("ds_config.json")
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+from lightning_predict.checked import read_json, read_toml
 from lightning_predict.errors import InvalidArgumentError
+
+# --- Arguments
 
 _NUMBERS: Final[Mapping[str, str]] = {
     "tensor-model-parallel-size": "tensor",
@@ -86,3 +95,167 @@ def _value(name: str, words: list[str]) -> str:
     if not words or words[0].startswith("--"):
         raise InvalidArgumentError(f"strategy: {name} has no value; expected one behind it.")
     return words.pop(0)
+
+
+# --- Files
+
+TORCHTITAN_NUMBERS: Final[Mapping[str, str]] = {
+    "tensor_parallel_degree": "tensor",
+    "pipeline_parallel_degree": "pipeline",
+    "context_parallel_degree": "context",
+    "expert_parallel_degree": "expert",
+}
+
+TORCHTITAN_SCHEDULES: Final[Mapping[str, str]] = {
+    "1f1b": "1f1b",
+    "interleaved1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleavedzerobubble": "zero_bubble",
+    "zbvzerobubble": "zero_bubble",
+}
+
+TORCHTITAN_PASSED_OVER: Final = frozenset(
+    {
+        "disable_loss_parallel",
+        "enable_async_tensor_parallel",
+        "enable_compiled_autograd",
+        "fsdp_reshard_after_forward",
+        "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_schedule",
+        "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
+        "context_parallel_rotate_method",
+    }
+)
+"""Keys of `[parallelism]` that are read below, or that change nothing that is predicted."""
+
+
+def strategy_of_file(path: str) -> str:
+    """Translate a file into the words of a strategy.
+
+    Raises:
+        InvalidArgumentError: No such file, or something in it that no option says.
+    """
+    file = Path(path.strip())
+    is_toml = file.suffix == ".toml"
+    try:
+        found = (read_toml(file, InvalidArgumentError) if is_toml else read_json(file, InvalidArgumentError)).value
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"strategy={path!r} is no torchtitan TOML or DeepSpeed JSON that can be read: {error}."
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(
+            f"strategy={path!r} holds no table of options; expected torchtitan's or DeepSpeed's."
+        )
+    return ",".join(_of_torchtitan(found, path) if is_toml else _of_deepspeed(found, path))
+
+
+def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
+    sharing = _table(found, "parallelism", path)
+    unknown = set(sharing) - set(TORCHTITAN_NUMBERS) - TORCHTITAN_PASSED_OVER
+    if unknown:
+        raise _refused(path, f"parallelism.{min(unknown)}", sharing[min(unknown)])
+    numbers = {key: _whole(sharing.get(key, 1), path, f"parallelism.{key}") for key in TORCHTITAN_NUMBERS}
+    replicas = _whole(
+        sharing.get("data_parallel_replicate_degree", 1), path, "parallelism.data_parallel_replicate_degree"
+    )
+    shard = sharing.get("data_parallel_shard_degree", -1)
+    data = ["ddp"] if shard == 1 else ["fsdp"]
+    if replicas > 1 and shard != 1:
+        data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={_whole(shard, path, 'data_parallel_shard_degree')}"]
+    words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
+    if numbers["tensor_parallel_degree"] > 1:
+        words.append("sequence=true")
+        words += ["overlap_tensor=true"] * bool(sharing.get("enable_async_tensor_parallel", False))
+    if numbers["pipeline_parallel_degree"] > 1:
+        schedule = str(sharing.get("pipeline_parallel_schedule", "1F1B"))
+        if schedule.lower() not in TORCHTITAN_SCHEDULES:
+            raise _refused(path, "parallelism.pipeline_parallel_schedule", schedule)
+        word = TORCHTITAN_SCHEDULES[schedule.lower()]
+        words += ["virtual=2"] * (schedule.lower() != "1f1b" and schedule.lower() != "gpipe")
+        words += [f"schedule={word}"] * (word != "1f1b")
+    checkpointing = _table(found, "activation_checkpoint", path)
+    words += _recomputed(
+        str(checkpointing.get("mode", "selective")), str(checkpointing.get("selective_ac_option", "2")), path
+    )
+    quantized = {**_table(found, "float8", path), **_table(found.get("quantize", {}).get("linear", {}), "float8", path)}
+    converters = _table(found, "model", path).get("converters", [])
+    if "float8" in converters or "quantize.linear.float8" in converters:
+        recipe = quantized.get("recipe_name", "tensorwise")
+        words.append("fp8=tensorwise" if recipe == "tensorwise" else "fp8=rowwise")
+    if any("mx" in str(one) for one in converters):
+        words.append("fp8=mx")
+    reduced = _table(found, "training", path).get("mixed_precision_reduce", "float32")
+    return [*words, *([f"reduce_dtype={reduced}"] if words[0] != "ddp" else [])]
+
+
+def _recomputed(mode: str, option: str, path: str) -> list[str]:
+    """Return the words of `[activation_checkpoint]`, whose selection is by operation or of every second layer."""
+    if mode in ("none", "full"):
+        return [] if mode == "none" else ["recompute=full"]
+    known = {"op": ["recompute=operations"], "2": ["recompute=layers"], "1": ["recompute=full"]}
+    if mode != "selective" or option not in known:
+        raise _refused(path, "activation_checkpoint", f"{mode} {option}")
+    return known[option]
+
+
+def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
+    zero = _table(found, "zero_optimization", path)
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise _refused(path, "zero_optimization.stage", stage)
+    words = [("ddp", "zero1", "zero2", "fsdp")[stage]]
+    for name in ("offload_optimizer", "offload_param"):
+        device = _table(zero, name, path).get("device", "none")
+        if device == "none":
+            continue
+        if name == "offload_param" or device != "cpu":
+            raise _refused(path, f"zero_optimization.{name}.device", device)
+        words.append("offload=optimizer")
+    if any(key.startswith("zero_") and zero[key] for key in zero):
+        key = next(key for key in zero if key.startswith("zero_") and zero[key])
+        raise _refused(path, f"zero_optimization.{key}", zero[key])
+    accumulated = found.get("gradient_accumulation_steps", 1)
+    if accumulated == "auto":
+        raise InvalidArgumentError(
+            f"strategy={path!r}: gradient_accumulation_steps is 'auto', which the trainer fills in; write the number."
+        )
+    count = _whole(accumulated, path, "gradient_accumulation_steps")
+    words += [f"accumulate={count}"] * (count > 1)
+    if stage < 2 and zero.get("overlap_comm") is False:
+        words.append("overlap_grad_reduce=false")
+    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    exchanged = found.get("communication_data_type")
+    if exchanged is not None:
+        if exchanged not in dtypes:
+            raise _refused(path, "communication_data_type", exchanged)
+        words.append(f"reduce_dtype={dtypes[exchanged]}")
+    for name in ("pipeline", "tensor_parallel", "sparse_attention"):
+        if found.get(name):
+            raise _refused(path, name, found[name])
+    return words
+
+
+def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
+    """Return a table of options, empty where there is none."""
+    own = found.get(name) if isinstance(found, Mapping) else None
+    if own is None:
+        return {}
+    if not isinstance(own, Mapping):
+        raise _refused(path, name, own)
+    return own
+
+
+def _whole(value: Any, path: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
+    return value
+
+
+def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
+        "say the sharing as 'fsdp,tensor=8'."
+    )

@@ -21,8 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, final, get_args
 
 from lightning_predict.checked import shown
-from lightning_predict.distributed.configurations import is_configuration, strategy_of_file
-from lightning_predict.distributed.foreign import strategy_of_arguments
+from lightning_predict.distributed.foreign import strategy_of_arguments, strategy_of_file
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
@@ -322,7 +321,7 @@ def strategy_of(words: str | Strategy) -> Strategy:
         )
     if words.lstrip().startswith("--"):
         words = strategy_of_arguments(words)
-    elif is_configuration(words):
+    elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
         words = strategy_of_file(words)
     name, *options = (word.strip() for word in words.split(","))
     if name.partition("=")[0].strip() in _OPTIONS:
