@@ -22,14 +22,13 @@ from lightning_predict.cost.goodput import Goodput, Reliability, checkpoint_byte
 from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
-from lightning_predict.distributed.memory import ModelMemory
+from lightning_predict.distributed.memory import ModelMemory, memory_on
 from lightning_predict.distributed.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import steps_to_come
-from lightning_predict.run.sharing import memory_on
 from lightning_predict.sharding.tables import is_look_up
 from lightning_predict.sharding.whole_step import AUTO
 from lightning_predict.step import Step

@@ -17,7 +17,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
 from lightning_predict.cost.prediction import Prediction, price_of
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
-from lightning_predict.distributed.memory import communicators
+from lightning_predict.distributed.memory import communicators, shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
@@ -33,8 +33,14 @@ from lightning_predict.run.history import (
     model_fingerprint_of,
     run_correction,
 )
-from lightning_predict.run.sharing import accumulated_workload, crowded_workload, shared_memory_bytes, shared_workload
-from lightning_predict.run.workload import Run, Workload, run_of
+from lightning_predict.run.workload import (
+    Run,
+    Workload,
+    accumulated_workload,
+    crowded_workload,
+    run_of,
+    shared_workload,
+)
 from lightning_predict.sharding.tables import with_skew
 from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.timeline.iteration import Iteration

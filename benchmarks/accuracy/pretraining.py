@@ -35,13 +35,13 @@ from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.cost.memory import step_memory
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.run.sharing import shared_memory_bytes
 from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes

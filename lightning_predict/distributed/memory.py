@@ -1,12 +1,13 @@
-"""Derive the memory of one GPU that holds a part of the model, before the replicas share anything.
+"""Derive the memory of one GPU that holds a part of the model, before and after the replicas share anything.
 
 What lives through the step goes by the parameters: those of the fullest stage, the split ones divided. What the
 backward pass reads goes by its tensors: those of the stage's blocks, the split ones divided, for as many micro-batches
 as are under way at once (`pipeline_parallel.under_way`). What is computed again is not kept: of a block its input, or
 all but what lies inside its attention. What the update alone meets are float32 copies of the parameters and of their
-gradients, which replicas share as they share the optimizer's state. Example::
+gradients, which replicas share as they share the optimizer's state (`memory_on`). Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes
+    shared_memory_bytes(40e9, trace, layout_of("8xH100-SXM-80GB"), Strategy(data="fsdp"))
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
@@ -30,7 +31,7 @@ from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.memory.storages import live_tensors
-from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Parameter, TensorInfo, Trace
 
 
 @final
@@ -385,3 +386,54 @@ def _trainable_bytes(parameters: tuple[Parameter, ...]) -> float:
 def _share(part: float, whole: float) -> float:
     """Return a part of a whole; all of it where neither is known."""
     return part / whole if whole else 1.0
+
+
+# --- What replicas share of it
+
+GATHERED_UNITS: Final = 2
+"""Units of FSDP whose parameters are whole at once: the one that computes, and the next."""
+
+
+def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
+    """Derive the peak memory of each GPU of a layout.
+
+    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
+    each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
+    al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a pipeline keeps them all
+    from the first micro-batch to the last one. Copies of the parameters that the optimizer updates are part of its
+    state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
+    """
+    if layout.count == 1:
+        return single_bytes
+    return memory_on(held_memory(single_bytes, trace, strategy), layout, strategy)
+
+
+def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
+    """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything."""
+    strategy.replicas(layout)
+    count = strategy.sharded_count(layout)
+    # Replicas that hold the same experts are as many times fewer as the experts are dealt out.
+    share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
+    gradients, parameters = held.gradient_bytes, held.parameter_bytes
+    state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
+    updated = held.update_bytes
+    if strategy.data == "ddp":
+        gradients += held.trainable_bytes if count > 1 else 0.0
+    else:
+        state, updated = state * share, updated * share
+    if strategy.data == "zero1":
+        gradients += held.trainable_bytes
+    elif strategy.data != "ddp":
+        gradients *= share
+    if strategy.data in ("fsdp", "hybrid"):
+        whole = _gathered_bytes(held, strategy)
+        together = whole if strategy.pipeline > 1 else sorted(whole, reverse=True)[:GATHERED_UNITS]
+        parameters = parameters * share + sum(together)
+    return parameters + gradients + state + max(held.activation_bytes, updated)
+
+
+def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
+    """Return the bytes of each unit as FSDP gathers it."""
+    if strategy.param_dtype is None:
+        return list(held.unit_bytes)
+    return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.distributed.layout_steps import on_layouts
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.pipeline_parallel import idle_share, stage_of_blocks, turns, under_way
@@ -19,7 +20,6 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.run.sharing import shared_memory_bytes
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace

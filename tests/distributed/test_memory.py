@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.memory import held_memory
+from lightning_predict.distributed.memory import held_memory, shared_memory_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.run.sharing import shared_memory_bytes
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from tests.distributed.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE
-from lightning_predict.run.sharing import shared_memory_bytes
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.units import GIBIBYTE
 from tests.distributed.example_blocks import HEADS, MODELS, timed_as, trace_of

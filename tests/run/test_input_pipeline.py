@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.run.sharing import InputPipeline, node_loader_seconds
-from lightning_predict.run.workload import Loader
+from lightning_predict.run.workload import InputPipeline, Loader, node_loader_seconds
 
 NODE = InputPipeline(worker_seconds_per_batch=0.8, workers_per_gpu=8, gpus_per_node=8, cores=32)
 """64 workers want 64 cores and share 32: each is half as fast, so a GPU's eight make a batch in 0.8 x 2 / 8 = 0.2 s."""

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.run.sharing import crowded_workload, shared_memory_bytes, shared_workload
-from lightning_predict.run.workload import Batches, Loader, Workload
+from lightning_predict.run.workload import Batches, Loader, Workload, crowded_workload, shared_workload
 from lightning_predict.tracing.trace import Memory, Parameter, Trace
 
 L4 = gpu("L4")
