@@ -322,7 +322,7 @@ class SharedStep:
             idle=idle_share(strategy, float(pace.stage.weight_share[row])),
         )
         # A pipeline keeps the parameters that it gathered; else each micro-batch gathers them again.
-        is_sharded = strategy.data in ("fsdp", "hybrid") and strategy.pipeline == 1
+        is_sharded = strategy.split.parameters and strategy.pipeline == 1
         before = list[Walked]()
         if is_sharded and pace.stage.micro_batches > 1:
             alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
@@ -372,7 +372,7 @@ def _exchanged(
     if not has_backward(work):
         (whole,) = cutter.segments([])
         return Walked(whole, np.zeros(3), np.zeros(3))
-    if strategy.data in ("fsdp", "hybrid"):
+    if strategy.split.parameters:
         return _sharded(trace, work, cutter, links, strategy)
     return _bucketed(trace, work, cutter, {False: links, True: experts or links}, strategy)
 
@@ -410,7 +410,7 @@ def _bucketed(
     durations = cutter.segments([*(bucket.after for bucket in exchanged), update])
     *before, last = durations
     last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
-    operation = "all_reduce" if strategy.data == "ddp" else "reduce_scatter"
+    operation = "reduce_scatter" if strategy.split.state else "all_reduce"
     share = _reduced_share(trace, strategy)
     seconds = [
         links_of[apart and bucket.is_expert].collective(operation, [share * bucket.size_bytes])[0]
@@ -418,7 +418,7 @@ def _bucketed(
     ]
     ready = range(1, len(seconds) + 1) if strategy.overlap_grad_reduce else [len(before)] * len(seconds)
     gathers = list[Ends]()
-    if strategy.data != "ddp":
+    if strategy.split.state:
         for is_expert, links in links_of.items():
             size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
             gathers += links.collective("all_gather", [size]) if size else []
@@ -433,7 +433,7 @@ def _bucketed(
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
     """Return the time behind the backward pass where each GPU updates its share, or its machine's processors do."""
-    if strategy.data == "ddp" or not busy.any():
+    if not strategy.split.state or not busy.any():
         return last
     # GPUs that hold the same experts are as many times fewer as the experts are dealt out.
     dealt = _expert_share(trace) * (min(strategy.expert, _sharing(links, strategy)) - 1)
@@ -463,7 +463,7 @@ def _expert_share(trace: Trace) -> float:
 
 def _sharing(links: Links, strategy: Strategy) -> int:
     """Count the GPUs of a data-parallel group that split what each would hold whole."""
-    if strategy.data != "hybrid":
+    if not strategy.split.inside_machines:
         return links.layout.count
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
@@ -532,7 +532,7 @@ def _sharded(
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
     """Return the links among the GPUs that split the parameters."""
-    if strategy.data != "hybrid":
+    if not strategy.split.inside_machines:
         return links
     count = _sharing(links, strategy)
     inside = min(count, links.layout.gpus_per_node)

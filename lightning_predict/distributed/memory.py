@@ -76,7 +76,7 @@ def communicators(strategy: Strategy, layout: Layout) -> int:
     if layout.count == 1:
         return 0
     degrees = (strategy.tensor, strategy.pipeline, strategy.context, strategy.expert)
-    among_replicas = 0 if strategy.replicas(layout) == 1 else 2 if strategy.data == "hybrid" else 1
+    among_replicas = 0 if strategy.replicas(layout) == 1 else 2 if strategy.split.inside_machines else 1
     return among_replicas + sum(degree > 1 for degree in degrees)
 
 
@@ -417,15 +417,14 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     gradients, parameters = held.gradient_bytes, held.parameter_bytes
     state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
     updated = held.update_bytes
-    if strategy.data == "ddp":
-        gradients += held.trainable_bytes if count > 1 else 0.0
-    else:
+    split = strategy.split
+    if split.state:
         state, updated = state * share, updated * share
-    if strategy.data == "zero1":
-        gradients += held.trainable_bytes
-    elif strategy.data != "ddp":
+    if split.gradients:
         gradients *= share
-    if strategy.data in ("fsdp", "hybrid"):
+    elif split.state or count > 1:
+        gradients += held.trainable_bytes
+    if split.parameters:
         whole = _gathered_bytes(held, strategy)
         together = whole if strategy.pipeline > 1 else sorted(whole, reverse=True)[:GATHERED_UNITS]
         parameters = parameters * share + sum(together)

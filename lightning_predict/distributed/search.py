@@ -24,7 +24,7 @@ from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.model_parallel import needs_blocks
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
-from lightning_predict.distributed.strategy import DataStrategy, Recompute, Strategy
+from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import Cut, SplitModel, TransformerBlock, WorkCutter, block_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -178,9 +178,13 @@ def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trai
     """List the ways to split the data; only without a pipeline, which gathers them often, are parameters sharded."""
     if layout.count == model_parallel or not trains:
         return ("ddp",)
-    if pipeline > 1:
-        return ("ddp", "zero1")
-    return ("ddp", "zero1", "fsdp", "hybrid") if layout.nodes > 1 else ("ddp", "zero1", "fsdp")
+    return tuple(
+        data
+        for data, split in DATA_SPLITS.items()
+        if split.is_searched
+        and (pipeline == 1 or not split.parameters)
+        and (layout.nodes > 1 or not split.inside_machines)
+    )
 
 
 def best_strategies(
@@ -328,7 +332,7 @@ class Bounds:
         turning = (
             slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
         )
-        shared = strategy.sharded_count(layout) if strategy.data != "ddp" else 1
+        shared = strategy.sharded_count(layout) if strategy.split.state else 1
         update = self._factor * least.update / strategy.pipeline / shared
         return turning + update
 

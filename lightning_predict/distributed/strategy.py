@@ -28,6 +28,36 @@ from lightning_predict.gpus.layouts import Layout
 DataStrategy = Literal["ddp", "zero1", "zero2", "fsdp", "hybrid"]
 DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSplit:
+    """What replicas split of the model, so that each GPU holds its share; memory, exchanges and the search follow.
+
+    Attributes:
+        state: The optimizer's state: each GPU updates its share, and all gather what was updated.
+        gradients: Gradients, which are scattered as they come.
+        parameters: Parameters, which are gathered for each unit as it computes.
+        inside_machines: Only inside a machine, or a group of them; these groups are replicas.
+        is_searched: The search for the fastest strategy looks at it.
+    """
+
+    state: bool = False
+    gradients: bool = False
+    parameters: bool = False
+    inside_machines: bool = False
+    is_searched: bool = True
+
+
+DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {
+    "ddp": DataSplit(),
+    "zero1": DataSplit(state=True),
+    # It exchanges what ZeRO 1 does, in the same time; where that does not fit, the search goes on to FSDP.
+    "zero2": DataSplit(state=True, gradients=True, is_searched=False),
+    "fsdp": DataSplit(state=True, gradients=True, parameters=True),
+    "hybrid": DataSplit(state=True, gradients=True, parameters=True, inside_machines=True),
+}
+
 ALIASES: Final[Mapping[str, DataStrategy]] = {
     "auto": "ddp",
     "ddp_find_unused_parameters_false": "ddp",
@@ -143,7 +173,7 @@ class Strategy:
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
         """Describe which options exclude each other."""
-        is_sharded = self.data in ("fsdp", "hybrid")
+        split = self.split
         yield (
             self.virtual > 1 and self.pipeline == 1,
             f"virtual={self.virtual} interleaves the stages of a pipeline; ask for pipeline=2 or more, too.",
@@ -168,25 +198,25 @@ class Strategy:
             "sequence=true shares what tensor parallelism leaves whole; ask for tensor=2 or more, too.",
         )
         yield (
-            self.shard is not None and self.data != "hybrid",
+            self.shard is not None and not split.inside_machines,
             f"shard={self.shard} is the size of hybrid's groups, and {self.data} has none; choose 'hybrid,shard=...'.",
         )
         yield (
-            self.offload != "none" and self.data == "ddp",
+            self.offload != "none" and not split.state,
             "offload=optimizer moves a share of the optimizer's state, and ddp does not split it; choose zero1, zero2, "
             "fsdp or hybrid.",
         )
         yield (
-            self.param_dtype is not None and not is_sharded,
+            self.param_dtype is not None and not split.parameters,
             f"param_dtype={self.param_dtype} is what FSDP gathers in, and {self.data} gathers nothing; record the step "
             "in that precision instead.",
         )
         yield (
-            self.data in ("fsdp", "hybrid", "zero2") and not self.overlap_grad_reduce,
+            split.gradients and not self.overlap_grad_reduce,
             f"{self.data} scatters gradients as they come; overlap_grad_reduce=false is of ddp and zero1.",
         )
         yield (
-            self.overlap_param_gather and self.data not in ("zero1", "zero2"),
+            self.overlap_param_gather and (split.parameters or not split.state),
             f"overlap_param_gather=true is of zero1 and zero2, which gather what they updated; {self.data} does not.",
         )
         yield (
@@ -194,12 +224,12 @@ class Strategy:
             "overlap_tensor=true hides what tensor parallelism exchanges; ask for tensor=2 or more, too.",
         )
         yield (
-            self.expert > 1 and is_sharded,
+            self.expert > 1 and split.parameters,
             f"expert={self.expert} with {self.data}: sharding experts twice is not predicted; choose ddp, zero1 or "
             "zero2.",
         )
         yield (
-            self.data in ("zero2", "fsdp", "hybrid") and self.schedule == "zero_bubble",
+            split.gradients and self.schedule == "zero_bubble",
             f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
         )
         yield (
@@ -225,6 +255,11 @@ class Strategy:
             if value != own.default:
                 words.append(f"{own.name}={str(value).lower() if isinstance(value, bool) else value}")
         return ",".join(words)
+
+    @property
+    def split(self) -> DataSplit:
+        """What the data-parallel groups split."""
+        return DATA_SPLITS[self.data]
 
     @property
     def model_parallel(self) -> int:
@@ -277,7 +312,7 @@ class Strategy:
             InvalidArgumentError: Hybrid's groups cannot be made of these GPUs.
         """
         group = layout.count // self.model_parallel
-        if self.data != "hybrid":
+        if not self.split.inside_machines:
             return group
         inside = math.gcd(group, max(layout.gpus_per_node // self.tensor, 1))
         wanted = inside if self.shard is None else self.shard
