@@ -291,7 +291,7 @@ def base_trainings(recipe: Recipe, groups: Sequence[Group]) -> list[Training]:
     present = {group.gpu for group in groups if recipe.serves(group)}
     taught = {group.gpu for group in groups if recipe.learns_from(group)}
     folds = [fold for fold in recipe.folds if present & set(fold) and taught - set(fold)]
-    left_out = [Training(names, recipe.fold, fold) for fold in folds]
+    left_out = [Training(names, recipe.fold or recipe.base, fold) for fold in folds]
     return [Training(names, recipe.base), *left_out, *([start_training(recipe)] if recipe.start else [])]
 
 

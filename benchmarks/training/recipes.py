@@ -33,7 +33,7 @@ class Recipe:
         base: Plan of the base.
         start: Plan of a base of the family alone, from which own weights are tuned; None if the base serves.
         own: Plan of a GPU's own weights.
-        fold: Plan of the bases that leave GPUs out.
+        fold: Plan of the bases that leave GPUs out; None takes the base's.
         folds: Groups of GPUs that are left out together: alike ones must not stand in for each other.
         scored_from_seconds: Kernels shorter than this are not scored.
         scored_calls_from_seconds: Timed calls shorter than this show the launch, and are not scored.
@@ -47,12 +47,12 @@ class Recipe:
     family: Family
     base: TrainingPlan
     own: TrainingPlan
-    fold: TrainingPlan
     folds: tuple[tuple[str, ...], ...]
     scored_from_seconds: float
     scored_calls_from_seconds: float
     kin: tuple[Family, ...] = ()
     start: TrainingPlan | None = None
+    fold: TrainingPlan | None = None
     sources: frozenset[str] | None = None
     shapes: tuple[ShapeRange, ...] = ()
     shortest: tuple[tuple[str, Mapping[str, tuple[float, ...]]], ...] = ()
@@ -175,93 +175,93 @@ _CONVOLUTION_BASE: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 
 _CONVOLUTION_OWN: Final = TrainingPlan(steps=800, batch_rows=512, learning_rate=1e-3, weight_decay=0.03)
 
 RECIPES: Final[Mapping[str, Recipe]] = {
-    "matmul_half": Recipe(
-        family=families()["matmul_half"],
-        kin=(families()["matmul_single"],),
-        shapes=_PRODUCT_SHAPES,
-        base=_PRODUCT_BASE,
-        start=TrainingPlan(steps=8000, batch_rows=2048),
-        own=TrainingPlan(steps=2500, learning_rate=1e-3),
-        fold=_PRODUCT_BASE,
-        folds=_PRODUCT_FOLDS,
-        shortest=_TINY_PRODUCTS,
-        scored_from_seconds=4e-6,
-        scored_calls_from_seconds=2e-4,
-    ),
-    "matmul_single": Recipe(
-        family=families()["matmul_single"],
-        kin=(families()["matmul_half"],),
-        shapes=_PRODUCT_SHAPES,
-        base=_PRODUCT_BASE,
-        start=TrainingPlan(steps=6000),
-        own=TrainingPlan(steps=4000, learning_rate=1e-3),
-        fold=_PRODUCT_BASE,
-        folds=_PRODUCT_FOLDS,
-        shortest=_TINY_PRODUCTS,
-        scored_from_seconds=0.0,
-        scored_calls_from_seconds=2e-4,
-    ),
-    "convolution": Recipe(
-        family=families()["convolution"],
-        shapes=_convolutions("float32"),
-        base=_CONVOLUTION_BASE,
-        own=_CONVOLUTION_OWN,
-        fold=TrainingPlan(steps=1500, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
-        folds=_FLOAT32_FOLDS[:5],
-        scored_from_seconds=0.0,
-        scored_calls_from_seconds=2e-4,
-        shortest=(
-            (
-                "conv2d",
-                {
-                    "batch": (1.0,),
-                    "in_channels": (1.0, 4.0, 16.0),
-                    "out_channels": (1.0, 4.0, 16.0),
-                    "kernel_size": (3.0,),  # as all that were timed by calls: networks must know what they never saw
-                    "padding": (1.0,),
-                    "image_size": (1.0, 4.0, 8.0),
-                },
+    recipe.family.name: recipe
+    for recipe in (
+        Recipe(
+            family=families()["matmul_half"],
+            kin=(families()["matmul_single"],),
+            shapes=_PRODUCT_SHAPES,
+            base=_PRODUCT_BASE,
+            start=TrainingPlan(steps=8000, batch_rows=2048),
+            own=TrainingPlan(steps=2500, learning_rate=1e-3),
+            folds=_PRODUCT_FOLDS,
+            shortest=_TINY_PRODUCTS,
+            scored_from_seconds=4e-6,
+            scored_calls_from_seconds=2e-4,
+        ),
+        Recipe(
+            family=families()["matmul_single"],
+            kin=(families()["matmul_half"],),
+            shapes=_PRODUCT_SHAPES,
+            base=_PRODUCT_BASE,
+            start=TrainingPlan(steps=6000),
+            own=TrainingPlan(steps=4000, learning_rate=1e-3),
+            folds=_PRODUCT_FOLDS,
+            shortest=_TINY_PRODUCTS,
+            scored_from_seconds=0.0,
+            scored_calls_from_seconds=2e-4,
+        ),
+        Recipe(
+            family=families()["convolution"],
+            shapes=_convolutions("float32"),
+            base=_CONVOLUTION_BASE,
+            own=_CONVOLUTION_OWN,
+            fold=TrainingPlan(steps=1500, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
+            folds=_FLOAT32_FOLDS[:5],
+            scored_from_seconds=0.0,
+            scored_calls_from_seconds=2e-4,
+            shortest=(
+                (
+                    "conv2d",
+                    {
+                        "batch": (1.0,),
+                        "in_channels": (1.0, 4.0, 16.0),
+                        "out_channels": (1.0, 4.0, 16.0),
+                        "kernel_size": (
+                            3.0,
+                        ),  # as all that were timed by calls: networks must know what they never saw
+                        "padding": (1.0,),
+                        "image_size": (1.0, 4.0, 8.0),
+                    },
+                ),
+            ),
+            shortest_seconds=6e-6,
+        ),
+        # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
+        Recipe(
+            family=families()["convolution_tensor"],
+            sources=frozenset({"own"}),
+            shapes=_convolutions("bfloat16", "float16"),
+            base=_CONVOLUTION_BASE,
+            own=_CONVOLUTION_OWN,
+            folds=(),
+            scored_from_seconds=4e-6,
+            scored_calls_from_seconds=2e-4,
+        ),
+        Recipe(
+            family=families()["attention"],
+            shapes=_ATTENTIONS,
+            base=_BLIND_BASE,
+            start=TrainingPlan(steps=7000),
+            own=TrainingPlan(steps=2500, learning_rate=1e-3),
+            folds=_BFLOAT16_FOLDS,
+            scored_from_seconds=2e-5,
+            scored_calls_from_seconds=2e-4,
+        ),
+        Recipe(
+            family=families()["vector"],
+            shapes=_VECTORS,
+            base=_BLIND_BASE,
+            start=TrainingPlan(steps=4000),
+            own=TrainingPlan(steps=1200, learning_rate=1e-3),
+            folds=_FLOAT32_FOLDS,
+            scored_from_seconds=0.0,
+            scored_calls_from_seconds=1e-4,
+            shortest=tuple(
+                (operation, {"rows": (1.0, 4.0, 16.0), "cols": (16.0, 64.0, 256.0)})
+                for operation in ("add", "relu", "gelu", "softmax", "layer_norm")
             ),
         ),
-        shortest_seconds=6e-6,
-    ),
-    # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
-    "convolution_tensor": Recipe(
-        family=families()["convolution_tensor"],
-        sources=frozenset({"own"}),
-        shapes=_convolutions("bfloat16", "float16"),
-        base=_CONVOLUTION_BASE,
-        own=_CONVOLUTION_OWN,
-        fold=_CONVOLUTION_BASE,
-        folds=(),
-        scored_from_seconds=4e-6,
-        scored_calls_from_seconds=2e-4,
-    ),
-    "attention": Recipe(
-        family=families()["attention"],
-        shapes=_ATTENTIONS,
-        base=_BLIND_BASE,
-        start=TrainingPlan(steps=7000),
-        own=TrainingPlan(steps=2500, learning_rate=1e-3),
-        fold=_BLIND_BASE,
-        folds=_BFLOAT16_FOLDS,
-        scored_from_seconds=2e-5,
-        scored_calls_from_seconds=2e-4,
-    ),
-    "vector": Recipe(
-        family=families()["vector"],
-        shapes=_VECTORS,
-        base=_BLIND_BASE,
-        start=TrainingPlan(steps=4000),
-        own=TrainingPlan(steps=1200, learning_rate=1e-3),
-        fold=_BLIND_BASE,
-        folds=_FLOAT32_FOLDS,
-        scored_from_seconds=0.0,
-        scored_calls_from_seconds=1e-4,
-        shortest=tuple(
-            (operation, {"rows": (1.0, 4.0, 16.0), "cols": (16.0, 64.0, 256.0)})
-            for operation in ("add", "relu", "gelu", "softmax", "layer_norm")
-        ),
-    ),
+    )
 }
 """Recipes by family name."""

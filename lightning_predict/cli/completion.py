@@ -1,15 +1,14 @@
-"""`completion`: words that the shell completes: commands, their options, and names of GPUs.
+"""What a shell needs to complete the words of `lightning-predict`: commands, their options, and names of GPUs.
 
 Example::
 
-    lightning-predict completion bash >> ~/.bashrc
+    completion_text("bash", {"gpus": ("--json", "--help")}, ["T4", "L4"])
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
-
-from lightning_predict.cli.answers import CommandAnswer
 
 _BASH = """_lightning_predict() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -28,29 +27,24 @@ _CASE = '    {name}) COMPREPLY=($(compgen -W "{options}" -- "$word"));;'
 _FISH = "complete -c lightning-predict -n '__fish_seen_subcommand_from {name}' -l {option}"
 
 
-def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
-    """Print what a shell needs to complete commands, options and names of GPUs.
-
-    Add it to the shell's start: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc` or
-    `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
+def completion_text(
+    shell: Literal["bash", "zsh", "fish"], options: Mapping[str, Sequence[str]], gpus: Sequence[str]
+) -> str:
+    """Return the lines for the start of a shell.
 
     Args:
-        shell: Whose words are printed.
+        shell: Whose words they are.
+        options: Options of each command, by its name.
+        gpus: Names of GPUs.
     """
-    from lightning_predict.cli.parsing import COMMANDS, option_names
-    from lightning_predict.gpus import gpu_names
-
-    gpus = " ".join(gpu_names())
+    names = " ".join(gpus)
     if shell == "fish":
-        lines = [f"complete -c lightning-predict -f -n __fish_use_subcommand -a '{' '.join(COMMANDS)}'"]
-        for name in COMMANDS:
-            for option in option_names(name):
-                values = f" -x -a '{gpus}'" if option in ("--gpus", "--gpu") else ""
+        lines = [f"complete -c lightning-predict -f -n __fish_use_subcommand -a '{' '.join(options)}'"]
+        for name, own in options.items():
+            for option in own:
+                values = f" -x -a '{names}'" if option in ("--gpus", "--gpu") else ""
                 lines.append(_FISH.format(name=name, option=option.removeprefix("--")) + values)
-        text = "\n".join(lines) + "\n"
-    else:
-        cases = "\n".join(_CASE.format(name=name, options=" ".join(option_names(name))) for name in COMMANDS)
-        text = _BASH.format(commands=" ".join(COMMANDS), gpus=gpus, cases=cases)
-        if shell == "zsh":
-            text = f"autoload -U +X bashcompinit && bashcompinit\n{text}"
-    return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
+        return "\n".join(lines) + "\n"
+    cases = "\n".join(_CASE.format(name=name, options=" ".join(own)) for name, own in options.items())
+    text = _BASH.format(commands=" ".join(options), gpus=names, cases=cases)
+    return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

@@ -19,12 +19,12 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from lightning_predict.cli.advice_commands import advise
 from lightning_predict.cli.answers import CommandAnswer
 from lightning_predict.cli.catalogue_commands import gpus, offers
-from lightning_predict.cli.completion import completion
+from lightning_predict.cli.completion import completion_text
 from lightning_predict.cli.history_commands import history
 from lightning_predict.cli.parallel_commands import curve, parallel
 from lightning_predict.cli.planning_commands import plan, simulate
@@ -35,9 +35,23 @@ from lightning_predict.cli.sharding_commands import shard
 from lightning_predict.cli.trace_commands import trace
 from lightning_predict.cli.weights_commands import cache, measure, train
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.lookup import LISTING
+from lightning_predict.gpus.lookup import LISTING, gpu_names
 
 PROGRAM: Final = "lightning-predict"
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
+    """Print what a shell needs to complete commands, options and names of GPUs.
+
+    Add it to the shell's start: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc` or
+    `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
+
+    Args:
+        shell: Whose words are printed.
+    """
+    text = completion_text(shell, {name: option_names(name) for name in COMMANDS}, gpu_names())
+    return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
+
 
 COMMANDS: Final[Mapping[str, Callable[..., CommandAnswer]]] = {
     function.__name__: function
