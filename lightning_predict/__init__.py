@@ -25,7 +25,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_predict.changes.advice import Advice, advise
+    from lightning_predict.changes.advice import advise
+    from lightning_predict.changes.advice_text import Advice
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.fit.watched_loop import watch
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "lightning_predict.changes.advice",
+    "Advice": "lightning_predict.changes.advice_text",
     "Gpu": "lightning_predict.gpus",
     "LightningPredictError": "lightning_predict.errors",
     "Prediction": "lightning_predict.cost.prediction",

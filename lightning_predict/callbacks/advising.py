@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, final
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question, earlier_runs
 from lightning_predict.callbacks.showing import log_values
-from lightning_predict.changes.advice import Advice, advice_for
-from lightning_predict.changes.advice_text import short_lines
+from lightning_predict.changes.advice import advice_for
+from lightning_predict.changes.advice_text import Advice, short_lines
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.fit.recorder import Session, stop_for_sure

@@ -1,20 +1,217 @@
-"""Write `Advice` as lines for a terminal, and as HTML."""
+"""`Advice`: what changes would gain; as values, as lines for a terminal, and as HTML."""
 
 from __future__ import annotations
 
+import json
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.changes.layers import layer_lines
-from lightning_predict.changes.table import CHANGES
+from lightning_predict.changes.layers import LayerTable, layer_lines
+from lightning_predict.changes.table import CHANGES, change_named
+from lightning_predict.errors import MissingDependencyError
+from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, usd
+from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
-    from lightning_predict.changes.advice import Advice, Advised
-    from lightning_predict.interval import Interval
-    from lightning_predict.reports.predictions import Predictions
+    import pandas as pd
+
+ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
+"""What is said of a change: it is faster or slower, its gain is inside the noise, nobody measured its like, or it does
+not apply."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """One change, on the GPU that the advice is for.
+
+    Attributes:
+        name: Its name.
+        words: What to type.
+        note: What it costs besides time.
+        verdict: See `ChangeVerdict`.
+        gain: Throughput after over before with its 90 % interval; None where nothing proves a number.
+        simulated_gain: What the simulation says, proven or not; None where the change does not apply.
+        seconds: A step with the change, the wait for the loader included; None likewise.
+        seconds_saved: Of the run, with the change; None without a number or a length of the run.
+        usd_saved: Likewise, at the price of the GPU.
+        memory: Peak memory with the change over without, in bytes; None if not known.
+        why_not: Why it does not apply, or has no number; None if it has one.
+        evidence: What the number rests on, and how well such gains are foretold; None without a number.
+        gains: Gains by layout, where it has numbers.
+    """
+
+    name: str
+    words: str
+    note: str
+    verdict: ChangeVerdict
+    gain: Interval[float] | None = None
+    simulated_gain: float | None = None
+    seconds: float | None = None
+    seconds_saved: float | None = None
+    usd_saved: float | None = None
+    memory: float | None = None
+    why_not: str | None = None
+    evidence: str | None = None
+    gains: Mapping[str, Interval[float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        return {
+            "name": self.name,
+            "words": self.words,
+            "note": self.note,
+            "verdict": self.verdict,
+            "gain": _json_interval(self.gain),
+            "simulated_gain": self.simulated_gain,
+            "step_seconds": self.seconds,
+            "seconds_saved": self.seconds_saved,
+            "usd_saved": self.usd_saved,
+            "memory_bytes": self.memory,
+            "why_not": self.why_not,
+            "evidence": self.evidence,
+            "gains": {name: _json_interval(each) for name, each in self.gains.items()},
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Changes that go together.
+
+    Attributes:
+        names: Of the changes, in the order in which they are made.
+        gain: Throughput with all of them over with none.
+        seconds: A step with all of them.
+        gains: Gains by layout, where all of them apply.
+        predictions: Each GPU with all of them, as simulated.
+    """
+
+    names: tuple[str, ...]
+    gain: Interval[float]
+    seconds: float
+    gains: Mapping[str, Interval[float]]
+    predictions: Predictions
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Mapping[str, Advised]):
+    """What changes would gain, by their names, and which GPU to rent with them.
+
+    Attributes:
+        on: The GPU or layout that gains are told for: the one in use, else the first that was asked for.
+        before: Each GPU as it stands.
+        changes: In the order of their gains; those that do not apply are last.
+        chain: The best changes that go together; None if no change is proven to gain.
+        layers: Where the time goes, now and with the chain.
+        allowed: What changes were allowed to ask besides time.
+        notes: What else there is to say.
+    """
+
+    on: str
+    before: Predictions
+    changes: tuple[Advised, ...]
+    chain: Chain | None
+    layers: LayerTable
+    allowed: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Advised:
+        for advised in self.changes:
+            if advised.name == name:
+                return advised
+        change_named(name)  # says which there are
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (advised.name for advised in self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        return "\n".join(advice_lines(self))
+
+    def _repr_html_(self) -> str:
+        """Show the advice in a notebook."""
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Write the advice as a fragment of HTML, which browsers show by itself, too."""
+        return advice_html(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Give the gains that are proven, by the keys under which they are logged."""
+        return {
+            f"predict/advice/{advised.name}/gain": advised.gain.middle
+            for advised in self.changes
+            if advised.gain is not None
+        }
+
+    def foretold(self) -> dict[str, tuple[float, float, float]]:
+        """Give low, middle and high of each gain by its change's name; what is only simulated three times."""
+        found = {}
+        for one in self.changes:
+            if one.gain is not None:
+                found[one.name] = (one.gain.low, one.gain.middle, one.gain.high)
+            elif one.simulated_gain is not None:
+                found[one.name] = (one.simulated_gain,) * 3
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        chain = self.chain
+        return {
+            "on": self.on,
+            "before": self.before.as_dict(),
+            "changes": [advised.as_dict() for advised in self.changes],
+            "chain": None
+            if chain is None
+            else {
+                "names": list(chain.names),
+                "gain": _json_interval(chain.gain),
+                "step_seconds": chain.seconds,
+                "gains": {name: _json_interval(each) for name, each in chain.gains.items()},
+                "after": chain.predictions.as_dict(),
+            },
+            "layers": self.layers.as_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Give everything as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Give a data frame: a row a change, by name.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
+        rows = []
+        for advised in self.changes:
+            row = {name: value for name, value in advised.as_dict().items() if name not in ("gain", "gains")}
+            own = advised.gain
+            ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
+            rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
+        return pd.DataFrame(rows).set_index("name")
+
+
+def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
+    return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
+
+
+# --- As lines and as HTML
 
 NOTHING_GAINS: Final = "No change is proven to gain here."
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")

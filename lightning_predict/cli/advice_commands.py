@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from lightning_predict.cli.answers import CommandAnswer
 
 if TYPE_CHECKING:
-    from lightning_predict.changes.advice import Advice
+    from lightning_predict.changes.advice_text import Advice
     from lightning_predict.changes.trying import MakeStep, Tried
     from lightning_predict.tracing.trace import Trace
 

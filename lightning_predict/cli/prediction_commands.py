@@ -20,7 +20,7 @@ from lightning_predict.cli.answers import CommandAnswer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
-    from lightning_predict.changes.advice import Advice
+    from lightning_predict.changes.advice_text import Advice
     from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
