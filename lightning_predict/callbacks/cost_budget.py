@@ -62,7 +62,7 @@ from lightning_predict.fit.budget import (
     price_of_run,
 )
 from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
-from lightning_predict.fit.forecast import Moments, Rest, end_seconds, rest_of
+from lightning_predict.fit.forecast import Moments, RestOfRun, end_seconds, rest_of
 from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, Kept, job_in_use, keep, read_kept
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.guard import gives_instead, log_sentence, never_raises
@@ -592,14 +592,14 @@ class CostBudget(Callback):
         self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: BudgetQuestion
     ) -> BudgetVerdict:
         """Judge the use, and the rest of the run where that is asked for."""
-        rest: Rest | None = None
+        rest: RestOfRun | None = None
         if question != "use":
             clock.buffered = batches_in_store(trainer)
             facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
             rest = rest_of(facts, clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
-            if rest.left.batches is None and question == "forecast" and not self._warned:
+            if rest.counts.batches is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
                 rank_zero_info(
@@ -616,8 +616,8 @@ class CostBudget(Callback):
         if watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
         verdict = GO_ON if judge is None else judge()
-        tempo = clock.validation_tempo()
-        batch_seconds = None if tempo is None or tempo.batch is None else tempo.batch.middle
+        validation = clock.validation_times()
+        batch_seconds = None if validation is None or validation.batch is None else validation.batch.middle
         decision: dict[str, Any] = {
             "action": "go on",
             "batches": batches_between_checks(clock),
@@ -648,16 +648,16 @@ class CostBudget(Callback):
         if clock is not None:
             clock.validation_ends()
         if watch is not None and clock is not None and self.on_exceed == "stop":
-            tempo, batches = clock.validation_tempo(), _validation_batches(trainer)
-            watch.ends_in(end_seconds(batches or 0, None, tempo))
+            validation, batches = clock.validation_times(), _validation_batches(trainer)
+            watch.ends_in(end_seconds(batches or 0, None, validation))
 
     def _judge_validation(self, trainer: Trainer) -> Decision:
         """Judge the use of the budget during a validation."""
         watch, clock = self._watch, self._run_clock
-        tempo, batches = None if clock is None else clock.validation_tempo(), _validation_batches(trainer)
+        validation, batches = None if clock is None else clock.validation_times(), _validation_batches(trainer)
         rest = None
-        if tempo is not None and tempo.batch is not None and batches is not None:
-            rest = max(0, batches - self._validated_batches) * (tempo.batch.middle + tempo.wait.middle)
+        if validation is not None and validation.batch is not None and batches is not None:
+            rest = max(0, batches - self._validated_batches) * (validation.batch.middle + validation.wait.middle)
         verdict = GO_ON if watch is None else watch.judge_validation(rest)
         return {"action": verdict.action, "reason": verdict.reason}
 

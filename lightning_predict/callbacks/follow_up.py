@@ -24,7 +24,7 @@ from lightning_predict.callbacks.showing import Manner, deliver, log_values, say
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import Moments, Rest, rest_of
+from lightning_predict.fit.forecast import Moments, RestOfRun, rest_of
 from lightning_predict.fit.outcome import Outcome, OutcomeTimer
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.fit.windows import Pace
@@ -67,7 +67,7 @@ class FollowUp:
         self._outcome_timer: OutcomeTimer | None = None
         self._answer: Answer | None = None
         self._answered_at = 0.0
-        self._rest: Rest | None = None
+        self._rest: RestOfRun | None = None
         self._rest_at = 0.0
         self._trace: Trace | None = None
         self._validation: Trace | None = None
@@ -172,7 +172,7 @@ class FollowUp:
         rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self._clock()
         self._rest, self._rest_at = rest, now
-        if rest.left.batches == 0 or not self.advises:
+        if rest.counts.batches == 0 or not self.advises:
             return None
         is_first, self._has_advised = self.advises and not self._has_advised, self.advises
         if not (is_first or self._has_left(before.rest, rest, now) or host_has_moved(before, rest.workload)):
@@ -236,7 +236,7 @@ class FollowUp:
         seconds = measured_seconds(trace)
         self.run_clock.device_seconds = None if seconds is None else seconds / trace.batches
 
-    def _has_left(self, before: Rest, rest: Rest, now: float) -> bool:
+    def _has_left(self, before: RestOfRun, rest: RestOfRun, now: float) -> bool:
         """Return whether the run on this machine will end outside of the interval that was shown."""
         if rest.forecast is None or before.forecast is None:
             return rest.forecast is not before.forecast

@@ -23,8 +23,8 @@ from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, 
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import Rest, rest_of, rough_note
-from lightning_predict.fit.outcome import Expected, expected_of, with_tempo
+from lightning_predict.fit.forecast import RestOfRun, rest_of, rough_note
+from lightning_predict.fit.outcome import Expected, expected_of, with_batch_times
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.fit.windows import Pace
 from lightning_predict.gpus.layouts import Layout
@@ -120,7 +120,7 @@ class Answer:
 
     predictions: Predictions
     expected: Expected | None
-    rest: Rest
+    rest: RestOfRun
     batches_per_epoch: int | None = None
 
 
@@ -141,7 +141,7 @@ def predict_rest(
     facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given or clock.batches_per_epoch)
     rest = rest_of(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
-    trace = with_tempo(trace, rest.tempo).changed(lambda step: of_processes(step, trainer))
+    trace = with_batch_times(trace, rest.batch_times).changed(lambda step: of_processes(step, trainer))
     assumptions = replace(
         question.assumptions,
         strategy=strategy_of_trainer(trainer) if question.strategy is None else question.strategy,

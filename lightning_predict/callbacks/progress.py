@@ -49,8 +49,8 @@ class ProgressFile:
         """Write, if it is time to."""
 
         def batch_seconds() -> float | None:
-            tempo = clock.tempo(batches_per_window=trainer.accumulate_grad_batches)
-            return None if tempo is None else tempo.step_seconds
+            batch_times = clock.batch_times(batches_per_window=trainer.accumulate_grad_batches)
+            return None if batch_times is None else batch_times.step_seconds
 
         progress = None
         if self._keeper is not None:

@@ -2,7 +2,7 @@
 
 Example::
 
-    left = remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=Pace()))
+    counts = remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=Pace()))
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.cost.offers import Offer, load_offers, offers_for
 from lightning_predict.errors import UnknownGpuError, UnknownOfferError
-from lightning_predict.fit.forecast import Moments, Rest
+from lightning_predict.fit.forecast import Moments, RestOfRun
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, significant
@@ -446,7 +446,9 @@ class BudgetWatch:
         """Judge what is used up within a validation, whose rest takes so long."""
         return judge_validation(self.limits, self._ledger.elapsed_seconds, rest_seconds)
 
-    def judge(self, question: BudgetQuestion, rest: Rest | None, *, may_end_earlier: bool = False) -> BudgetVerdict:
+    def judge(
+        self, question: BudgetQuestion, rest: RestOfRun | None, *, may_end_earlier: bool = False
+    ) -> BudgetVerdict:
         """Judge the use, and the rest of the run where that is asked for.
 
         Args:
@@ -458,7 +460,7 @@ class BudgetWatch:
             self._refreshed_seconds = self._ledger.elapsed_seconds
             self.ends_in(rest.end_seconds)
         use = self.judge_use()
-        if use.action == "stop" or rest is None or rest.forecast is None or rest.tempo is None:
+        if use.action == "stop" or rest is None or rest.forecast is None or rest.batch_times is None:
             return use
         self.forecast = rest.forecast
         outlook = judge_forecast(self.limits, self._ledger.elapsed_seconds, rest.forecast, steps=rest.steps)
@@ -470,7 +472,7 @@ class BudgetWatch:
             outlook = BudgetVerdict("warn", f"{outlook.reason}, unless early stopping ends it before")
         elif question == "outlook":
             outlook = BudgetVerdict("warn", f"{outlook.reason}; the run goes on until more steps say so")
-        elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.tempo.is_settled):
+        elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.batch_times.is_settled):
             outlook = BudgetVerdict("warn", f"{outlook.reason}; the run ends if twice as many say the same")
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 

@@ -8,7 +8,7 @@ Within `clock_of_fits` the callbacks read a clock that a test shows. Example::
     clock.batch_starts()
     # ... the batch is trained ...
     clock.batch_ends()
-    clock.tempo(batches_per_window=1)   # None before any step was timed
+    clock.batch_times(batches_per_window=1)   # None before any step was timed
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ UNSEEN_LONGER: Final = 1.5
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tempo:
+class BatchTimes:
     """Seconds of a batch on the machine in use.
 
     Attributes:
@@ -134,7 +134,7 @@ class Tempo:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationTempo:
+class ValidationTimes:
     """Seconds of a validation run on the machine in use.
 
     Attributes:
@@ -376,7 +376,7 @@ class RunClock:
 
     # What is known.
 
-    def tempo(self, *, batches_per_window: int, workers: int = 0) -> Tempo | None:
+    def batch_times(self, *, batches_per_window: int, workers: int = 0) -> BatchTimes | None:
         """Find what a batch takes; None before any step was timed.
 
         Args:
@@ -408,7 +408,7 @@ class RunClock:
         if waits is not None:
             later = self._warm(wait)
             wait = wait if self._first_waits is None else later
-        return Tempo(
+        return BatchTimes(
             step=step,
             wait=wait,
             later_wait=later,
@@ -425,9 +425,9 @@ class RunClock:
         low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
 
-    def validation_tempo(
+    def validation_times(
         self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING
-    ) -> ValidationTempo | None:
+    ) -> ValidationTimes | None:
         """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
 
         Args:
@@ -439,7 +439,7 @@ class RunClock:
         found, around = self._validated.believed(of_each=self._validation_batches), self._around.believed()
         if found is not None and around is not None:
             waits = self._validation_waits.believed()
-            return ValidationTempo(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
+            return ValidationTimes(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
         check = self._check
         if check is None or not check.batch_seconds:
             return None
@@ -449,7 +449,7 @@ class RunClock:
         middle = math.sqrt(least * seconds)
         waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
         start = check.start_seconds or 0.0
-        return ValidationTempo(
+        return ValidationTimes(
             around=Interval(0.0, start, UNSEEN_LONGER * start),
             wait=Interval(0.0, waited, UNSEEN_LONGER * waited).each(max, made_in.added(-middle)),
             batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),

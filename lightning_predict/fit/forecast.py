@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.fit.clock import NOTHING, RunClock, Tempo, ValidationTempo
+from lightning_predict.fit.clock import NOTHING, BatchTimes, RunClock, ValidationTimes
 from lightning_predict.fit.remaining import (
+    CountsToCome,
     Position,
-    Remaining,
     Saving,
     batches_so_far,
     checkpoints_left,
@@ -85,13 +85,13 @@ class Facts:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class RestOfRun:
     """The rest of a run: counted, and timed on the machine in use.
 
     Attributes:
-        left: Batches, windows and validation still to come.
+        counts: Batches, windows and validation still to come.
         workload: The same for a prediction of any GPU.
-        tempo: What a batch takes on the machine in use; None before a step was timed.
+        batch_times: What a batch takes on the machine in use; None before a step was timed.
         run: The rest on the machine in use; None before a step was timed.
         forecast: Seconds of its total; None for a run without an end.
         end_seconds: Seconds that the run takes once it is told to stop: a validation.
@@ -99,9 +99,9 @@ class Rest:
         step: Seconds from a step to the next; None before one was timed.
     """
 
-    left: Remaining
+    counts: CountsToCome
     workload: Workload
-    tempo: Tempo | None
+    batch_times: BatchTimes | None
     run: Run | None
     forecast: Interval[float] | None
     end_seconds: float = 0.0
@@ -119,7 +119,7 @@ class Rest:
 
 def rest_of(
     facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
-) -> Rest:
+) -> RestOfRun:
     """Count what is left of a run, and time it by what the machine in use has shown so far.
 
     Args:
@@ -128,20 +128,21 @@ def rest_of(
         batches_per_window: Batches of the recorded step; None: as the trainer accumulates.
         samples: Samples of that step; None if unknown.
     """
-    left, position = remaining(facts.position), facts.position
+    counts, position = remaining(facts.position), facts.position
     size = batches_per_window or position.batches_per_window
-    tempo = clock.tempo(batches_per_window=size, workers=facts.workers or 1 if facts.has_workers else 0)
-    validation = clock.validation_tempo()
-    if tempo is not None:
-        tempo = _of_whole_batches(tempo, position)
-        validation = clock.validation_tempo(
-            batch_seconds=tempo.step.middle, made_in=_made_in(tempo) if facts.validation_has_workers else NOTHING
+    batch_times = clock.batch_times(batches_per_window=size, workers=facts.workers or 1 if facts.has_workers else 0)
+    validation = clock.validation_times()
+    if batch_times is not None:
+        batch_times = _of_whole_batches(batch_times, position)
+        validation = clock.validation_times(
+            batch_seconds=batch_times.step.middle,
+            made_in=_made_in(batch_times) if facts.validation_has_workers else NOTHING,
         )
-    pauses = clock.pause(starts_workers=facts.starts_workers).scaled(left.epochs or 0)
-    around = NOTHING if validation is None else validation.around.scaled(left.validation_runs or 0)
+    pauses = clock.pause(starts_workers=facts.starts_workers).scaled(counts.epochs or 0)
+    around = NOTHING if validation is None else validation.around.scaled(counts.validation_runs or 0)
     work = replace(
-        workload(left, position, batches_per_window=size, samples=samples),
-        loader=Loader() if tempo is None else _loader(facts, left, tempo),
+        workload(counts, position, batches_per_window=size, samples=samples),
+        loader=Loader() if batch_times is None else _loader(facts, counts, batch_times),
         loader_workers=facts.workers,
         checkpoints=checkpoints_left(
             facts.savings, position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
@@ -150,16 +151,16 @@ def rest_of(
         between_seconds=pauses.middle + around.middle,
         time_limit_seconds=facts.time_limit_seconds,
     )
-    if tempo is None:
-        return Rest(left=left, workload=work, tempo=None, run=None, forecast=None)
-    check = _validation_batch(tempo, validation)
-    here = replace(work, loader=Loader(seconds_per_batch=_wait(facts, left, tempo).middle))
-    run = run_of(_measured(tempo.step.middle * size), here, _measured(check.middle), batches=size)
+    if batch_times is None:
+        return RestOfRun(counts=counts, workload=work, batch_times=None, run=None, forecast=None)
+    check = _validation_batch(batch_times, validation)
+    here = replace(work, loader=Loader(seconds_per_batch=_wait(facts, counts, batch_times).middle))
+    run = run_of(_measured(batch_times.step.middle * size), here, _measured(check.middle), batches=size)
     parts = (
-        tempo.step.scaled(0.0 if work.training is None else work.training.whole),
-        _waits(facts, left, tempo),
-        check.scaled(left.validation_batches or 0),
-        (NOTHING if validation is None else validation.wait).scaled(left.validation_batches or 0),
+        batch_times.step.scaled(0.0 if work.training is None else work.training.whole),
+        _waits(facts, counts, batch_times),
+        check.scaled(counts.validation_batches or 0),
+        (NOTHING if validation is None else validation.wait).scaled(counts.validation_batches or 0),
         pauses,
         around,
     )
@@ -168,15 +169,15 @@ def rest_of(
         # Without a length, the loader may end the last epoch at any time before the limit does.
         unknown = Interval(limit if position.max_epochs is None else 0.0, limit, limit)
         forecast = unknown if forecast is None else forecast.at_most(limit)
-    return Rest(
-        left=left,
+    return RestOfRun(
+        counts=counts,
         workload=work,
-        tempo=tempo,
+        batch_times=batch_times,
         run=run,
         forecast=forecast,
-        end_seconds=end_seconds(facts.validation_batches, tempo, validation),
-        steps=max(1, tempo.values // size),
-        step=tempo.step.added(tempo.wait).scaled(size),
+        end_seconds=end_seconds(facts.validation_batches, batch_times, validation),
+        steps=max(1, batch_times.values // size),
+        step=batch_times.step.added(batch_times.wait).scaled(size),
     )
 
 
@@ -221,7 +222,7 @@ class Moments:
         return True
 
 
-def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
+def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
     """Say that the machine in use is known from few steps."""
     if not is_rough or rest.forecast is None:
         return ()
@@ -229,19 +230,19 @@ def rough_note(rest: Rest, *, is_rough: bool) -> tuple[str, ...]:
     return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
 
 
-def _of_whole_batches(tempo: Tempo, position: Position) -> Tempo:
+def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
     """Scale what a batch takes, a mean over all of them, to one that is not the smaller last one of an epoch."""
     batches, per_epoch = batches_so_far(position), position.batches_per_epoch
     if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
-        return tempo
+        return batch_times
     missing = (1 - position.last_batch_share) * (batches // per_epoch) / batches
-    return replace(tempo, step=tempo.step.scaled(1 / (1 - missing)))
+    return replace(batch_times, step=batch_times.step.scaled(1 / (1 - missing)))
 
 
-def _made_in(tempo: Tempo) -> Interval[float]:
+def _made_in(batch_times: BatchTimes) -> Interval[float]:
     """Return what workers take for a batch, as far as training shows: never longer than from one batch to the next."""
-    longest = tempo.step.middle + tempo.wait.middle
-    waits_for_them = tempo.wait.middle > STALL_SHARE * tempo.step.middle
+    longest = batch_times.step.middle + batch_times.wait.middle
+    waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
     return Interval(0.0, longest if waits_for_them else 0.0, longest)
 
 
@@ -252,23 +253,23 @@ def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
     return Interval(max(0.0, middle - down), middle, middle + up)
 
 
-def _waits(facts: Facts, left: Remaining, tempo: Tempo) -> Interval[float]:
+def _waits(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Interval[float]:
     """Return the waits for all batches still to come: of this epoch, and of later ones."""
-    batches, position = left.batches or 0, facts.position
+    batches, position = counts.batches or 0, facts.position
     here = batches
     if position.batches_per_epoch is not None:
         here = min(batches, max(0, position.batches_per_epoch - position.batches_done))
-    return tempo.wait.scaled(here).added(tempo.later_wait.scaled(batches - here))
+    return batch_times.wait.scaled(here).added(batch_times.later_wait.scaled(batches - here))
 
 
-def _wait(facts: Facts, left: Remaining, tempo: Tempo) -> Interval[float]:
+def _wait(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Interval[float]:
     """Return the wait for one of the batches still to come."""
-    return _waits(facts, left, tempo).scaled(1 / left.batches) if left.batches else tempo.wait
+    return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
 
 
-def _loader(facts: Facts, left: Remaining, tempo: Tempo) -> Loader:
+def _loader(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Loader:
     """Tell how the loader would keep any GPU waiting from how it does on this machine."""
-    wait, step = _wait(facts, left, tempo), tempo.step.middle
+    wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
     if facts.has_workers and wait.middle > STALL_SHARE * step:
         loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
     else:
@@ -277,27 +278,27 @@ def _loader(facts: Facts, left: Remaining, tempo: Tempo) -> Loader:
         return loader
     down, up = wait.middle - wait.low, wait.high - wait.middle
     spread = (1 - down / loader.seconds_per_batch, 1 + up / loader.seconds_per_batch)
-    return replace(loader, spread=spread, is_believed=tempo.waits >= WAITS_BELIEVED)
+    return replace(loader, spread=spread, is_believed=batch_times.waits >= WAITS_BELIEVED)
 
 
-def _validation_batch(tempo: Tempo, validation: ValidationTempo | None) -> Interval[float]:
+def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:
     """Return the time of a validation batch: as it was seen, else the forward part of a training batch at a guess."""
     if validation is not None and validation.batch is not None:
         return validation.batch
-    return Interval(0.0, FORWARD_SHARE * tempo.step.middle, tempo.step.high)
+    return Interval(0.0, FORWARD_SHARE * batch_times.step.middle, batch_times.step.high)
 
 
-def end_seconds(batches: int, tempo: Tempo | None, validation: ValidationTempo | None) -> float:
+def end_seconds(batches: int, batch_times: BatchTimes | None, validation: ValidationTimes | None) -> float:
     """Return the seconds that a run takes once it is told to stop.
 
     Args:
         batches: Batches of the validation that follows; 0 if none does.
-        tempo: What a training batch takes; None before one was timed.
+        batch_times: What a training batch takes; None before one was timed.
         validation: What validation takes; None before any.
     """
     if batches and validation is not None and validation.batch is not None:
         return validation.around.middle + batches * (validation.batch.middle + validation.wait.middle)
-    return 0.0 if tempo is None else batches * FORWARD_SHARE * tempo.step.middle
+    return 0.0 if batch_times is None else batches * FORWARD_SHARE * batch_times.step.middle
 
 
 def _measured(seconds: float) -> Iteration:

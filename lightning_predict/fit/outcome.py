@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Final, final
 
-from lightning_predict.fit.clock import Tempo
-from lightning_predict.fit.forecast import Rest
+from lightning_predict.fit.clock import BatchTimes
+from lightning_predict.fit.forecast import RestOfRun
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
@@ -64,11 +64,11 @@ class Expected:
     num_gpus: int = 1
 
 
-def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
+def with_batch_times(trace: Trace, batch_times: BatchTimes | None) -> Trace:
     """Scale the times of the steps so that their mean, over all kinds, is what a step takes now."""
-    if tempo is None:
+    if batch_times is None:
         return trace
-    seconds, before = tempo.step_seconds * trace.batches, measured_seconds(trace)
+    seconds, before = batch_times.step_seconds * trace.batches, measured_seconds(trace)
     if before is None or before <= 0:
         return replace(trace, step_seconds=(seconds,)) if not trace.other_steps else trace
     ratio = seconds / before
@@ -81,9 +81,9 @@ def with_tempo(trace: Trace, tempo: Tempo | None) -> Trace:
     return trace.changed(at_tempo)
 
 
-def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus: int) -> Expected | None:
+def expected_of(trace: Trace, rest: RestOfRun, predictions: Predictions, *, num_gpus: int) -> Expected | None:
     """Say what is expected of the machine in use; None if no step was timed."""
-    if rest.tempo is None or rest.tempo.step_seconds <= 0:
+    if rest.batch_times is None or rest.batch_times.step_seconds <= 0:
         return None
     own, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
     shown = own.total if own is not None else (None if machine is None else machine.total)
@@ -96,9 +96,9 @@ def expected_of(trace: Trace, rest: Rest, predictions: Predictions, *, num_gpus:
         model=model_fingerprint_of(trace),
         num_gpus=num_gpus,
         samples=trace.samples,
-        step_seconds=rest.tempo.step_seconds * trace.batches,
-        batch_seconds=rest.tempo.step_seconds + rest.tempo.wait_seconds,
-        batches=None if is_cut_off else rest.left.batches,
+        step_seconds=rest.batch_times.step_seconds * trace.batches,
+        batch_seconds=rest.batch_times.step_seconds + rest.batch_times.wait_seconds,
+        batches=None if is_cut_off else rest.counts.batches,
         total_seconds=None if is_cut_off or rest.forecast is None else rest.forecast.middle,
         shown=None if is_cut_off else shown,
         usd_per_hour=None if price is None else price.usd_per_hour,

@@ -6,8 +6,8 @@ to any such number, so that what is left is a difference of two counts.
 Nothing tells a callback that a file is written; `CheckpointClock` times from the moment in which a checkpoint is
 collected to the next hook. Until one was timed, its time follows from the size of its state. Example::
 
-    >>> left = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
-    >>> left.batches, left.windows
+    >>> counts = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
+    >>> counts.batches, counts.windows
     (9, 9)
 """
 
@@ -97,7 +97,7 @@ class Position:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remaining:
+class CountsToCome:
     """Counts of what is still to come; None is unknown.
 
     Attributes:
@@ -123,7 +123,7 @@ class Remaining:
     at_most: bool
 
 
-def remaining(position: Position) -> Remaining:
+def remaining(position: Position) -> CountsToCome:
     """Find what is left after the batches that are done."""
     now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
@@ -140,7 +140,7 @@ def remaining(position: Position) -> Remaining:
     size = _accumulation_in(position, position.epoch)
     runs = _validation_runs(position, now, end)
     per_run = 0 if position.validation is None else position.validation.batches
-    return Remaining(
+    return CountsToCome(
         batches=batches,
         windows=windows,
         full_windows=full_windows,
@@ -153,27 +153,27 @@ def remaining(position: Position) -> Remaining:
     )
 
 
-def workload(left: Remaining, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
+def workload(counts: CountsToCome, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
     """Describe what is left for the predictor, in windows like the recorded one.
 
     Where accumulation changes between epochs, windows are not alike: there the batches are divided into windows of the
     recorded size.
     """
-    windows, share, per_epoch = left.windows, position.last_batch_share, position.batches_per_epoch
-    if left.batches is not None and len(set(position.accumulation.values())) > 1:
-        windows = math.ceil(left.batches / batches_per_window)
+    windows, share, per_epoch = counts.windows, position.last_batch_share, position.batches_per_epoch
+    if counts.batches is not None and len(set(position.accumulation.values())) > 1:
+        windows = math.ceil(counts.batches / batches_per_window)
     training = epoch = None
-    if left.batches is not None and windows is not None:
-        training = Batches(windows=windows, batches=left.batches, uneven=left.uneven_batches, uneven_share=share)
-    if per_epoch is not None and left.windows_per_epoch is not None:
-        epoch = Batches(windows=left.windows_per_epoch, batches=per_epoch, uneven=int(share < 1), uneven_share=share)
+    if counts.batches is not None and windows is not None:
+        training = Batches(windows=windows, batches=counts.batches, uneven=counts.uneven_batches, uneven_share=share)
+    if per_epoch is not None and counts.windows_per_epoch is not None:
+        epoch = Batches(windows=counts.windows_per_epoch, batches=per_epoch, uneven=int(share < 1), uneven_share=share)
     return Workload(
         training_iterations=windows,
         training=training,
         epoch=epoch,
-        validation_iterations=left.validation_batches,
+        validation_iterations=counts.validation_batches,
         samples_per_iteration=samples,
-        at_most=left.at_most,
+        at_most=counts.at_most,
     )
 
 

@@ -27,8 +27,8 @@ from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
-from lightning_predict.fit.forecast import Facts, Moments, Rest, rest_of, rough_note
-from lightning_predict.fit.outcome import Outcome, OutcomeTimer, expected_of, with_tempo
+from lightning_predict.fit.forecast import Facts, Moments, RestOfRun, rest_of, rough_note
+from lightning_predict.fit.outcome import Outcome, OutcomeTimer, expected_of, with_batch_times
 from lightning_predict.fit.recorder import Session, StepRecorder
 from lightning_predict.fit.remaining import Position
 from lightning_predict.gpus import DEFAULT_GPUS
@@ -184,7 +184,7 @@ class WatchedRun:
         self._moments, self._has_advised = Moments(batches=total_steps), False
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
-        self._rest: Rest | None = None
+        self._rest: RestOfRun | None = None
         self._rest_at = 0.0
         self._shown: Interval[float] | None = None
         self._shown_at = 0.0
@@ -296,7 +296,7 @@ class WatchedRun:
         self._moments.is_due(self.clock.batches, self.clock.training_seconds)
         self._predict()
 
-    def _rest_now(self) -> Rest:
+    def _rest_now(self) -> RestOfRun:
         self._rest, self._rest_at = (
             rest_of(self.facts(self._steps), self.clock, samples=self._samples),
             self.clock.now(),
@@ -313,7 +313,11 @@ class WatchedRun:
             return
         assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
         found = predict_workload(
-            with_tempo(self.trace, rest.tempo), self._layouts, rest.workload, assumptions, forecast=rest.forecast
+            with_batch_times(self.trace, rest.batch_times),
+            self._layouts,
+            rest.workload,
+            assumptions,
+            forecast=rest.forecast,
         )
         subject = "" if rest.forecast is None else "Rest of this run: "
         heading = None if found.heading is None else f"{subject}{found.heading}"

@@ -6,8 +6,8 @@ import pytest
 
 from lightning_predict.callbacks.follow_up import host_has_moved
 from lightning_predict.callbacks.predicting import Answer
-from lightning_predict.fit.forecast import Rest
-from lightning_predict.fit.remaining import Remaining
+from lightning_predict.fit.forecast import RestOfRun
+from lightning_predict.fit.remaining import CountsToCome
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.workload import Batches, Checkpoints, Loader, Workload
 from tests.reports.example import H100, MINIMAL, T4, with_total
@@ -17,10 +17,10 @@ WORK = Workload(training_iterations=100, training=Batches(windows=100, batches=1
 
 def answer(workload: Workload = WORK) -> Answer:
     """11,520 s on the T4 and 1,440 s on the H100, of which 5 % are 72 s."""
-    left = Remaining(
+    counts = CountsToCome(
         batches=100, windows=100, full_windows=100, windows_per_epoch=None, validation_batches=0, at_most=False
     )
-    rest = Rest(left=left, workload=workload, tempo=None, run=None, forecast=None)
+    rest = RestOfRun(counts=counts, workload=workload, batch_times=None, run=None, forecast=None)
     return Answer(predictions=Predictions((T4, H100)), expected=None, rest=rest)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import Facts, Rest, rest_of
+from lightning_predict.fit.forecast import Facts, RestOfRun, rest_of
 from lightning_predict.fit.remaining import Position, Validation
 from tests.fit.scenarios import Scenario, Score, moments, told
 
@@ -31,12 +31,12 @@ def facts_of(scenario: Scenario, batches: int) -> Facts:
     )
 
 
-def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, Rest]], float]:
+def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, RestOfRun]], float]:
     """Return what was believed after so many batches, with the time by then, and when the run ended."""
     now = 0.0
     clock = RunClock(lambda: now)
     clock.buffered = scenario.buffered
-    found: dict[int, tuple[float, Rest]] = {}
+    found: dict[int, tuple[float, RestOfRun]] = {}
 
     def advance(seconds: float) -> None:
         nonlocal now

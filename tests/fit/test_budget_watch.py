@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from lightning_predict.fit.budget import BudgetQuestion, BudgetWatch, Ledger, hours_limit
-from lightning_predict.fit.clock import NOTHING, RunClock, Tempo
-from lightning_predict.fit.forecast import Moments, Rest, rest_of
-from lightning_predict.fit.remaining import Remaining
+from lightning_predict.fit.clock import NOTHING, BatchTimes, RunClock
+from lightning_predict.fit.forecast import Moments, RestOfRun, rest_of
+from lightning_predict.fit.remaining import CountsToCome
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Workload
 from tests.fit.scenarios import SCENARIOS, Scenario, family, told
@@ -33,13 +33,21 @@ class Run:
         return self.watch.question(self.batches, self.seconds, elapsed=self.seconds)
 
 
-def rest(low: float, middle: float, *, is_settled: bool = True, end_seconds: float = 0.0) -> Rest:
+def rest(low: float, middle: float, *, is_settled: bool = True, end_seconds: float = 0.0) -> RestOfRun:
     """A rest of so many seconds."""
-    left = Remaining(batches=9, windows=9, full_windows=9, windows_per_epoch=None, validation_batches=0, at_most=False)
-    tempo = Tempo(step=NOTHING, wait=NOTHING, later_wait=NOTHING, values=16, waits=0, is_settled=is_settled)
+    counts = CountsToCome(
+        batches=9, windows=9, full_windows=9, windows_per_epoch=None, validation_batches=0, at_most=False
+    )
+    batch_times = BatchTimes(step=NOTHING, wait=NOTHING, later_wait=NOTHING, values=16, waits=0, is_settled=is_settled)
     forecast = Interval(low, middle, 2 * middle)
-    return Rest(
-        left=left, workload=Workload(), tempo=tempo, run=None, forecast=forecast, end_seconds=end_seconds, steps=16
+    return RestOfRun(
+        counts=counts,
+        workload=Workload(),
+        batch_times=batch_times,
+        run=None,
+        forecast=forecast,
+        end_seconds=end_seconds,
+        steps=16,
     )
 
 
@@ -129,7 +137,7 @@ def test_a_forecast_is_warned_about_once() -> None:
 def test_without_a_forecast_there_is_nothing_to_judge_but_the_use() -> None:
     run = Run(seconds=2.0)
     run.batch(1.0)
-    unknown = Rest(left=rest(1, 1).left, workload=Workload(), tempo=None, run=None, forecast=None)
+    unknown = RestOfRun(counts=rest(1, 1).counts, workload=Workload(), batch_times=None, run=None, forecast=None)
     assert run.watch.judge("forecast", unknown).action == "go on"
     assert run.watch.forecast is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_predict.fit.clock import RunClock, Tempo, device_clock, run_clock_of
+from lightning_predict.fit.clock import BatchTimes, RunClock, device_clock, run_clock_of
 from lightning_predict.fit.windows import Pace
 from lightning_predict.interval import Interval
 
@@ -41,15 +41,15 @@ class Fit:
             self.clock.validation_batch_ends()
         self.clock.validation_ends()
 
-    def tempo(self, *, workers: int = 0, together: int = 1) -> Tempo:
-        found = self.clock.tempo(batches_per_window=together, workers=workers)
+    def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
+        found = self.clock.batch_times(batches_per_window=together, workers=workers)
         assert found is not None
         return found
 
 
 def test_before_a_step_was_timed_nothing_is_known() -> None:
-    assert RunClock().tempo(batches_per_window=1) is None
-    assert RunClock().validation_tempo() is None
+    assert RunClock().batch_times(batches_per_window=1) is None
+    assert RunClock().validation_times() is None
     assert RunClock().training_seconds == 0.0
 
 
@@ -57,7 +57,7 @@ def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
     fit = Fit()
     for seconds in (9.0, 2.0, 2.0):
         fit.batch(seconds)
-    found = fit.tempo()
+    found = fit.batch_times()
     assert (found.step_seconds, found.wait_seconds) == (2.0, 0.25)
     assert (found.values, found.waits) == (3, 2)  # the first batch was not waited for
     assert fit.clock.training_seconds == 9.0 + 2.0 + 2.0 + 2 * 0.25
@@ -67,7 +67,7 @@ def test_a_batch_that_is_recorded_counts_neither_itself_nor_what_follows_it() ->
     fit = Fit()
     for number in range(6):
         fit.batch(50.0 if number == 3 else 1.0, wait=30.0 if number == 4 else 0.25, is_recorded=number == 3)
-    found = fit.tempo()
+    found = fit.batch_times()
     assert (found.step.middle, found.step.high < 3.0, found.wait_seconds) == (1.0, True, 0.25)
     assert fit.clock.batches == 6
 
@@ -84,7 +84,7 @@ def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither
         fit.batch(wait=0.0)
     for _ in range(20):
         fit.batch(wait=0.5)
-    assert fit.tempo(workers=2).wait_seconds == pytest.approx(0.5)
+    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(0.5)
 
 
 def test_of_the_first_waits_for_workers_those_count_that_were_not_made_beforehand() -> None:
@@ -92,8 +92,8 @@ def test_of_the_first_waits_for_workers_those_count_that_were_not_made_beforehan
     fit.clock.buffered = 4
     for wait in (0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.4, 0.4, 0.4, 0.4):
         fit.batch(wait=wait)
-    assert fit.tempo(workers=2).wait_seconds == pytest.approx(0.4)
-    assert fit.tempo().wait_seconds < 0.4
+    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(0.4)
+    assert fit.batch_times().wait_seconds < 0.4
 
 
 def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_first() -> None:
@@ -103,10 +103,10 @@ def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_
     fit.batch(wait=8.0)  # two workers start, and each makes a batch
     for _ in range(3):
         fit.batch(wait=0.0)
-    assert fit.tempo(workers=2).wait == Interval(0.0, 0.0, 4.0)
+    assert fit.batch_times(workers=2).wait == Interval(0.0, 0.0, 4.0)
     for _ in range(8):
         fit.batch(wait=0.0)
-    assert fit.tempo(workers=2).wait.high < 0.1
+    assert fit.batch_times(workers=2).wait.high < 0.1
 
 
 def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
@@ -116,10 +116,10 @@ def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
     fit.clock.device_seconds = 1.0
     for _ in range(40):
         fit.batch(0.7, wait=0.3)
-    assert fit.tempo().step_seconds == pytest.approx(1.0)
-    assert fit.tempo().wait_seconds == pytest.approx(0.0)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.batch_times().wait_seconds == pytest.approx(0.0)
     fit.clock.device_seconds = 0.6  # the loader is the slower: of a second the device computes 0.6 s
-    assert (fit.tempo().step_seconds, fit.tempo().wait_seconds) == pytest.approx((0.6, 0.4))
+    assert (fit.batch_times().step_seconds, fit.batch_times().wait_seconds) == pytest.approx((0.6, 0.4))
 
 
 def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
@@ -127,7 +127,7 @@ def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
     fit.clock.epoch_starts()
     for _ in range(21):
         fit.batch(wait=0.5)
-    found = fit.tempo()
+    found = fit.batch_times()
     assert found.wait.middle == 0.5
     assert found.later_wait.low == pytest.approx(found.wait.low / 3)
     assert found.later_wait.middle < 0.5
@@ -135,8 +135,8 @@ def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
     fit.clock.epoch_starts()
     for _ in range(40):
         fit.batch(wait=0.5)
-    assert fit.tempo().later_wait == fit.tempo().wait
-    assert fit.tempo().wait.middle == pytest.approx(0.5)
+    assert fit.batch_times().later_wait == fit.batch_times().wait
+    assert fit.batch_times().wait.middle == pytest.approx(0.5)
 
 
 def test_two_callbacks_tell_it_as_one_does() -> None:
@@ -151,8 +151,8 @@ def test_two_callbacks_tell_it_as_one_does() -> None:
         fit.passes(0.1)
         fit.clock.batch_ends()
     assert fit.clock.batches == 10
-    assert fit.tempo().step_seconds == pytest.approx(1.0)
-    assert fit.tempo().wait_seconds == pytest.approx(0.6)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.batch_times().wait_seconds == pytest.approx(0.6)
 
 
 def test_an_epoch_costs_what_lies_between_beside_validation_checkpoints_and_the_wait() -> None:
@@ -169,7 +169,7 @@ def test_an_epoch_costs_what_lies_between_beside_validation_checkpoints_and_the_
     assert fit.batch()
     assert fit.clock.pause(starts_workers=False).middle == pytest.approx(4.0)
     assert fit.clock.checkpoints.seconds == 30.0
-    assert fit.tempo().waits == 9  # none of these is one
+    assert fit.batch_times().waits == 9  # none of these is one
 
 
 def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
@@ -187,7 +187,7 @@ def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
 def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_recorded_one() -> None:
     fit = Fit()
     fit.validate([9.0, 2.0], start=5.0, wait=0.5, is_check=True)
-    found = fit.clock.validation_tempo()
+    found = fit.clock.validation_times()
     assert found is not None
     assert found.batch is not None
     assert (found.around.middle, found.wait.middle, found.batch.middle) == (5.0, 0.5, 2.0)
@@ -203,7 +203,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
         fit.passes(seconds)
         fit.clock.validation_batch_ends()
     fit.clock.validation_ends()
-    found = fit.clock.validation_tempo()
+    found = fit.clock.validation_times()
     assert found is not None
     assert found.batch is not None
     assert found.batch.middle == 6.0  # Both are too long; the shorter is nearer.
@@ -212,7 +212,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
 def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
     fit = Fit()
     fit.validate([4.0, 4.0], is_check=True)
-    found = fit.clock.validation_tempo(batch_seconds=1.0)
+    found = fit.clock.validation_times(batch_seconds=1.0)
     assert found is not None
     assert found.batch is not None
     assert found.batch.middle == 2.0  # the geometric mean
@@ -227,7 +227,7 @@ def test_validation_runs_are_timed_whole() -> None:
         fit.batch()
         fit.passes(1.5)  # Its workers start before any event is told.
         fit.validate(batches, start=0.5, wait=0.25)
-    found = fit.clock.validation_tempo()
+    found = fit.clock.validation_times()
     assert found is not None
     assert found.batch is not None
     assert (found.around.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import STALL_SHARE, Facts, Moments, Rest, rest_of
+from lightning_predict.fit.forecast import STALL_SHARE, Facts, Moments, RestOfRun, rest_of
 from lightning_predict.fit.remaining import Position, Validation
 
 FACTS = Facts(
@@ -35,14 +35,14 @@ def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: flo
     return made
 
 
-def middle(rest: Rest) -> float:
+def middle(rest: RestOfRun) -> float:
     assert rest.forecast is not None
     return rest.forecast.middle
 
 
 def test_before_a_step_was_timed_there_are_counts_alone() -> None:
     rest = rest_of(FACTS, RunClock())
-    assert (rest.left.batches, rest.forecast, rest.run) == (80, None, None)
+    assert (rest.counts.batches, rest.forecast, rest.run) == (80, None, None)
     assert rest.workload.training_iterations == 80
 
 
@@ -58,9 +58,9 @@ def test_steps_to_come_take_what_they_took() -> None:
 
 def test_waits_of_later_epochs_count_as_they_are_believed() -> None:
     run = clock(wait=0.5)
-    tempo = run.tempo(batches_per_window=1)
-    assert tempo is not None
-    waits = 30 * 0.5 + 50 * tempo.later_wait.middle
+    batch_times = run.batch_times(batches_per_window=1)
+    assert batch_times is not None
+    waits = 30 * 0.5 + 50 * batch_times.later_wait.middle
     rest = rest_of(FACTS, run)
     assert middle(rest) == pytest.approx(80.0 + waits)
     loader = rest.workload.loader
@@ -106,7 +106,7 @@ def test_a_run_without_an_end_has_no_total() -> None:
     endless = replace(FACTS, position=replace(FACTS.position, max_epochs=None))
     rest = rest_of(endless, clock())
     assert rest.forecast is None
-    assert rest.tempo is not None
+    assert rest.batch_times is not None
 
 
 def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_once() -> None:

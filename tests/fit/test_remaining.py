@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.fit.remaining import Position, Remaining, Validation, remaining, workload
+from lightning_predict.fit.remaining import CountsToCome, Position, Validation, remaining, workload
 
 START = Position(epoch=0, batches_done=0, batches_per_epoch=4, max_epochs=3, accumulation={0: 1})
 
 
-def at(**changes: Any) -> Remaining:
+def at(**changes: Any) -> CountsToCome:
     return remaining(replace(START, **changes))
 
 
