@@ -47,13 +47,13 @@ def gpus(
     from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.gpus import gpu_names
-    from lightning_predict.gpus.catalogue import ARCHITECTURES
 
-    if search in ARCHITECTURES:
-        search, architecture = None, search
-    if architecture is not None and architecture not in ARCHITECTURES:
-        raise InvalidArgumentError(f"{architecture!r} is not an architecture. There are: {', '.join(ARCHITECTURES)}.")
     everything = [find_gpu(name) for name in gpu_names()]
+    architectures = tuple(dict.fromkeys(row.architecture for row in everything))
+    if search in architectures:
+        search, architecture = None, search
+    if architecture is not None and architecture not in architectures:
+        raise InvalidArgumentError(f"{architecture!r} is not an architecture. There are: {', '.join(architectures)}.")
     listed = [
         row
         for row in everything

@@ -1,13 +1,16 @@
 """Reads the catalogue: TOML rows in human units become `Gpu` values in SI units, or an error that names the row.
 
-The folder `catalogue/` holds two shared tables and one file per architecture:
+The folder `catalogue/` holds one file per architecture, `<architecture>.toml`:
 
-* `sources.toml`: every source once, as `[sources.<id>]` with title, url and date; rows cite the ids.
-* `compute_capabilities.toml`: what all GPUs of one compute capability share (lanes, threads, registers, shared memory).
-* `<architecture>.toml`: `[gpu.<name>]`, one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
+* `vendor`, where it is not NVIDIA.
+* `[compute_capability.<version>]`: what all GPUs of one compute capability share (lanes, threads, registers, shared
+  memory); of another vendor, what torch reports as such.
+* `[gpu.<name>]`, one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
+* `[sources.<id>]` with title, url and date, where no other file cites it; rows cite the ids.
 
-A row cites at least two sources that agree, or says `single_source = true`; a figure from elsewhere cites its own
-in `figure_sources`. Example::
+Beside them stands `sources.toml`, sources that several files cite. So a new vendor is a file there, and its generations
+in `records.py`. A row cites at least two sources that agree, or says `single_source = true`; a figure from elsewhere
+cites its own in `figure_sources`. Example::
 
     >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
     [16.0]
@@ -22,7 +25,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import CatalogueError
-from lightning_predict.gpus.records import Gpu, Source
+from lightning_predict.gpus.records import NVIDIA, Gpu, Source
 from lightning_predict.units import (
     gibibytes_to_bytes,
     gigabytes_to_bytes,
@@ -34,10 +37,8 @@ from lightning_predict.units import (
 
 CATALOGUE_FOLDER: Final = Path(__file__).with_name("catalogue")
 SOURCES_FILE: Final = "sources.toml"
-CAPABILITIES_FILE: Final = "compute_capabilities.toml"
-
-ARCHITECTURES: Final = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
-"""Oldest first; one file each."""
+OTHER_TABLES: Final = frozenset({"machines.toml", "mig.toml"})
+"""Files of the folder that others read."""
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -120,52 +121,61 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
     """Load all GPUs of a catalogue folder, architecture by architecture, oldest first, in the order of the files.
 
     Args:
-        folder: Holds `sources.toml`, `compute_capabilities.toml` and at least one architecture's file.
+        folder: Holds `sources.toml` and at least one architecture's file.
 
     Raises:
         CatalogueError: A file that is missing or not TOML, or a row that breaks a rule, named by file, row and key.
     """
-    sources = _load_sources(folder)
-    capabilities = _load_capabilities(folder, sources)
-    gpus: dict[str, Gpu] = {}
-    for architecture in ARCHITECTURES:
-        if not (folder / f"{architecture}.toml").exists():
-            continue
-        for name, row in _read_rows(folder / f"{architecture}.toml", "gpu").items():
-            if name in gpus:
-                raise row.problem(f"is also a row of {gpus[name].architecture}.toml; remove one of the two.")
-            gpus[name] = _parse_gpu(name, row, capabilities, sources)
-    if not gpus:
-        raise CatalogueError(f"{folder} holds none of {', '.join(ARCHITECTURES)}.toml; give a catalogue's folder.")
-    return tuple(gpus.values())
+    common = read_toml(folder / SOURCES_FILE, CatalogueError)
+    common.check_keys({"sources"})
+    shared = _load_sources(common)
+    files = sorted(path for path in folder.glob("*.toml") if path.name not in {SOURCES_FILE, *OTHER_TABLES})
+    found = [_load_architecture(path, shared) for path in files]
+    homes: dict[str, str] = {}
+    for gpu, row in (pair for pairs in found for pair in pairs):
+        if gpu.name in homes:
+            raise row.problem(f"is also a row of {homes[gpu.name]}.toml; remove one of the two.")
+        homes[gpu.name] = gpu.architecture
+    if not homes:
+        raise CatalogueError(f"{folder} holds no file of an architecture; give a catalogue's folder.")
+    found.sort(key=lambda pairs: min((gpu.vendor != NVIDIA, gpu.vendor, gpu.compute_capability) for gpu, _ in pairs))
+    return tuple(gpu for pairs in found for gpu, _ in pairs)
 
 
-def _read_rows(path: Path, heading: str) -> dict[str, Checked]:
-    """Return the tables `[<heading>.<name>]` of a file that may have no other heading, by name."""
+def _load_architecture(path: Path, shared: Mapping[str, Source]) -> list[tuple[Gpu, Checked]]:
+    """Return the GPUs of a file, each with its row."""
     document = read_toml(path, CatalogueError)
-    document.check_keys({heading})
+    document.check_keys({"compute_capability", "gpu"}, {"sources", "vendor"})
+    sources = {**shared, **(_load_sources(document) if document.has("sources") else {})}
+    capabilities = _load_capabilities(document, sources)
+    vendor = document.optional("vendor", Checked.words, NVIDIA)
+    rows = _rows(document, "gpu")
+    return [(_parse_gpu(name, row, vendor, capabilities, sources), row) for name, row in rows.items()]
+
+
+def _rows(document: Checked, heading: str) -> dict[str, Checked]:
+    """Return the tables `[<heading>.<name>]` of a file, by name."""
     tables = document.member(heading).members()
     for row in tables.values():
         row.mapping()
     return tables
 
 
-def _load_sources(folder: Path) -> dict[str, Source]:
+def _load_sources(document: Checked) -> dict[str, Source]:
     sources = {}
-    for identifier, row in _read_rows(folder / SOURCES_FILE, "sources").items():
+    for identifier, row in _rows(document, "sources").items():
         row.check_keys(frozenset({"title", "url", "date"}))
         title, url, date = (row.member(key) for key in ("title", "url", "date"))
         sources[identifier] = Source(title=title.words(), url=url.url(), date=date.date())
     return sources
 
 
-def _load_capabilities(folder: Path, sources: Mapping[str, Source]) -> dict[str, Checked]:
-    capabilities = _read_rows(folder / CAPABILITIES_FILE, "compute_capability")
+def _load_capabilities(document: Checked, sources: Mapping[str, Source]) -> dict[str, Checked]:
+    capabilities = _rows(document, "compute_capability")
     for version, row in capabilities.items():
-        row.check_keys(frozenset({*CAPABILITY_KEYS, "architecture", "sources"}))
+        row.check_keys(frozenset({*CAPABILITY_KEYS, "sources"}))
         if not re.fullmatch(r"\d+\.\d", version):
             raise row.problem(f"is named {version!r}; expected a compute capability like 8.6.")
-        row.member("architecture").choice(ARCHITECTURES)
         _cited(row, "sources", sources)
     return capabilities
 
@@ -182,19 +192,17 @@ def _cited(row: Checked, key: str, sources: Mapping[str, Source]) -> tuple[Sourc
     return tuple(sources[identifier] for identifier in identifiers)
 
 
-def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sources: Mapping[str, Source]) -> Gpu:
+def _parse_gpu(
+    name: str, row: Checked, vendor: str, capabilities: Mapping[str, Checked], sources: Mapping[str, Source]
+) -> Gpu:
     row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
     if not NAME_PATTERN.fullmatch(name):
         raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
     reported_names = row.member("reported_names")
     if not reported_names.texts():
         raise reported_names.wrong("what torch.cuda.get_device_name reports")
-    capability = row.member("compute_capability")
-    version = capability.choice(tuple(capabilities))
+    version = row.member("compute_capability").choice(tuple(capabilities))
     shared = capabilities[version]
-    architecture = shared.member("architecture").words()
-    if row.file.name != f"{architecture}.toml":
-        raise capability.problem(f"is {version!r}; move the row to {architecture}.toml.")
     fields: dict[str, Any] = {field: convert(_figure(row, key)) for key, (field, convert) in FIGURES.items()}
     boost = fields["boost_clock_hz"]
     fields |= {"base_clock_hz": boost, "highest_clock_hz": boost, "nvlink_bytes_per_second": None}
@@ -212,7 +220,8 @@ def _parse_gpu(name: str, row: Checked, capabilities: Mapping[str, Checked], sou
         name=name,
         reported_names=reported_names.texts(),
         aliases=row.optional("aliases", Checked.texts, ()),
-        architecture=architecture,
+        architecture=row.file.name.removesuffix(".toml"),
+        vendor=vendor,
         compute_capability=(int(major), int(minor)),
         peak_flops_per_second={d: teraflops_to_flops(_figure(row, key)) for key, d in PEAKS.items() if row.has(key)},
         emulated_dtypes=_parse_emulated(row),

@@ -31,7 +31,6 @@ sources = ["sheet"]
 SOURCES = '[sources.sheet]\ntitle = "A data sheet"\nurl = "https://example.com/x.pdf"\ndate = "2021-05"\n'
 CAPABILITIES = """
 [compute_capability."8.6"]
-architecture = "ampere"
 cores_per_multiprocessor = 128
 float64_lanes_per_multiprocessor = 2
 max_threads_per_multiprocessor = 1536
@@ -43,7 +42,7 @@ sources = ["sheet"]
 
 
 def write_catalogue(folder: Path, **files: str) -> Path:
-    texts = {"ampere": GOOD_ROW, "sources": SOURCES, "compute_capabilities": CAPABILITIES} | files
+    texts = {"ampere": GOOD_ROW + CAPABILITIES, "sources": SOURCES} | files
     for stem, text in texts.items():
         (folder / f"{stem}.toml").write_text(text, encoding="utf-8")
     return folder
@@ -71,7 +70,7 @@ def test_a_row_is_converted_to_si_units(tmp_path: Path) -> None:
 
 def test_a_row_may_state_its_highest_clock_and_measured_rates(tmp_path: Path) -> None:
     more = "highest_clock_mhz = 1250\nmeasured_tflops = { float32 = 1.5 }\npower_watts = 75"
-    (row,) = load_catalogue(write_catalogue(tmp_path, ampere=GOOD_ROW.replace("power_watts = 75", more)))
+    (row,) = load_catalogue(write_catalogue(tmp_path, ampere=GOOD_ROW.replace("power_watts = 75", more) + CAPABILITIES))
     assert (row.highest_clock_hz, row.overclock) == (1.25e9, 1.25)
     assert row.measured_flops_per_second == {"float32": 1.5e12}
 
@@ -177,7 +176,7 @@ def test_a_row_may_state_its_highest_clock_and_measured_rates(tmp_path: Path) ->
 )
 def test_a_bad_row_is_refused_with_file_row_and_key(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert GOOD_ROW.count(old) == 1
-    folder = write_catalogue(tmp_path, ampere=GOOD_ROW.replace(old, new))
+    folder = write_catalogue(tmp_path, ampere=GOOD_ROW.replace(old, new) + CAPABILITIES)
     with pytest.raises(CatalogueError, match=re.escape(words)):
         load_catalogue(folder)
 
@@ -216,40 +215,31 @@ def test_a_bad_row_is_refused_with_file_row_and_key(tmp_path: Path, old: str, ne
             "sources.toml: sources.sheet.date is missing; expected it in every such file.",
         ),
         (
-            "compute_capabilities",
-            '"ampere"',
-            '"amper"',
-            "compute_capabilities.toml: compute_capability.8.6.architecture is 'amper'; expected one of",
-        ),
-        (
-            "compute_capabilities",
+            "ampere",
             '"8.6"',
             '"8"',
-            "compute_capabilities.toml: compute_capability.8 is named '8'; expected a compute capability",
+            "ampere.toml: compute_capability.8 is named '8'; expected a compute capability like 8.6.",
         ),
         (
-            "compute_capabilities",
-            '"ampere"',
-            '"ada"',
-            "ampere.toml: gpu.X.compute_capability is '8.6'; move the row to ada.toml.",
-        ),
-        (
-            "compute_capabilities",
+            "ampere",
             '["sheet"]',
             '["guide"]',
-            "compute_capabilities.toml: compute_capability.8.6.sources cites 'guide', which is not in",
+            "ampere.toml: compute_capability.8.6.sources cites 'guide', which is not in sources.toml; add it there.",
         ),
+        ("ampere", "sources =", "source =", "ampere.toml: compute_capability.8.6 has the field 'source'; expected"),
     ],
 )
 def test_bad_shared_tables_are_refused(tmp_path: Path, stem: str, old: str, new: str, words: str) -> None:
-    text = {"sources": SOURCES, "compute_capabilities": CAPABILITIES}[stem]
+    before, text = {"sources": ("", SOURCES), "ampere": (GOOD_ROW, CAPABILITIES)}[stem]
     assert text.count(old) == 1
     with pytest.raises(CatalogueError, match=re.escape(words)):
-        load_catalogue(write_catalogue(tmp_path, **{stem: text.replace(old, new)}))
+        load_catalogue(write_catalogue(tmp_path, **{stem: before + text.replace(old, new)}))
 
 
 def test_a_source_for_a_figure_that_the_row_does_not_state_is_refused(tmp_path: Path) -> None:
-    folder = write_catalogue(tmp_path, ampere=GOOD_ROW + '[gpu.X.figure_sources]\nint8_tops = ["sheet"]\n')
+    folder = write_catalogue(
+        tmp_path, ampere=f'{GOOD_ROW}[gpu.X.figure_sources]\nint8_tops = ["sheet"]\n{CAPABILITIES}'
+    )
     with pytest.raises(
         CatalogueError,
         match=r"ampere\.toml: gpu\.X\.figure_sources\.int8_tops is not a figure of this row; cite sources only for",
@@ -258,10 +248,9 @@ def test_a_source_for_a_figure_that_the_row_does_not_state_is_refused(tmp_path: 
 
 
 def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
-    capabilities = CAPABILITIES + CAPABILITIES.replace("8.6", "8.9").replace("ampere", "ada")
-    folder = write_catalogue(tmp_path, ada=GOOD_ROW.replace("8.6", "8.9"), compute_capabilities=capabilities)
+    folder = write_catalogue(tmp_path, turing=GOOD_ROW + CAPABILITIES)
     with pytest.raises(
-        CatalogueError, match=r"ada\.toml: gpu\.X is also a row of ampere\.toml; remove one of the two\."
+        CatalogueError, match=r"turing\.toml: gpu\.X is also a row of ampere\.toml; remove one of the two\."
     ):
         load_catalogue(folder)
 
@@ -271,5 +260,22 @@ def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
         load_catalogue(tmp_path)
     write_catalogue(tmp_path)
     (tmp_path / "ampere.toml").unlink()
-    with pytest.raises(CatalogueError, match=r"holds none of kepler, .*; give a catalogue's folder"):
+    with pytest.raises(CatalogueError, match="holds no file of an architecture; give a catalogue's folder"):
         load_catalogue(tmp_path)
+
+
+def test_a_vendor_is_a_file_with_sources_of_its_own_and_comes_after_nvidias_by_generation(tmp_path: Path) -> None:
+    def rows(name: str, version: str) -> str:
+        return (GOOD_ROW.replace("gpu.X", f"gpu.{name}") + CAPABILITIES).replace("8.6", version)
+
+    cdna = 'vendor = "AMD"\n' + rows("C", "9.4").replace('"sheet"', '"white_paper"')
+    own = SOURCES.replace("sheet]", "white_paper]").replace("A data sheet", "A white paper")
+    folder = write_catalogue(tmp_path, hopper=rows("H", "9.0"), cdna3=cdna + own, volta=rows("V", "7.0"))
+    found = load_catalogue(folder)
+    assert [(row.name, row.architecture, row.vendor) for row in found] == [
+        ("V", "volta", "NVIDIA"),
+        ("X", "ampere", "NVIDIA"),
+        ("H", "hopper", "NVIDIA"),
+        ("C", "cdna3", "AMD"),
+    ]
+    assert [source.title for source in found[-1].sources["*"]] == ["A white paper"]

@@ -13,7 +13,7 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.catalogue import CAPABILITIES_FILE, CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
+from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
 from lightning_predict.kernels.operations import CountedProblem, OperationKind, Problem, register
 from lightning_predict.testing import registrations
@@ -83,9 +83,9 @@ sources = ["techpowerup"]
 def test_a_gpu_of_one_file_and_an_operation_of_one_registration_are_predicted_together(
     toy: str, tmp_path: Path
 ) -> None:
-    for shared in (SOURCES_FILE, CAPABILITIES_FILE):
-        shutil.copy(CATALOGUE_FOLDER / shared, tmp_path)
-    (tmp_path / "ampere.toml").write_text(TOY_GPU, encoding="utf-8")
+    shutil.copy(CATALOGUE_FOLDER / SOURCES_FILE, tmp_path)
+    shared = (CATALOGUE_FOLDER / "ampere.toml").read_text(encoding="utf-8").partition("[gpu.")[0]
+    (tmp_path / "ampere.toml").write_text(shared + TOY_GPU, encoding="utf-8")
     (new,) = load_catalogue(tmp_path)
     tensor = TensorInfo((2**24,), "float32", device="cuda")
     call = Operation(name="mine::toy", phase="forward", inputs=(tensor,), outputs=(tensor,))
