@@ -49,8 +49,8 @@ from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.collective import CollectiveCurves, bundled_curves
-from lightning_predict.kernels.families.embedding import EmbeddingModel
+from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
+from lightning_predict.kernels.families.embedding import EMBEDDING_BAGS, EmbeddingModel
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds, sustaining
@@ -77,27 +77,25 @@ class BundledModels:
 
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a model serves the operation in this dtype."""
-        return any(model.supports(operation, dtype) for model in self._all)
+        return self._serving(operation).supports(operation, dtype)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         """Say how the model that serves an operation knows it."""
-        return self._serving(operation, dtype).timed_by(operation, dtype)
+        return self._serving(operation).timed_by(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's own measurements were trained on."""
-        return self._serving(operation, dtype).has_own_weights(gpu_name, operation, dtype)
+        return self._serving(operation).has_own_weights(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
-        return self._serving(batch.operation, batch.dtype).estimate(batch, gpus)
+        return self._serving(batch.operation).estimate(batch, gpus)
 
-    @property
-    def _all(self) -> tuple[CollectiveCurves, EmbeddingModel, UtilisationModels]:
-        return self.collectives, self.embeddings, self.networks
-
-    def _serving(self, operation: str, dtype: str) -> CollectiveCurves | EmbeddingModel | UtilisationModels:
+    def _serving(self, operation: str) -> CollectiveCurves | EmbeddingModel | UtilisationModels:
         """Find the model that serves an operation; the networks say what they do not serve."""
-        return next((model for model in self._all if model.supports(operation, dtype)), self.networks)
+        if operation in COLLECTIVES:
+            return self.collectives
+        return self.embeddings if operation in EMBEDDING_BAGS else self.networks
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:

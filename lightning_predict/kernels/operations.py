@@ -401,6 +401,10 @@ def by_bytes(name: str) -> OperationKind:
     )
 
 
+ON_SPARSE_TENSORS: Final = "any call on sparse tensors"
+"""In place of a call's name: what computes on stored elements alone follows them, whatever the call."""
+
+
 def translates(*calls: str) -> Callable[[Translator], Translator]:
     """Register a translator for these of the dispatcher's calls.
 

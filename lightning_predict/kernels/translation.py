@@ -29,8 +29,14 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.families.sparse import sparse_problems
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind, translator_of
+from lightning_predict.kernels.operations import (
+    COMPUTE_BYTES,
+    ON_SPARSE_TENSORS,
+    Array,
+    Problem,
+    operation_kind,
+    translator_of,
+)
 from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
 from lightning_predict.tracing.recorded_on import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -65,11 +71,9 @@ def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...]
     if is_free(operation):
         return (), None
     try:
-        if any(tensor.stored_bytes is not None for tensor in operation.inputs):
-            problems = sparse_problems(operation)
-        else:
-            translator = translator_of(operation.name)
-            problems = None if translator is None or not operation.inputs else translator(operation, flags)
+        is_sparse = any(tensor.stored_bytes is not None for tensor in operation.inputs)
+        translator = translator_of(ON_SPARSE_TENSORS if is_sparse else operation.name)
+        problems = None if translator is None or not operation.inputs else translator(operation, flags)
     except Exception as error:
         if os.environ.get(STRICT_VARIABLE, "0") != "0":
             raise

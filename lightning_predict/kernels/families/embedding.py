@@ -54,7 +54,7 @@ from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
 
-OPERATIONS: Final = ("embedding_bag", "embedding_bag_backward")
+EMBEDDING_BAGS: Final = ("embedding_bag", "embedding_bag_backward")
 INDEX_BYTES: Final = 4
 """Bytes of an index, as Lin et al. count them."""
 USABLE_L2: Final = 0.9
@@ -235,7 +235,7 @@ class EmbeddingModel:
 
     def supports(self, operation: str, _dtype: str) -> bool:
         """Return whether the operation is an embedding bag, in whatever dtype."""
-        return operation in OPERATIONS
+        return operation in EMBEDDING_BAGS
 
     def timed_by(self, _operation: str, _dtype: str) -> TimedBy:
         """Tell that bags are timed by a formula of caches."""

@@ -3,11 +3,11 @@
 Each stored element multiplies one row of the dense factor: 2 x stored x columns, whatever the shape. Other operations
 on sparse tensors move their values and indices (`traffic.py`). Example::
 
-    >>> from lightning_predict.tracing.trace import Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
     >>> dense = TensorInfo((1000, 8), "float32")
     >>> product = Operation(name="aten::_sparse_mm", phase="forward", inputs=(adjacency, dense))
-    >>> sparse_problems(product)[0].dims[2]  # 2 x 50 x 8
+    >>> sparse_problems(product, Flags())[0].dims[2]  # 2 x 50 x 8
     800.0
 """
 
@@ -17,9 +17,9 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.kernels.operations import Problem, Untrained, by_bytes, register
+from lightning_predict.kernels.operations import ON_SPARSE_TENSORS, Problem, Untrained, by_bytes, register, translates
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
-from lightning_predict.tracing.trace import Operation, TensorInfo
+from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 register(
     replace(
@@ -37,7 +37,8 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 )
 
 
-def sparse_problems(operation: Operation) -> tuple[Problem, ...] | None:
+@translates(ON_SPARSE_TENSORS)
+def sparse_problems(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """Find what an operation on sparse tensors computes; None if the bytes of its tensors tell its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
