@@ -1,7 +1,7 @@
 """The trained models that serve a set of GPUs, loaded once, and how networks become seconds.
 
-Three kinds stand side by side (`BundledModels`): networks for what one GPU computes, measured curves for what several
-exchange (`collective.py`), and the cache model of embedding bags (`families/embedding.py`).
+Two kinds stand side by side (`BundledModels`): networks for what one GPU computes, and measured curves for what several
+exchange (`collective.py`).
 
 Networks predict a utilisation: `seconds = reference / utilisation` (`UtilisationModels`). The reference
 (`features.reference_seconds`) is a time that no kernel beats; the utilisation is the geometric mean of a small
@@ -50,7 +50,6 @@ from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
-from lightning_predict.kernels.families.embedding import EMBEDDING_BAGS, EmbeddingModel
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import roofline_seconds, sustaining
@@ -64,7 +63,7 @@ from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights
 @final
 @dataclass(frozen=True)
 class BundledModels:
-    """Utilisation networks, collective curves and the embedding model behind one interface.
+    """Utilisation networks and collective curves behind one interface.
 
     Attributes:
         notes: What was missing from the weights, in sentences for the user.
@@ -72,7 +71,6 @@ class BundledModels:
 
     networks: UtilisationModels
     collectives: CollectiveCurves
-    embeddings: EmbeddingModel
     notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
@@ -91,11 +89,9 @@ class BundledModels:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         return self._serving(batch.operation).estimate(batch, gpus)
 
-    def _serving(self, operation: str) -> CollectiveCurves | EmbeddingModel | UtilisationModels:
+    def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
         """Find the model that serves an operation; the networks say what they do not serve."""
-        if operation in COLLECTIVES:
-            return self.collectives
-        return self.embeddings if operation in EMBEDDING_BAGS else self.networks
+        return self.collectives if operation in COLLECTIVES else self.networks
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
@@ -133,7 +129,6 @@ def _loaded(
         networks=UtilisationModels(weights),
         notes=weights.notes,
         collectives=bundled_curves(),
-        embeddings=EmbeddingModel(),
     )
 
 

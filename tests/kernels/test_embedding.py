@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.kernels.families.embedding import EmbeddingModel, hit_rate, unique_rows, zipf_exponent
+from lightning_predict.kernels.families.embedding import bag_seconds, hit_rate, unique_rows, zipf_exponent
 from lightning_predict.kernels.operations import Problem, problem_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import translate
@@ -38,14 +38,14 @@ def test_misses_cost_dram_traffic_in_whole_sectors() -> None:
     # 1e5 bags of 1 lookup in 1e9 rows of 100 numbers: 416 bytes a row (13 sectors), read once and written once; 96 for
     # offsets, 32 for the index. 100 GB/s. The hit rate is (nearly) 0.
     batch = problem_batch("embedding_bag", "float32", bags=1e5, lookups=1, rows=1e9, dim=100)
-    seconds = EmbeddingModel().estimate(batch, [SMALL]).seconds[0, 0]
+    seconds = bag_seconds(batch, [SMALL]).middle[0, 0]
     assert seconds == pytest.approx(1e5 * (416 + 416 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
 
 
 def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
     # 128 numbers of two bytes: 256 bytes a row, read and written; 96 for offsets, 32 for the index.
     batch = problem_batch("embedding_bag", "bfloat16", bags=1e5, lookups=1, rows=1e9, dim=128)
-    seconds = EmbeddingModel().estimate(batch, [SMALL]).seconds[0, 0]
+    seconds = bag_seconds(batch, [SMALL]).middle[0, 0]
     assert seconds == pytest.approx(1e5 * (256 + 256 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
     # L2 holds as many rows of 128 two-byte numbers as of 64 four-byte ones.
     wide, narrow = (
@@ -57,13 +57,11 @@ def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
 
 def test_short_rows_leave_lanes_idle() -> None:
     wide, narrow = (
-        EmbeddingModel().estimate(
-            problem_batch("embedding_bag", "float32", bags=1e6, lookups=1, rows=1e9, dim=dim), [SMALL]
-        )
+        bag_seconds(problem_batch("embedding_bag", "float32", bags=1e6, lookups=1, rows=1e9, dim=dim), [SMALL])
         for dim in (128, 32)
     )
     # 512 bytes against 128 a row: (512·2 + 128) / (128·2 + 128) = 3 times the traffic, but 1.55 times slower per byte.
-    assert wide.seconds[0, 0] / narrow.seconds[0, 0] == pytest.approx(3 / 1.55, rel=1e-2)
+    assert wide.middle[0, 0] / narrow.middle[0, 0] == pytest.approx(3 / 1.55, rel=1e-2)
 
 
 def test_the_backward_pass_moves_its_rows_twice() -> None:
@@ -77,9 +75,9 @@ def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, ro
     batch = problem_batch("embedding_bag", "float32", bags=bags, lookups=lookups, rows=rows, dim=dim)
     rates = hit_rate(batch.columns, [SMALL, BIG])
     assert np.all((rates >= 0) & (rates <= 1))
-    estimate = EmbeddingModel().estimate(batch, [SMALL, BIG])
-    assert np.all(estimate.interval.low >= roofline_seconds(batch, [SMALL, BIG], least=True))
-    assert np.all(np.isfinite(estimate.interval.high))
+    interval = bag_seconds(batch, [SMALL, BIG])
+    assert np.all(interval.low >= roofline_seconds(batch, [SMALL, BIG], least=True))
+    assert np.all(np.isfinite(interval.high))
 
 
 def bags(rate_of: bool, **words: float) -> float:

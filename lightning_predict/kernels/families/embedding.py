@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from lightning_predict.kernels.operations import (
     Array,
     Columns,
     Floor,
+    Formula,
     OperationKind,
     Problem,
     ProblemBatch,
@@ -49,12 +50,10 @@ from lightning_predict.kernels.operations import (
     translates,
 )
 from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, roofline_seconds
-from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
 
-EMBEDDING_BAGS: Final = ("embedding_bag", "embedding_bag_backward")
 INDEX_BYTES: Final = 4
 """Bytes of an index, as Lin et al. count them."""
 USABLE_L2: Final = 0.9
@@ -86,25 +85,6 @@ def _rows_once(c: Columns) -> Array:
 
 def _bags_once(c: Columns) -> Array:
     return c["bags"] * c["dim"]
-
-
-register(
-    *(
-        OperationKind(
-            name=name,
-            shape=("bags", "lookups", "rows", "dim", "alpha"),
-            defaults={"lookups": 1, "alpha": 0},
-            units="vector",
-            flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
-            reads=reads,
-            writes=writes,
-        )
-        for name, reads, writes in (
-            ("embedding_bag", _rows_once, _bags_once),
-            ("embedding_bag_backward", _bags_once, _rows_once),
-        )
-    )
-)
 
 
 GATHER_CYCLES: Final = 2.0
@@ -228,42 +208,24 @@ def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
     return share
 
 
-@final
-@dataclass(frozen=True)
-class EmbeddingModel:
-    """Times of embedding bags by the hit rate of L2."""
-
-    def supports(self, operation: str, _dtype: str) -> bool:
-        """Return whether the operation is an embedding bag, in whatever dtype."""
-        return operation in EMBEDDING_BAGS
-
-    def timed_by(self, _operation: str, _dtype: str) -> TimedBy:
-        """Tell that bags are timed by a formula of caches."""
-        return "formula"
-
-    def has_own_weights(self, _gpu_name: str, _operation: str, _dtype: str) -> bool:
-        """Tell that no GPU has weights of its own: the formula knows its caches."""
-        return False
-
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their interval, each of shape (gpus, problems)."""
-        c = batch.columns
-        value_bytes = COMPUTE_BYTES[batch.dtype]
-        row_bytes = _sectors(value_bytes * c["dim"])
-        rows = c["bags"] * c["lookups"] * row_bytes
-        is_backward = batch.operation.endswith("_backward")
-        if is_backward:
-            rows = BACKWARD_ROW_TRAFFIC * rows
-        around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
-        dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
-        cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
-        found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
-        from_dram = (around + (1 - found) * rows) / dram
-        through_l2 = (around + rows) / cache
-        seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
-        bound = roofline_seconds(batch, gpus, least=True)
-        seconds = np.maximum(seconds, bound)
-        return Estimate(Interval.around(seconds, SPREAD).at_least(bound))
+def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+    """Estimate seconds of bags and their interval, shape (gpus, problems)."""
+    c = batch.columns
+    value_bytes = COMPUTE_BYTES[batch.dtype]
+    row_bytes = _sectors(value_bytes * c["dim"])
+    rows = c["bags"] * c["lookups"] * row_bytes
+    is_backward = batch.operation.endswith("_backward")
+    if is_backward:
+        rows = BACKWARD_ROW_TRAFFIC * rows
+    around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
+    dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
+    cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
+    found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
+    from_dram = (around + (1 - found) * rows) / dram
+    through_l2 = (around + rows) / cache
+    seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
+    bound = roofline_seconds(batch, gpus, least=True)
+    return Interval.around(np.maximum(seconds, bound), SPREAD).at_least(bound)
 
 
 def _sectors(size_bytes: Array) -> Array:
@@ -422,3 +384,23 @@ def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[Problem, ...]
     flops = passes * 2.0 * samples * count * count * width if in_lanes else 0.0
     read, written = (float(sum(one.size_bytes for one in some)) for some in (operation.inputs, operation.outputs))
     return (Problem("transfer", "float32", (read, written, flops)),)
+
+
+register(
+    *(
+        OperationKind(
+            name=name,
+            shape=("bags", "lookups", "rows", "dim", "alpha"),
+            defaults={"lookups": 1, "alpha": 0},
+            units="vector",
+            flops=lambda c: c["bags"] * c["lookups"] * c["dim"],
+            reads=reads,
+            writes=writes,
+            formula=Formula(seconds=bag_seconds),
+        )
+        for name, reads, writes in (
+            ("embedding_bag", _rows_once, _bags_once),
+            ("embedding_bag_backward", _bags_once, _rows_once),
+        )
+    )
+)
