@@ -230,7 +230,10 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 def _unknown_message(name: str) -> str:
     """State that no GPU has this name, and list the nearest names."""
     if is_of_another_maker(name):
-        return f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far."
+        return (
+            f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far. For an order of size, "
+            'describe it in a TOML file given as gpus_file: [gpu.NAME], like = "one of NVIDIA\'s", and its own figures.'
+        )
     index = _catalogue_index()
     own = next((f" {words}" for end, words in _WITHOUT_ROW.items() if normalise(name).endswith(end)), "")
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)

@@ -130,3 +130,16 @@ def test_known_cards_without_a_row_say_what_comes_near(name: str, words: str) ->
     assert words in str(caught.value)
     near = re.search(r'like = "([\w-]+)"', words)
     assert near is None or gpu(near[1]).name == near[1]
+
+
+PAGES = Path(__file__).parents[2] / "docs" / "howto"
+
+
+@pytest.mark.parametrize("page", ["own-gpu.md", "other-makers.md"])
+def test_the_files_on_the_pages_are_read(page: str, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```$", (PAGES / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        (own,) = read_gpus(written(tmp_path, block))
+        assert own.is_described_by_user
+        assert own.vendor == ("AMD" if own.name.startswith("MI") else "NVIDIA")
