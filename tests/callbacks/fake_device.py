@@ -1,6 +1,6 @@
-"""A GPU that is not there: its clock, its memory and its profiler, so that a whole fit runs as on CUDA.
+"""A GPU that is not there: its clock, its memory and its profiler, so that a whole fit runs as on CUDA, or on Metal.
 
-Batches stay on the processor; only this package is told of a CUDA device. The host of a batch takes `host_seconds`, the
+Batches stay on the processor; only this package is told of a device. The host of a batch takes `host_seconds`, the
 device, which works behind it, `device_seconds`, on a clock that nobody waits for; the profiler gives back a document
 that a real GPU recorded, or one that was written here. Example::
 
@@ -28,7 +28,6 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.tracing import profiler
 
-CUDA = torch.device("cuda", 0)
 GIB = 2**30
 
 
@@ -44,6 +43,7 @@ class FakeDevice:
     Attributes:
         document: What the profiler exports after each recorded part of a step.
         name: What the driver calls the GPU.
+        kind: What torch calls such devices.
         memory_bytes: Its memory.
         host_seconds: Host time of a batch.
         device_seconds: Device time of a batch; it begins when the host has launched half of it.
@@ -55,6 +55,7 @@ class FakeDevice:
 
     document: dict[str, Any]
     name: str = "Tesla V100-SXM2-32GB"
+    kind: str = "cuda"
     memory_bytes: int = 32 * GIB
     host_seconds: float = 0.01
     device_seconds: float = 0.03
@@ -112,7 +113,7 @@ class FakeDevice:
 
         def root_device(own: Any) -> torch.device:
             caller = str(sys._getframe(1).f_globals.get("__name__"))
-            return CUDA if caller.startswith("lightning_predict") else real.fget(own)
+            return torch.device(self.kind, 0) if caller.startswith("lightning_predict") else real.fget(own)
 
         properties = SimpleNamespace(total_memory=self.memory_bytes, L2_cache_size=6 * 2**20, name=self.name)
         with monkeypatch.context() as patches:

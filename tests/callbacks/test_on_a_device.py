@@ -349,6 +349,37 @@ def test_a_run_with_a_change_says_what_it_gained_and_later_advice_tells_it(
     assert again.advice["tf32"].gain.middle == pytest.approx(2.0, rel=0.05)
 
 
+def test_an_amd_gpu_is_timed_and_its_kernels_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm's devices are CUDA's to torch, and its profiler shows their kernels."""
+    name = "AMD Instinct MI300X"
+    document = {**small_document(), "deviceProperties": [{"id": 0, "name": name, "warpSize": 64}]}
+    predictor, _ = fitted(FakeDevice(document, name=name), tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    assert trace.running_step_seconds == pytest.approx(0.03)
+    assert predictor.predictions is not None
+    text = " ".join(predictor.predictions.text(verbose=True).split())
+    assert f"Recorded on {name}, which is not NVIDIA's. Its 40 measured kernels follow other rules" in text
+    assert "V100-SXM2-16GB" not in text  # no name of NVIDIA's is proposed for it
+    assert f"this {name}" in text
+    for prediction in predictor.predictions.values():
+        assert "measured" not in prediction.coverage
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_a_device_without_a_profiler_is_timed_and_recorded_by_shapes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor, model = fitted(FakeDevice({}, kind=kind), tmp_path, monkeypatch)
+    trace = check_predictions(predictor)
+    assert model.batches_trained == STEPS
+    assert trace.recorder == "dispatch"
+    assert not trace.kernels
+    assert trace.step_seconds == pytest.approx([0.035] * len(trace.step_seconds))
+    assert predictor.predictions is not None
+    assert predictor.predictions.machine is not None
+    assert predictor.predictions.machine.name == "CPU"  # where its tensors are here; a real one says its own
+
+
 RECORDED = {
     "kineto_resnet50_w0_b_step19": "Tesla V100-DGXS-32GB",
     "hta_nccl_a100_step5": "NVIDIA A100-SXM4-40GB",
