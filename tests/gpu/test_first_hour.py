@@ -15,6 +15,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.changes.trying import try_change
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.measuring.benchmarks import BENCHMARKS
@@ -203,6 +204,42 @@ def test_a_callback_predicts_in_a_fit_on_this_gpu(tmp_path: Path, record_propert
     share = predictor.trace.running_step_seconds / statistics.median(predictor.trace.step_seconds)
     record_property("running over standing", f"{share:.2f}")
     assert predictor.predictions is not None
+
+
+def test_a_captured_step_is_followed_so_that_every_change_can_be_advised(record_property: Note) -> None:
+    trace, _ = resnet()
+    assert not [note for note in trace.notes if note.startswith("Tensors could not be followed")]
+    origin = gpu_in_use(trace)
+    assert origin is not None
+    advice = lp.advise(trace, [origin.name], history=False)
+    for name in ("compile", "channels_last", "bf16-mixed"):
+        assert advice[name].simulated_gain is not None, advice[name].why_not
+    record_property("compile simulated", f"{advice['compile'].simulated_gain:.2f}")
+
+
+def test_a_fit_that_asks_for_advice_follows_one_step_more(tmp_path: Path) -> None:
+    small = Small("lightning.pytorch")
+    predictor = RuntimePredictor(gpus=["T4"], advice=True, learn_from_history=False, print_table=False)
+    small.trainer(tmp_path, accelerator="gpu", max_epochs=1, callbacks=[predictor]).fit(small.model(), small.loader(80))
+    assert predictor.advice is not None
+    assert predictor.advice["compile"].simulated_gain is not None, predictor.advice["compile"].why_not
+
+
+@pytest.mark.parametrize("change", ["bf16-mixed", "channels_last", "compile"])
+def test_what_a_change_gains_lies_in_what_advice_says(change: str, record_property: Note) -> None:
+    trace, _ = resnet()
+    origin = gpu_in_use(trace)
+    assert origin is not None
+    told = lp.advise(trace, [origin.name], history=False)[change]
+    tried = try_change(change, lambda batch_size: step_on("resnet50", "cuda"), batch_size=trace.samples or 1)
+    simulated = told.simulated_gain
+    assert simulated is not None, told.why_not
+    record_property("simulated / measured", f"{simulated:.2f} / {tried.gain.middle:.2f}")
+    if told.gain is None:  # no pair of measured steps proves such gains: twice and half are what is promised
+        assert 0.5 < simulated / tried.gain.middle < 2
+    else:
+        assert told.gain.low <= tried.gain.high
+        assert tried.gain.low <= told.gain.high
 
 
 def test_a_profiler_of_the_trainers_own_ends_neither_the_fit_nor_the_process(tmp_path: Path) -> None:
