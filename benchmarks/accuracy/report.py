@@ -99,18 +99,24 @@ def _reason_apart(result: TransformerResult) -> str:
     return f"apart: {case.variant or 'eager'}, {case.gpu}, {case.model}"
 
 
+def _errors(
+    name: str,
+    results: Sequence[TransformerResult] | Sequence[ThroughputResult],
+    middle: Callable[[list[float]], float],
+) -> Iterator[str]:
+    """Write the columns that every summary begins with; `middle` is of the signed errors."""
+    errors = [result.error for result in results]
+    yield from (name, str(len(results)))
+    yield from (unsigned_percent(errors, each) for each in (statistics.fmean, statistics.median))
+    yield from (percent(middle(errors)), _inside(results))
+    yield f"{statistics.geometric_mean(result.width for result in results):.2f}"
+
+
 def _add_summary(table: Table, name: str, results: Sequence[TransformerResult]) -> None:
     if not results:
         return
-    errors = [result.error for result in results]
     table.add_row(
-        name,
-        str(len(results)),
-        unsigned_percent(errors, statistics.fmean),
-        unsigned_percent(errors, statistics.median),
-        percent(statistics.fmean(errors)),
-        _inside(results),
-        f"{statistics.geometric_mean(result.width for result in results):.2f}",
+        *_errors(name, results, statistics.fmean),
         *(unsigned_percent((result.peer_error(peer) for result in results), statistics.fmean) for peer in PEERS),
     )
 
@@ -163,15 +169,8 @@ def _add_throughput_summary(
 ) -> None:
     if not results:
         return
-    errors = [result.error for result in results]
     table.add_row(
-        name,
-        str(len(results)),
-        unsigned_percent(errors, statistics.fmean),
-        unsigned_percent(errors, statistics.median),
-        percent(statistics.median(errors)),
-        _inside(results),
-        f"{statistics.geometric_mean(result.width for result in results):.2f}",
+        *_errors(name, results, statistics.median),
         str(len(ratio_errors)),
         unsigned_percent(ratio_errors, statistics.fmean),
         unsigned_percent(ratio_errors, statistics.median),
