@@ -13,14 +13,14 @@ together. Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import Array, ProblemBatch
-from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
+from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
 from lightning_predict.units import GIGA, MICROSECOND
 
 LAUNCH_SECONDS: Final = 1.5 * MICROSECOND
@@ -52,11 +52,6 @@ ENOUGH_BASE_CLOCK: Final = 0.6
 def log2(values: Array) -> Array:
     """Take the base-2 logarithm that stays finite at zero."""
     return np.log2(np.maximum(values, SMALLEST))
-
-
-def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
-    """Put one figure of each GPU in a column, shape (gpus, 1)."""
-    return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
 
 
 def multiprocessors(gpus: Sequence[Gpu]) -> Array:

@@ -38,7 +38,7 @@ rows several times finds them in the L2 only where those that run at once fit th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -61,6 +61,11 @@ from lightning_predict.kernels.operations import (
 # --- Peaks, and the time below which no kernel can go
 
 
+def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
+    """Put one figure of each GPU in a column, shape (gpus, 1)."""
+    return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
+
+
 def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """Find the FLOP/s that the batch's units reach at most, shape (gpus, 1).
 
@@ -74,10 +79,8 @@ def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = Fals
             which the catalogue states the rate that libraries reach, the rate of the units that they use.
     """
     if batch.kind.units == "tensor":
-        peaks = [_tensor_peak(gpu, batch.dtype, least=least) for gpu in gpus]
-    else:
-        peaks = [gpu.lanes_peak(batch.dtype) * (gpu.overclock if least else 1.0) for gpu in gpus]
-    return np.array(peaks, dtype=np.float64)[:, None]
+        return per_gpu(gpus, lambda gpu: _tensor_peak(gpu, batch.dtype, least=least))
+    return per_gpu(gpus, lambda gpu: gpu.lanes_peak(batch.dtype) * (gpu.overclock if least else 1.0))
 
 
 def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
@@ -97,11 +100,11 @@ def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     """Find the bytes per second that feed the batch, (gpus, problems): L2's where the work fits in it, else DRAM's."""
     if batch.kind.units in ("link", "fabric"):
         on_fabric = batch.kind.units == "fabric"
-        speeds = [link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second for gpu in gpus]
-        return np.broadcast_to(np.array(speeds, dtype=np.float64)[:, None], (len(gpus), len(batch)))
-    dram = np.array([gpu.dram_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]  # (gpus, 1)
-    cache = np.array([gpu.l2_bytes_per_second for gpu in gpus], dtype=np.float64)[:, None]
-    capacity = np.array([gpu.l2_bytes for gpu in gpus], dtype=np.float64)[:, None]
+        speeds = per_gpu(gpus, lambda gpu: link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second)
+        return np.broadcast_to(speeds, (len(gpus), len(batch)))
+    dram = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    cache = per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second)
+    capacity = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     return np.where(batch.bytes_moved[None, :] <= capacity, np.maximum(cache, dram), dram)
 
 

@@ -29,7 +29,7 @@ import statistics
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Final, final
@@ -66,14 +66,7 @@ class Overheads:
 
     def scaled(self, factor: float) -> Overheads:
         """Return the overheads of a host that takes `factor` times as long."""
-        return Overheads(
-            between_operations=self.between_operations * factor,
-            before_first_launch=self.before_first_launch * factor,
-            after_last_launch=self.after_last_launch * factor,
-            launch=self.launch * factor,
-            between_launches=self.between_launches * factor,
-            without_launch=self.without_launch * factor,
-        )
+        return Overheads(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
 
     def seconds(self, *, launches: int) -> float:
         """Sum the host time of one operation, the gap before it included."""
@@ -83,8 +76,9 @@ class Overheads:
         return around + launches * self.launch + (launches - 1) * self.between_launches
 
 
-def _table_row(t1: float, t2: float, t3: float, t4: float, t5: float, without_launch: float) -> Overheads:
-    t1, t2, t3, t4, t5, without_launch = map(microseconds_to_seconds, (t1, t2, t3, t4, t5, without_launch))
+def _table_row(*microseconds: float) -> Overheads:
+    """Make a row of the table from T1, T2, T3, T4, T5 and the time without a launch."""
+    t1, t2, t3, t4, t5, without_launch = map(microseconds_to_seconds, microseconds)
     return Overheads(
         between_operations=t1,
         before_first_launch=t2,
@@ -285,14 +279,7 @@ _PAGEABLE: Final = "Pageable"
 _TO_PAGEABLE: Final = "-> Pageable"
 """In the names of copies from and to memory that is not page-locked; the call of the latter always waits."""
 
-_NO_TIME: Final = Overheads(
-    between_operations=0.0,
-    before_first_launch=0.0,
-    after_last_launch=0.0,
-    launch=0.0,
-    between_launches=0.0,
-    without_launch=0.0,
-)
+_NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
 
 @final

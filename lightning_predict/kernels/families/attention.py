@@ -42,7 +42,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.roofline import per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.units import MICROSECOND
@@ -170,7 +170,7 @@ SINGLE_SPREAD: Final = 1.5
 
 def _single_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Time fused attention in float32 by its FLOPs, its scores being nowhere in memory; (gpus, problems)."""
-    rates = np.array([_single_rate(gpu) for gpu in gpus])[:, None]
+    rates = per_gpu(gpus, _single_rate)
     seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
     return Interval.around(seconds, SINGLE_SPREAD)
 

@@ -35,7 +35,6 @@ from lightning_predict.kernels.features import (
     log2,
     machine_features,
     multiprocessors,
-    per_gpu,
     reference_seconds,
     tile_features,
     wave_quantisation,
@@ -58,7 +57,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import compute_peak, sustained_flops, tf32_ratio
+from lightning_predict.kernels.roofline import compute_peak, per_gpu, sustained_flops, tf32_ratio
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo

@@ -29,7 +29,6 @@ from lightning_predict.kernels.features import (
     log2,
     machine_features,
     multiprocessors,
-    per_gpu,
     wave_quantisation,
     work_features,
 )
@@ -44,6 +43,7 @@ from lightning_predict.kernels.operations import (
     batch_of,
     register,
 )
+from lightning_predict.kernels.roofline import per_gpu
 from lightning_predict.kernels.translation import compute_dtype, rows_and_columns
 from lightning_predict.tracing.operand_strides import STRIDED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo

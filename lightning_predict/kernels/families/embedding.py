@@ -49,7 +49,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, roofline_seconds
+from lightning_predict.kernels.roofline import SECTOR_BYTES, issue_rate, per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
@@ -169,8 +169,8 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
         whole_bags: A bag is served where all of its rows are there, as in the backward pass.
     """
     asked = c["bags"] * c["lookups"]
-    l2 = np.array([gpu.l2_bytes for gpu in gpus])[:, None]
-    warps = np.array([gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR for gpu in gpus])[:, None]
+    l2 = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
+    warps = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * WARPS_PER_MULTIPROCESSOR)
     tables = np.ceil(warps / c["bags"])
     held = np.minimum(np.minimum(USABLE_L2 * l2 / tables / (value_bytes * c["dim"]), c["rows"]), asked)
     unique = unique_rows(c)
@@ -218,8 +218,8 @@ def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     if is_backward:
         rows = BACKWARD_ROW_TRAFFIC * rows
     around = c["bags"] * (3 * SECTOR_BYTES + _sectors(INDEX_BYTES * c["lookups"]) + row_bytes)
-    dram = np.array([gpu.dram_bytes_per_second for gpu in gpus])[:, None]
-    cache = np.array([gpu.l2_bytes_per_second for gpu in gpus])[:, None]
+    dram = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
+    cache = per_gpu(gpus, lambda gpu: gpu.l2_bytes_per_second)
     found = hit_rate(c, gpus, value_bytes=value_bytes, whole_bags=is_backward)
     from_dram = (around + (1 - found) * rows) / dram
     through_l2 = (around + rows) / cache

@@ -39,7 +39,7 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import issue_rate, sustained_doubt, sustaining
+from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_doubt, sustaining
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -123,7 +123,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
     is_uneven = ((sizes % WIDE_LOAD > 0) & (sizes > 1)).any(axis=0)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
-    clocks = np.array([issue_rate(gpu) for gpu in gpus])[:, None]  # (gpus, 1)
+    clocks = per_gpu(gpus, issue_rate)
     if batch.dtype == "tf32":
         rates = [
             SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_group_products else SINGLE_FLOPS_PER_CLOCK
