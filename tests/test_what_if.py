@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 
 import pytest
 import torch
@@ -90,7 +89,7 @@ def test_the_users_price_comes_first(traces: dict[int, Trace]) -> None:
     (line,) = batch_size_lines([option])
     assert line.startswith(f"T4  batch size {option.batch_size:,}: ")
     assert "(fits with a chance of 9" in line
-    assert f" for a million (your own price ({date.today().isoformat()}))" in line
+    assert " for a million (your own price)" in line
 
 
 def test_where_not_even_one_sample_fits(traces: dict[int, Trace]) -> None:

@@ -15,7 +15,7 @@ from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.deadline import answered
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text
+from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text, width_at_hand
 from lightning_predict.reports.loggers import (
     LoggedTable,
     log_predictions,
@@ -67,7 +67,7 @@ def show(
     if manner.with_table:
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
-            pl_module.print("\n".join(ranking_lines(ranking)) + "\n")
+            pl_module.print("\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
     _deliver(predictions, ranking, trainer, manner)
 
 
@@ -92,7 +92,8 @@ def _deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manne
 def show_advice(predictions: Predictions, trainer: Trainer, *, when: str, news: str, manner: Manner) -> None:
     """Say what is left now that enough was seen to believe it, and what to rent."""
     if manner.with_table:
-        lines = lines_of_run(rank(predictions, deadline_hours=manner.deadline_hours), when=when, news=news)
+        ranking = rank(predictions, deadline_hours=manner.deadline_hours)
+        lines = lines_of_run(ranking, when=when, news=news, width=width_at_hand())
         trainer.lightning_module.print("\n".join(lines) + "\n")
 
 

@@ -213,7 +213,8 @@ def _others(names: Sequence[str]) -> Iterable[str]:
 
 
 def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: bool) -> str:
-    headers = ["GPU", "provider", "machine", "GPUs", "$/h", "$/h a GPU", "spot $/h", "region", "date"]
+    stocked = ["when read"] if any(offer.stock for offer in chosen) else []
+    headers = ["GPU", "provider", "machine", "GPUs", "$/h", "$/h a GPU", "spot $/h", "region", "date", *stocked]
     rows = [
         [
             offer.gpu,
@@ -225,6 +226,7 @@ def _offer_text(chosen: Sequence[Offer], notes: Sequence[str], *, with_sources: 
             "" if offer.spot_usd_per_hour is None else f"{offer.spot_usd_per_hour:.2f}",
             offer.region or "",
             offer.date,
+            *(offer.stock for _ in stocked),
         ]
         for offer in chosen
     ]

@@ -83,7 +83,7 @@ def predict(
         usd_per_hour: Your own price of every GPU.
         offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
         region: With a price file: take the prices of this region.
-        spot: Take the prices of interruptible machines.
+        spot: Take the prices of interruptible machines, where they are below what others cost on demand.
         setup_minutes: Minutes until a rented machine trains (boot, environment, data), which are paid for, too.
         storage_usd: Dollars for what is stored and sent, beside the machine.
         minimum_minutes: Minutes that a machine is billed for at least.
@@ -130,6 +130,7 @@ def predict(
     layouts = layouts_of(asked)
     prices = Prices(usd_per_hour, offers, region, spot)
     listed, notes = prices.offers()
+    notes = (*notes, *prices.on_demand(layouts, listed))
     assumptions = Assumptions(
         strategy=strategy_of(strategy),
         method=method,
@@ -174,10 +175,10 @@ class Prices:
         """Collect the offers to take prices from, and notes on them."""
         from lightning_predict.cost.offers import load_offers
         from lightning_predict.cost.price_files import (
-            at_spot_prices,
             outdated,
             read_offer_file,
             with_listed,
+            with_spot_prices,
         )
         from lightning_predict.errors import InvalidArgumentError
 
@@ -190,7 +191,17 @@ class Prices:
         if self.file is not None:
             found = read_offer_file(self.file, region=self.region)
             table, notes = with_listed(found.offers), (*found.notes, *outdated(found.offers))
-        return (at_spot_prices(table) if self.spot else table), notes
+        return (with_spot_prices(table) if self.spot else table), notes
+
+    def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
+        """Note which layouts have no spot price below the others' on-demand prices, where spot prices are asked for."""
+        from lightning_predict.cost.prediction import offer_for
+
+        if not self.spot or self.usd_per_hour is not None:
+            return ()
+        chosen = {layout.name: offer_for(layout, offers=listed) for layout in layouts}
+        names = ", ".join(name for name, offer in chosen.items() if offer is not None and not offer.spot)
+        return (f"On demand, as no spot price that is listed is lower: {names}.",) if names else ()
 
 
 @final
@@ -318,12 +329,13 @@ class Findings:
 
     def show(self, *, verbose: bool) -> None:
         """Print the table and the ranking."""
+        from lightning_predict.reports.format import width_at_hand
         from lightning_predict.reports.ranking import ranking_lines
         from lightning_predict.reports.table import energy_columns, print_table
 
         extra = () if self.energies is None else energy_columns(self.energies)
         print_table(self.predictions, extra=extra, verbose=verbose, notes=self.energy_notes())
-        print("", *ranking_lines(self.ranking), sep="\n")
+        print("", *ranking_lines(self.ranking, width=width_at_hand()), sep="\n")
 
 
 def _as_typed(given: Mapping[str, object]) -> str:

@@ -29,6 +29,9 @@ OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 USER: Final = "user"
 """Provider of the user's own prices and machines."""
 
+OWN_PRICE: Final = "own price"
+"""Machine that a price of the user's is for, where it was given without one: it holds today."""
+
 CURRENT_YEARS: Final = 2
 """An offer is current if it is at most this much older than the newest offer of its table."""
 
@@ -57,6 +60,7 @@ class Offer:
         source: Where it was read.
         max_gpus: Most GPUs that are rented together in one machine, each at the same price; None: the machine is
             rented whole.
+        in_stock: Whether one could be rented when the price was read; None if the list does not say.
     """
 
     provider: str
@@ -70,6 +74,7 @@ class Offer:
     spot: bool = False
     region: str | None = None
     max_gpus: int | None = None
+    in_stock: bool | None = None
 
     def with_gpus(self, num_gpus: int) -> Offer | None:
         """Return the offer of at least so many GPUs in one machine; None if the provider has no such machine."""
@@ -85,6 +90,7 @@ class Offer:
             num_gpus=num_gpus,
             usd_per_hour=self.usd_per_hour * factor,
             spot_usd_per_hour=spot,
+            in_stock=None if self.in_stock else self.in_stock,  # one that is free does not tell of several
         )
 
     @property
@@ -94,11 +100,17 @@ class Offer:
 
     @property
     def label(self) -> str:
-        """Provider, instance and date: what every printed cost names."""
+        """Provider, instance and date, and whether it was in stock then: what every printed cost names."""
         if self.provider == USER:
-            return f"your {self.instance} ({self.date})"
+            return f"your {self.instance}" if self.instance == OWN_PRICE else f"your {self.instance} ({self.date})"
         kind = " spot" if self.spot else ""
-        return f"{self.provider} {self.instance}{kind} ({self.date})".replace("  ", " ")
+        stock = "" if self.in_stock is None else f", {self.stock}"
+        return f"{self.provider} {self.instance}{kind} ({self.date}{stock})".replace("  ", " ")
+
+    @property
+    def stock(self) -> str:
+        """Whether it was in stock when the price was read, in words; empty if that is not known."""
+        return {None: "", True: "in stock", False: "sold out"}[self.in_stock]
 
 
 def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
@@ -106,8 +118,8 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
 
     Args:
         path: A TOML file of `[[price_list]]` tables: provider, date, source, perhaps region, and `offers`, each with
-            instance, gpu (a name of the catalogue), num_gpus, usd_per_hour and perhaps spot_usd_per_hour. None takes
-            the file that ships with the package.
+            instance, gpu (a name of the catalogue), num_gpus, usd_per_hour and perhaps spot_usd_per_hour and in_stock.
+            None takes the file that ships with the package.
 
     Raises:
         CatalogueError: A file that is missing or not TOML, or an offer that breaks a rule, named with its list.
@@ -130,7 +142,8 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
     """Choose the current machine with the lowest on-demand price per hour; None if there is none.
 
-    A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap.
+    A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap. One that was
+    sold out is chosen where there is no other.
 
     Args:
         gpu_name: Our name of the GPU, as in `Gpu.name`.
@@ -144,7 +157,11 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
         return None
     oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
     current = (offer.with_gpus(num_gpus) for offer in candidates if offer.date >= oldest_current)
-    return min(filter(None, current), key=lambda offer: (offer.usd_per_hour, offer.num_gpus), default=None)
+    return min(
+        filter(None, current),
+        key=lambda offer: (offer.in_stock is False, offer.usd_per_hour, offer.num_gpus),
+        default=None,
+    )
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
@@ -199,7 +216,7 @@ def _tables(value: Checked, *named: str) -> list[Checked]:
 
 
 def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) -> Offer:
-    row.check_keys(OFFER_KEYS, {"spot_usd_per_hour"})
+    row.check_keys(OFFER_KEYS, {"spot_usd_per_hour", "in_stock"})
     gpu = row.member("gpu")
     if gpu.words() not in known_gpus:
         raise gpu.wrong("a name of the GPU catalogue; see gpu_names()")
@@ -218,6 +235,7 @@ def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) 
         max_gpus=price_list.optional(BY_THE_GPU, lambda value: value.integer(minimum=num_gpus), None),
         usd_per_hour=price,
         spot_usd_per_hour=spot,
+        in_stock=row.optional("in_stock", Checked.flag, None),
         region=price_list.optional("region", Checked.words, None),
         date=price_list.member("date").date(),
         source=price_list.member("source").url(),

@@ -20,7 +20,7 @@ from typing import Any, Final, final
 
 from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
-from lightning_predict.cost.offers import USER, Offer, cheapest_offer, machine_offer
+from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
@@ -391,7 +391,10 @@ class Charges:
             f"at least {self.minimum_minutes:g} min of each machine" if self.minimum_minutes else "",
         )
         known = [part for part in parts if part]
-        return None if not known else f"Costs of GPUs that are not in use yet hold {' and '.join(known)}."
+        if not known:
+            return None
+        listed = " and ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+        return f"Costs of GPUs that are not in use yet hold {listed}."
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
@@ -404,7 +407,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     if own is not None:
         return Offer(
             provider=USER,
-            instance="own price",
+            instance=OWN_PRICE,
             gpu=gpu.name,
             num_gpus=layout.gpus_per_node,
             usd_per_hour=own / layout.nodes,

@@ -11,6 +11,7 @@ of offers, and each error names its line and key::
       usd_per_hour: 12.40    # of the whole machine
       spot: false            # true: the price is that of an interruptible machine
       region: berlin         # may be left out
+      in_stock: true         # whether one could be rented then; left out where that is not known
       date: 2026-11-01
       source: contract 4711  # the file's name where left out
 
@@ -103,7 +104,7 @@ def _day(value: Checked) -> str:
 
 
 REQUIRED_KEYS: Final = ("provider", "instance", "gpu", "usd_per_hour", "date")
-OPTIONAL_KEYS: Final = ("num_gpus", "max_gpus", "spot", "spot_usd_per_hour", "region", "source", "currency")
+OPTIONAL_KEYS: Final = ("num_gpus", "max_gpus", "spot", "spot_usd_per_hour", "region", "in_stock", "source", "currency")
 LIST_KEY: Final = "offers"
 
 
@@ -141,6 +142,7 @@ def _offer(row: Checked, path: Path) -> Offer:
         spot_usd_per_hour=row.optional("spot_usd_per_hour", _price, None),
         spot=row.optional("spot", Checked.flag, False),
         region=row.optional("region", _written, None),
+        in_stock=row.optional("in_stock", Checked.flag, None),
         date=_day(row.member("date")),
         source=row.optional("source", _written, path.name),
     )
@@ -418,6 +420,15 @@ def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
         elif offer.spot_usd_per_hour is not None:
             spot.append(replace(offer, usd_per_hour=offer.spot_usd_per_hour, spot_usd_per_hour=None, spot=True))
     return tuple(spot)
+
+
+def with_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """List machines at their spot prices, and those without one on demand: some cost less than another's spot price."""
+    listed = tuple(offers)
+    spot = at_spot_prices(listed)
+    interruptible = {(offer.provider, offer.instance, offer.num_gpus) for offer in spot}
+    others = (offer for offer in listed if (offer.provider, offer.instance, offer.num_gpus) not in interruptible)
+    return (*spot, *others)
 
 
 def own_machine_offer(

@@ -9,6 +9,8 @@ Example::
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,6 +49,13 @@ _UNIT_PAIRS: Final = (
     (_SECONDS_PER_DAY, "d", SECONDS_PER_HOUR, "h", math.inf),
 )
 """Large unit in seconds, its name, small unit in seconds, its name, and the time from which the next pair is used."""
+
+
+def width_at_hand() -> int:
+    """Count the characters that a line of text has room for: a narrow terminal's columns, else `PLAIN_WIDTH`."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return PLAIN_WIDTH
+    return min(PLAIN_WIDTH, shutil.get_terminal_size((PLAIN_WIDTH, 1)).columns)
 
 
 def significant(value: float) -> str:

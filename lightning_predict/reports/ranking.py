@@ -226,25 +226,26 @@ def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
     return tuple(best)
 
 
-def ranking_lines(ranking: Ranking) -> tuple[str, ...]:
-    """Write the ranking as lines for a terminal of 120 columns."""
-    return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, 2))
+def ranking_lines(ranking: Ranking, *, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
+    """Write the ranking as lines of at most so many columns."""
+    return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, width))
 
 
-def lines_of_run(ranking: Ranking, *, when: str, news: str) -> tuple[str, ...]:
+def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
     """Write the ranking for a run that goes on, led by what is left of it; that is said once.
 
     Args:
         ranking: The ranking.
         when: Leads the first sentence, where it says what is left: `After 16 steps: `.
         news: What is left, where no sentence of the ranking says it.
+        width: Columns of a line at most.
     """
     texts = [*advice(ranking), *remarks(ranking)]
     if _is_soon_over(ranking):
         texts[0] = f"{when}{texts[0]}"
     else:
         texts.insert(0, news)
-    return tuple(line for text in texts for line in _wrapped(text, 2))
+    return tuple(line for text in texts for line in _wrapped(text, width))
 
 
 def ranking_markdown(ranking: Ranking) -> str:
@@ -328,10 +329,8 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
     which = given if not ranking.perhaps_cheapest else f"the first {given}"
     if in_use is not None and _is_slower(best, in_use):
-        return (
-            f"Cheapest{doubt} is {article(names)} {names} ({which}; {amount}){_beside(best, ranking)}: no gain in time."
-        )
-    return f"Rent {article(names)} {names} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+        return f"Cheapest{doubt} is {with_article(names)} ({which}; {amount}){_beside(best, ranking)}: no gain in time."
+    return f"Rent {with_article(names)} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
 
 
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
@@ -343,13 +342,12 @@ _SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")
 """Capital letters at the beginning of a name that are read one by one: the L of L4, RTX, but not the M of MyL4."""
 
 
-def article(name: str) -> str:
-    """Choose `a` or `an` by the sound that a name begins with: an A100, an RTX-4090, a T4, an 8xL4, a Quadro-P4000."""
-    number = re.match(r"\d+", name)
-    if number is not None:  # eight, eighteen, eleven, and eighty
-        return "an" if number[0][0] == "8" or number[0] in ("11", "18") else "a"
+def with_article(name: str) -> str:
+    """Put `a` or `an` before a GPU by the sound its name begins with: an A100, an RTX-4090, a T4; several have none."""
+    if re.match(r"\d+x", name):
+        return name
     letters = _SPELLED.match(name)
-    return "an" if name[0] in ("AEFHILMNORSX" if letters is not None else "AEIO") else "a"
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if letters is not None else 'AEIO') else 'a'} {name}"
 
 
 def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
@@ -410,10 +408,8 @@ def takes(candidate: RankedGpu, ranking: Ranking) -> str:
     return f"{most}{duration(candidate.seconds)}{cost}"
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
-    return textwrap.wrap(
-        text, PLAIN_WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False, drop_whitespace=True
-    )
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, drop_whitespace=True)
 
 
 def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:

@@ -259,6 +259,21 @@ def test_offers_of_a_file(run: Run, tmp_path: Path) -> None:
     out = run("offers", "--offers", file).out
     assert "Us        node        4  0.04" in out
     assert "1 offer, without tax or commitment." in out
+    assert "when read" not in out  # nothing says what was in stock
+    file.write_text(PRICES.replace("date:", "in_stock: false, date:"))
+    lines = run("offers", "--offers", file).out.splitlines()
+    assert (lines[0].split()[-2:], lines[2].split()[-2:]) == (["when", "read"], ["sold", "out"])
+
+
+def test_spot_says_what_is_cheaper_on_demand(trace: Path, run: Run) -> None:
+    # An H100 alone is rented by the hour for less than the smallest machine with a spot price, which has eight.
+    ran = run("predict", trace, "--gpus", "H100-SXM-80GB,L4", "--spot", "--json").json
+    (h100, l4) = ran["predictions"]
+    assert "spot" not in h100["offer"]
+    assert "spot" in l4["offer"]
+    assert ran["notes"][-1] == "On demand, as no spot price that is listed is lower: H100-SXM-80GB."
+    own = run("predict", trace, "--gpus", "H100-SXM-80GB", "--spot", "--usd-per-hour", "1", "--json").json
+    assert not any(note.startswith("On demand") for note in own["notes"])
 
 
 @pytest.mark.parametrize(

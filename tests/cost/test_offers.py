@@ -170,7 +170,7 @@ provider = "P"
 date = "2026-05"
 source = "https://example.com"
 offers = [
-    { instance = "i", gpu = "T4", num_gpus = 2, usd_per_hour = 1.5, spot_usd_per_hour = 0.5 },
+    { instance = "i", gpu = "T4", num_gpus = 2, usd_per_hour = 1.5, spot_usd_per_hour = 0.5, in_stock = true },
 ]
 """
 
@@ -186,7 +186,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
     assert offer.usd_per_gpu_hour == 0.75
     assert offer.spot_usd_per_hour == 0.5
     assert offer.region is None
-    assert offer.label == "P i (2026-05)"
+    assert offer.label == "P i (2026-05, in stock)"
     (offer,) = load(tmp_path, GOOD.replace('date = "2026-05"', 'date = "2026-05"\nregion = "east"'))
     assert offer.region == "east"
 
@@ -249,7 +249,7 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
         (
             "[[price_list]]",
             "[price_list]",
-            "mine.toml: price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'instance': ...;",
+            "mine.toml: price_list is {'date': '2026-05', 'offers': [{'gpu': 'T4', 'in_stock': ...;",
         ),
         ("[[price_list]]", "[[offers]]", "mine.toml: the whole file has the field 'offers'; expected only"),
         (
@@ -305,6 +305,19 @@ def test_who_rents_by_the_gpu_is_priced_by_the_gpu() -> None:
     assert cheapest_offer("T4", table, num_gpus=5) == whole
     assert cheapest_offer("T4", table, num_gpus=9) is None
     assert whole.with_gpus(2) == whole
+
+
+def test_what_was_sold_out_is_chosen_where_there_is_no_other() -> None:
+    sold_out = replace(make_offer(1.0, "2026-11", provider="Pods", instance="1x T4"), max_gpus=4, in_stock=False)
+    free = replace(make_offer(1.2, "2026-11", provider="Racks", instance="rack"), in_stock=True)
+    assert cheapest_offer("T4", [sold_out, free]) == free
+    assert cheapest_offer("T4", [sold_out]) == sold_out
+    # Where one is sold out, so are two; one that is free says nothing of two.
+    assert [replace(sold_out, in_stock=one).with_gpus(2).in_stock for one in (False, True, None)] == [False, None, None]  # type: ignore[union-attr]
+
+
+def test_no_price_list_that_ships_says_what_was_in_stock() -> None:
+    assert {offer.in_stock for offer in load_offers()} == {None}
 
 
 @pytest.mark.parametrize("name", ["A100-SXM-80GB", "H100-SXM-80GB", "H200-SXM-141GB", "B200-SXM-180GB", "L40S"])

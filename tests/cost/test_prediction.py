@@ -56,6 +56,9 @@ def test_what_a_machine_costs_beside_training() -> None:
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=180)).cost_usd == 6.0
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=60)).cost_usd == 4.0
     assert Charges().sentence is None
+    three = Charges(setup_minutes=20, storage_usd=3, minimum_minutes=60).sentence
+    assert three is not None
+    assert three.endswith("20 min of setup, $3.00 for storage and transfer and at least 60 min of each machine.")
     with pytest.raises(InvalidArgumentError, match="storage_usd=-1 is out of range; expected a number of at least 0"):
         Charges(storage_usd=-1)
 
@@ -64,7 +67,8 @@ def test_the_users_price_comes_first() -> None:
     assert price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour=3.0).cost_usd == 6.0
     by_name = price_of(TWO_HOURS, T4, offers=[OFFER], usd_per_hour={"T4": 4.0})
     assert by_name.cost_usd == 8.0
-    assert by_name.offer == f"your own price ({date.today().isoformat()})"
+    assert by_name.offer == "your own price"
+    assert by_name.priced_on == date.today().isoformat()
 
 
 def test_a_price_for_another_gpu_leaves_the_listed_offer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lightning_predict.cost.price_files import (
     own_machine_offer,
     read_offer_file,
     with_listed,
+    with_spot_prices,
 )
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu_names
@@ -413,6 +415,41 @@ def test_spot_prices(tmp_path: Path) -> None:
     assert (spot.gpu, spot.usd_per_hour, spot.spot_usd_per_hour, spot.spot) == ("A10G", 0.4, None, True)
     assert " spot (" in spot.label
     assert at_spot_prices([spot]) == (spot,)
+
+
+def test_machines_without_a_spot_price_are_there_on_demand_as_they_may_cost_less() -> None:
+    def offer(provider: str, usd_per_hour: float, spot: float | None = None) -> Offer:
+        return Offer(
+            provider=provider,
+            instance="a",
+            gpu="T4",
+            num_gpus=1,
+            usd_per_hour=usd_per_hour,
+            spot_usd_per_hour=spot,
+            date="2026-11",
+            source="https://example.com",
+        )
+
+    dear, cheap = offer("Dear", 4.0, spot=2.2), offer("Cheap", 1.99)
+    listed = with_spot_prices([dear, cheap])
+    assert [(one.provider, one.usd_per_hour, one.spot) for one in listed] == [
+        ("Dear", 2.2, True),
+        ("Cheap", 1.99, False),
+    ]
+    assert cheapest_offer("T4", listed) == cheap
+    best = cheapest_offer("T4", with_spot_prices([dear, replace(cheap, usd_per_hour=2.5)]))
+    assert best is not None
+    assert best.label == "Dear a spot (2026-11)"
+
+
+def test_a_price_says_whether_it_was_in_stock_where_the_file_does(tmp_path: Path) -> None:
+    first, second = read_offers(written(tmp_path, TWO_OFFERS.replace("  region: berlin", "  in_stock: false")))
+    assert (first.in_stock, second.in_stock) == (False, None)
+    assert first.label == "Our cluster dgx-2 (2026-11-01, sold out)"
+    assert replace(first, in_stock=True).label == "Our cluster dgx-2 (2026-11-01, in stock)"
+    text = TWO_OFFERS.replace("  region: berlin", "  in_stock: no idea")
+    with pytest.raises(CatalogueError, match=r"offers\[0\].in_stock is 'no idea'; expected true or false."):
+        read_offers(written(tmp_path, text))
 
 
 def test_own_machines() -> None:

@@ -147,3 +147,19 @@ def test_dollars_of_steps_are_multiplied_by_their_number_and_keep_their_digits()
 )
 def test_relative_intervals(ends: tuple[float, float, float], text: str) -> None:
     assert formats.relative_interval(*ends) == text
+
+
+class Output:
+    """Standard output that is a terminal, or is none."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self.isatty = lambda: is_terminal
+
+
+def test_text_is_as_wide_as_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("80", 80), ("200", 120)):
+        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setattr("sys.stdout", Output(is_terminal=True))
+        assert formats.width_at_hand() == width
+        monkeypatch.setattr("sys.stdout", Output(is_terminal=False))
+        assert formats.width_at_hand() == 120  # a file has room
