@@ -19,7 +19,7 @@ from typing import Final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import Charges, MachineInUse, UserPrice, price_of
+from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
@@ -27,10 +27,11 @@ from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, run_of
-from lightning_predict.sharding.tables import Skew
+from lightning_predict.sharding.tables import Skew, looked_up_bytes
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.whole_steps import measured_seconds
@@ -148,15 +149,31 @@ def predict_workload(
     """
     gpus = [layout.gpu for layout in layouts]
     step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
-    beside = None if assumptions.charges is None else assumptions.charges.sentence
+    predictions = tuple(step.on(layout) for layout in layouts)
+    beside = (
+        None if workload.training_iterations is None or assumptions.charges is None else assumptions.charges.sentence
+    )
     return Predictions(
-        tuple(step.on(layout) for layout in layouts),
+        predictions,
         used_gpu=None if step.in_use is None else step.in_use.name,
-        notes=step.notes if beside is None or workload.training_iterations is None else (*step.notes, beside),
+        notes=(*step.notes, *filter(None, (beside, _tables_too_large(trace, predictions)))),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
         heading=_heading(step.trace, workload, step.in_use, assumptions),
         made_on=date.today().isoformat(),
     )
+
+
+TABLES_DECIDE: Final = 0.5
+"""Share of a GPU's memory from which embedding tables are what to divide."""
+
+
+def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:
+    """Say what divides embedding tables where a step does not fit, for their sake before all; None elsewhere."""
+    tables = looked_up_bytes(trace)
+    if any(one.fits is False and tables > TABLES_DECIDE * (one.memory.usable_bytes or 0.0) for one in predictions):
+        size = f"{gibibytes(tables)} GiB"
+        return f"Embedding tables take {size} as they are: `lightning-predict shard` divides them among several GPUs."
+    return None
 
 
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}

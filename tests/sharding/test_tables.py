@@ -11,6 +11,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.sharding.tables import (
     OPTIMIZERS,
     EmbeddingTable,
+    looked_up_bytes,
     tables_of_trace,
 )
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -38,6 +39,22 @@ def test_a_recorded_dlrm_has_its_tables() -> None:
     traced = tables_of_trace(recorded(*meta_dlrm()))
     assert traced.batch_size == 32
     assert traced.tables == tuple(EmbeddingTable(rows=1000, dim=16, pooling=5, name=f"tables.{i}") for i in range(3))
+
+
+def test_where_tables_do_not_fit_a_prediction_names_what_divides_them() -> None:
+    trace = recorded(*meta_dlrm())
+    # Three tables of 1,000 rows of 16 float32 numbers; no GPU is too small for them.
+    assert looked_up_bytes(trace) == 3 * 1000 * 16 * 4
+    assert not [note for note in lp.predict(trace, gpus=["T4"]).notes if "shard" in note]
+    with torch.device("meta"):
+        large = Dlrm(tables=3, rows=100_000_000, width=16, bottom=(8, 8), top=(8,))
+    found = lp.predict(recorded(large, *meta_dlrm()[1:]), gpus=["T4"])
+    assert found["T4"].fits is False
+    # 3 x 6.4e9 bytes are 17.9 GiB.
+    assert (
+        "Embedding tables take 17.9 GiB as they are: `lightning-predict shard` divides them among several GPUs."
+        in found.notes
+    )
 
 
 def test_accumulation_looks_the_same_tables_up_once_a_batch() -> None:
