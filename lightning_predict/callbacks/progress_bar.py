@@ -10,24 +10,45 @@ stays as it is. Example::
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, final
 
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import duration_interval, usd
+from lightning_predict.reports.format import duration, duration_interval, usd
 from lightning_predict.units import seconds_to_hours
 
 RENEWED_SECONDS: Final = 1.0
 """Time from one wording to the next: a bar may ask after each batch."""
 
+WIDE_COLUMNS: Final = 120
+"""A terminal of as many has room for the interval beside the bar, too; what is no terminal is taken for one."""
 
-def left_in_words(left: Interval[float] | None, *, usd_per_hour: float | None) -> str | None:
-    """Write what is left of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; None if it is not known."""
+NARROW_COLUMNS: Final = 100
+"""A narrower one has room for the time alone: of 80 columns, Rich's bar leaves 19 to all that is shown beside it."""
+
+
+def left_in_words(
+    left: Interval[float] | None, *, usd_per_hour: float | None, columns: int | None = None
+) -> str | None:
+    """Write what is left of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; less where the terminal is narrow.
+
+    Args:
+        left: Seconds.
+        usd_per_hour: Price of the machine; None if it is not known.
+        columns: Width of the terminal; None asks for it.
+
+    Returns:
+        The words; None if what is left is not known.
+    """
     if left is None:
         return None
+    columns = shutil.get_terminal_size((WIDE_COLUMNS, 1)).columns if columns is None else columns
+    if columns < NARROW_COLUMNS:
+        return duration(left.middle)
     cost = "" if usd_per_hour is None else f", {usd(seconds_to_hours(left.middle) * usd_per_hour)}"
-    return f"{duration_interval(left)}{cost}"
+    return f"{duration_interval(left) if columns >= WIDE_COLUMNS else duration(left.middle)}{cost}"
 
 
 @final

@@ -100,6 +100,26 @@ def test_what_others_put_there_stays() -> None:
 def test_left_in_words() -> None:
     # 3 h 12 min at $1.78125 an hour are 3.2 x 1.78125 = $5.70.
     left = Interval(10_200.0, 11_520.0, 13_200.0)
-    assert left_in_words(left, usd_per_hour=1.78125) == "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70"
-    assert left_in_words(left, usd_per_hour=None) == "3 h 12 min (2 h 50 min to 3 h 40 min)"
+    assert left_in_words(left, usd_per_hour=1.78125, columns=120) == "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70"
+    assert left_in_words(left, usd_per_hour=None, columns=120) == "3 h 12 min (2 h 50 min to 3 h 40 min)"
+    assert left_in_words(left, usd_per_hour=1.78125, columns=119) == "3 h 12 min, $5.70"
+    assert left_in_words(left, usd_per_hour=1.78125, columns=99) == "3 h 12 min"
     assert left_in_words(None, usd_per_hour=1.0) is None
+
+
+def test_what_is_no_terminal_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = Interval(60.0, 120.0, 180.0)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)  # as in a notebook, or with the output in a file
+    assert left_in_words(left, usd_per_hour=None) == "2 min (1 min to 3 min)"
+    monkeypatch.setenv("COLUMNS", "80")
+    assert left_in_words(left, usd_per_hour=None) == "2 min"
+
+
+def test_richs_bar_keeps_to_one_line_of_80_columns(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The column of what is logged has 19 columns of 80; `left: 59 min 59 s` has 17.
+    monkeypatch.setenv("COLUMNS", "80")
+    longest = max((left_in_words(Interval(t, t, t), usd_per_hour=9.0) or "" for t in (3599.0, 86_399.0, 8e6)), key=len)
+    assert len(f"left: {longest}") <= 19
