@@ -17,7 +17,7 @@ def main() -> None:
     step = training_step(model, batch=16, length=1024)
     trace = lp.capture(step, precision="bf16-mixed", samples_per_step=16)
     result = lp.predict(trace, iterations=50_000, history=False)
-    print(result, "", result.ranking(deadline_hours=8), sep="\n")
+    print(result.ranking(deadline_hours=8), "", result, sep="\n")
 
 
 if __name__ == "__main__":

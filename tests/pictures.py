@@ -60,8 +60,8 @@ def report(found: Predictions) -> str:
 
 
 def terminal(found: Predictions) -> Console:
-    """Print what a terminal of 110 columns shows, and keep it."""
-    console = Console(record=True, width=110, file=StringIO(), force_terminal=True)
+    """Print what a terminal of 120 columns shows, and keep it."""
+    console = Console(record=True, width=120, file=StringIO(), force_terminal=True)
     print_table(found, console)
     console.print()
     console.print("\n".join(ranking_lines(found.ranking(deadline_hours=DEADLINE_HOURS))), highlight=False)
