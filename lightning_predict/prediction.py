@@ -31,7 +31,7 @@ from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, run_of
-from lightning_predict.sharding.tables import Skew, looked_up_bytes
+from lightning_predict.sharding.tables import LOOK_UPS, Skew
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.whole_steps import measured_seconds
@@ -169,7 +169,12 @@ TABLES_DECIDE: Final = 0.5
 
 def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:
     """Say what divides embedding tables where a step does not fit, for their sake before all; None elsewhere."""
-    tables = looked_up_bytes(trace)
+    looked_up = {
+        position if operation.inputs[0].id is None else operation.inputs[0].id: operation.inputs[0].size_bytes
+        for position, operation in enumerate(trace.operations)
+        if operation.name in LOOK_UPS and operation.phase == "forward" and operation.inputs
+    }
+    tables = sum(looked_up.values())
     if any(one.fits is False and tables > TABLES_DECIDE * (one.memory.usable_bytes or 0.0) for one in predictions):
         size = f"{gibibytes(tables)} GiB"
         return f"Embedding tables take {size} as they are: `lightning-predict shard` divides them among several GPUs."

@@ -177,16 +177,6 @@ def tables_of_trace(trace: Trace) -> TracedTables:
     return TracedTables(tables, samples // trace.batches)
 
 
-def looked_up_bytes(trace: Trace) -> int:
-    """Count the bytes of the tables that the forward pass looks up, each once; 0 without any."""
-    weights = {
-        _weights(operation, position): operation.inputs[0].size_bytes
-        for position, operation in enumerate(trace.operations)
-        if is_look_up(operation)
-    }
-    return sum(weights.values())
-
-
 def is_look_up(operation: Operation) -> bool:
     """Return whether a forward pass looks up rows of a table here."""
     inputs = operation.inputs

@@ -11,7 +11,6 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.sharding.tables import (
     OPTIMIZERS,
     EmbeddingTable,
-    looked_up_bytes,
     tables_of_trace,
 )
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -43,8 +42,6 @@ def test_a_recorded_dlrm_has_its_tables() -> None:
 
 def test_where_tables_do_not_fit_a_prediction_names_what_divides_them() -> None:
     trace = recorded(*meta_dlrm())
-    # Three tables of 1,000 rows of 16 float32 numbers; no GPU is too small for them.
-    assert looked_up_bytes(trace) == 3 * 1000 * 16 * 4
     assert not [note for note in lp.predict(trace, gpus=["T4"]).notes if "shard" in note]
     with torch.device("meta"):
         large = Dlrm(tables=3, rows=100_000_000, width=16, bottom=(8, 8), top=(8,))
