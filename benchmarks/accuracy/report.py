@@ -106,9 +106,12 @@ def _errors(
 ) -> Iterator[str]:
     """Write the columns that every summary begins with; `middle` is of the signed errors."""
     errors = [result.error for result in results]
-    yield from (name, str(len(results)))
-    yield from (unsigned_percent(errors, each) for each in (statistics.fmean, statistics.median))
-    yield from (percent(middle(errors)), _inside(results))
+    yield name
+    yield str(len(results))
+    yield unsigned_percent(errors, statistics.fmean)
+    yield unsigned_percent(errors, statistics.median)
+    yield percent(middle(errors))
+    yield _inside(results)
     yield f"{statistics.geometric_mean(result.width for result in results):.2f}"
 
 
