@@ -31,7 +31,7 @@ from benchmarks.accuracy.large_runs import (
     recorded,
 )
 from benchmarks.accuracy.transformers import evaluate_in_groups
-from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
+from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace, with_compiled_loss
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.cost.memory import step_memory
@@ -64,6 +64,7 @@ class PretrainingWorkload:
         is_compiled: Point-wise work is fused.
         kind: What rows of the table are told apart by, in words.
         release: Release of torch of its time, which decides on the kernels of attention; None for today's.
+        compiles_loss: The loss is compiled, too.
     """
 
     table: str
@@ -73,6 +74,7 @@ class PretrainingWorkload:
     is_compiled: bool
     kind: str = ""
     release: str | None = None
+    compiles_loss: bool = False
 
     @property
     def name(self) -> str:
@@ -85,6 +87,7 @@ class PretrainingWorkload:
 
     def prepared(self, trace: Trace) -> Trace:
         """Return the recording as it runs."""
+        trace = with_compiled_loss(trace) if self.compiles_loss else trace
         return under_release(fused(trace) if self.is_compiled else trace, self.release)
 
 
@@ -118,6 +121,10 @@ RELEASES: Final[Mapping[str, str]] = {
 }
 """Releases of torch by the date of torchtitan's pages; where none is named, cuDNN's attention is asked for (B200)."""
 
+LOSS_NOT_COMPILED: Final = ("docs/performance.md", "h100_202412")
+"""torchtitan's pages of the time when `--training.compile` left the loss out ("compiling loss function causes CUDA
+errors, turning off for now", its `train.py` of December 2024); from 2025 on it is compiled, too."""
+
 
 def read_torchtitan_cases(path: Path) -> Cases:
     """Read the rows of `torchtitan.csv`.
@@ -148,6 +155,8 @@ def read_torchtitan_cases(path: Path) -> Cases:
                     is_compiled=words["compile"] == "1",
                     kind=f"{recipe}, {'compiled' if words['compile'] == '1' else 'eager'}",
                     release=next((own for part, own in RELEASES.items() if part in words["source"]), None),
+                    compiles_loss=words["compile"] == "1"
+                    and not any(page in words["source"] for page in LOSS_NOT_COMPILED),
                 ),
                 layout=_layout(words["gpu"], count),
                 strategy=Strategy(

@@ -30,6 +30,8 @@ from lightning_predict.distributed.recomputation import (
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.traffic import COMPILED_CALL
+from lightning_predict.memory.simulation import blocks_of, fullest_moments, gradient_bytes
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Parameter, TensorInfo, Trace
 
@@ -48,6 +50,7 @@ class HeldMemory:
         unit_bytes: Parameters of each unit that FSDP gathers.
         unit_elements: Number of values of each of them.
         activation_bytes: What lives in the passes alone.
+        early_gradient_bytes: Gradients that are there when that is the most; None for all of them.
         copy_bytes: Copies of the parameters that the optimizer updates in their stead.
         update_bytes: What the update writes in passing.
         expert_share: Share of the trainable parameters that lies in experts, which fewer replicas hold.
@@ -61,6 +64,7 @@ class HeldMemory:
     unit_bytes: tuple[float, ...]
     unit_elements: tuple[int, ...]
     activation_bytes: float = 0.0
+    early_gradient_bytes: float | None = None
     copy_bytes: float = 0.0
     update_bytes: float = 0.0
     expert_share: float = 0.0
@@ -99,19 +103,24 @@ class ModelMemory:
         self._whole = _of_parameters(trace, trace.parameters)
         self._copies, self._written = update_memory(trace)
         self._behind = _behind_passes(trace)
+        self._early = _early_share(trace)
         self._kept: tuple[_Kept, ...] | None = None
         self._stages: dict[tuple[int, int, int, int], list[HeldMemory]] = {}
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
         """Derive what the fullest GPU holds; see `held_memory`."""
         trace, whole, written = self._trace, self._whole, self._written
+        # Where gradients are added up, those of the micro-batches before are there.
+        late_share = 0.0 if _micro_batches(trace, strategy) * strategy.accumulate > 1 else 1 - self._early
+        late = late_share * whole.gradient_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
-        passing = max(single_bytes - known - self._behind, 0.0)
+        passing = max(single_bytes - known + (1 - self._early) * whole.gradient_bytes - self._behind, 0.0)
         if strategy.is_whole:
             return replace(
                 whole,
-                peak_bytes=max(single_bytes, known + self._copies + max(passing, written)),
+                peak_bytes=max(single_bytes, known + self._copies + max(passing - late, written)),
                 activation_bytes=passing,
+                early_gradient_bytes=whole.gradient_bytes - late,
                 copy_bytes=self._copies,
                 update_bytes=written,
             )
@@ -129,11 +138,13 @@ class ModelMemory:
             part = _share(own.trainable_bytes, whole.trainable_bytes)
             activations = share * passing
             lasting = own.peak_bytes + part * self._copies
+            late = late_share * own.gradient_bytes
             held.append(
                 replace(
                     own,
-                    peak_bytes=lasting + max(activations, part * written),
+                    peak_bytes=lasting + max(activations - late, part * written),
                     activation_bytes=activations,
+                    early_gradient_bytes=own.gradient_bytes - late,
                     copy_bytes=part * self._copies,
                     update_bytes=part * written,
                 )
@@ -189,6 +200,23 @@ def _behind_passes(trace: Trace) -> float:
     return float(max(whole - passes, 0))
 
 
+def _micro_batches(trace: Trace, strategy: Strategy) -> int:
+    """Return how many micro-batches a batch of the step is taken in."""
+    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
+    return micro_batches_of(strategy, samples)
+
+
+def _early_share(trace: Trace) -> float:
+    """Return the share of the gradients that is there when the passes hold the most; all where they were not seen."""
+    gradients = gradient_bytes(trace)
+    if not gradients or not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
+        return 1.0
+    blocks = blocks_of(trace)
+    written = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
+    passes, _ = fullest_moments(blocks)
+    return min((max(gradients - written, 0) + passes.gradient_bytes) / gradients, 1.0)
+
+
 def _shares(
     trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept], passing_bytes: float
 ) -> list[float]:
@@ -198,8 +226,7 @@ def _shares(
     stages are dealt out, and stays where blocks are only computed again.
     """
     stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
-    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
-    micro_batches = micro_batches_of(strategy, samples)
+    micro_batches = _micro_batches(trace, strategy)
     held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
     recorded_again = dict[str, float]()
@@ -307,8 +334,13 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 def _kept_unread(
     trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
 ) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
-    """Find what operations write that are not computed again, beyond what the backward pass reads."""
+    """Find what operations write that are not computed again, beyond what the backward pass reads.
+
+    Of that, compiled code keeps nothing that only goes into the sum that leaves the block.
+    """
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
+    if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
+        met |= _leaving_blocks(trace, model)
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None
         if block is None:
@@ -316,6 +348,16 @@ def _kept_unread(
         met |= {tensor.id for tensor in operation.inputs}  # what is only viewed was there before
         yield from ((tensor, block) for tensor in operation.outputs if tensor.id not in met)
         met |= {tensor.id for tensor in operation.outputs}
+
+
+def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
+    """Find the storages that the last forward operation of a block reads."""
+    last = {
+        block.name: operation
+        for operation in trace.operations
+        if operation.phase == "forward" and (block := model.block(operation.module)) is not None
+    }
+    return {tensor.id for operation in last.values() for tensor in operation.inputs}
 
 
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
@@ -414,21 +456,22 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     count = strategy.sharded_count(layout)
     # Replicas that hold the same experts are as many times fewer as the experts are dealt out.
     share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
-    gradients, parameters = held.gradient_bytes, held.parameter_bytes
+    gradients, parameters, buckets = held.gradient_bytes, held.parameter_bytes, 0.0
+    early = gradients if held.early_gradient_bytes is None else held.early_gradient_bytes
     state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
     updated = held.update_bytes
     split = strategy.split
     if split.state:
         state, updated = state * share, updated * share
     if split.gradients:
-        gradients *= share
+        gradients, early = gradients * share, early * share
     elif split.state or count > 1:
-        gradients += held.trainable_bytes
+        buckets = held.trainable_bytes
     if split.parameters:
         whole = _gathered_bytes(held, strategy)
         together = whole if strategy.pipeline > 1 else sorted(whole, reverse=True)[:GATHERED_UNITS]
         parameters = parameters * share + sum(together)
-    return parameters + gradients + state + max(held.activation_bytes, updated)
+    return parameters + buckets + state + max(early + held.activation_bytes, gradients + updated)
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:

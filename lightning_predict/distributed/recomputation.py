@@ -4,7 +4,7 @@ A step that was recorded with activation checkpointing holds its forward operati
 backward phase; layers that lead back to the residual stream then add up over the GPUs once more. A step that was
 recorded without is given the forward operations of its blocks a second time (`full`, or `layers` of every second one),
 those between a block's projections (`selective`: the attention itself, as Megatron's "core attention"), or all but
-attention and every second product (`operations`, as torchtitan's per-operation selection). Example::
+attention and every second product, from the first on (`operations`, as torchtitan's per-operation selection). Example::
 
     work = with_recomputation(work, model, "selective")
 """
@@ -46,7 +46,7 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
-"""Names of the linear layers' products, of which `operations` keeps every second result."""
+"""Names of the linear layers' products, of which `operations` keeps every second result, from the first on."""
 
 
 def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:
@@ -107,7 +107,7 @@ def recomputed_part(names: Sequence[str], recompute: Recompute) -> Sequence[int]
     if recompute == "selective":
         return inside
     products = [index for index, name in enumerate(names) if name in PRODUCT_NAMES]
-    kept = {*products[1::2], *inside}
+    kept = {*products[::2], *inside}
     return [index for index in range(len(names)) if index not in kept]
 
 

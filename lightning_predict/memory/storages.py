@@ -4,8 +4,7 @@ A storage is born with the first operation that writes it. It is freed after the
 autograd keeps what the backward pass reads), or later where the recorder saw that a variable of the step held it. What
 is still there at the end is a gradient, or belongs to a variable that the next step replaces. Example::
 
-    >>> from lightning_predict.tracing.signatures import ATTENTION, backward_name
-from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+    >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> data, hidden, loss = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 1))
     >>> trace = Trace(device="meta", recorder="dispatch", operations=(
     ...     Operation(name="aten::relu", phase="forward", inputs=(data,), outputs=(hidden,), module="body"),
@@ -85,7 +84,8 @@ class _Life:
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
     """List the storages that the step writes, in the order of their birth."""
     held = None if trace.held is None else frozenset(trace.held)
-    written = [_storage(life, held) for life in _lives(trace.operations) if not life.is_given]
+    trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
+    written = [_storage(life, held, trained) for life in _lives(trace.operations) if not life.is_given]
     return tuple(sorted([*written, *_kept_by_attention(trace.operations)], key=lambda one: one.birth))
 
 
@@ -139,7 +139,9 @@ def _kept_by_attention(operations: Sequence[Operation]) -> Iterator[Storage]:
 
 def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
     """List bytes of each storage, but for gradients, that operations write and that live when these take the most."""
-    written = [_storage(life, None) for life in _lives(operations) if not life.is_given and not life.is_gradient]
+    written = [
+        _storage(life, None, frozenset()) for life in _lives(operations) if not life.is_given and not life.is_gradient
+    ]
     changes = [0] * (len(operations) + 1)
     for one in written:
         changes[one.birth] += one.size_bytes
@@ -153,9 +155,18 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
     )
 
 
-def _storage(life: _Life, held: frozenset[int] | None) -> Storage:
+def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
+    """Say how long a storage lives, and why.
+
+    Args:
+        life: The storage.
+        held: What is still there at the end; None where the recorder did not see it.
+        trained: Number of values and dtype of each parameter that is trained.
+    """
     cause: Cause = "activation"
-    if life.is_gradient:
+    # An optimizer that was not followed, or that updates copies, is not seen to read the gradients that it leaves.
+    is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained
+    if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"
     elif life.phase == "backward":
         cause = "backward"

@@ -16,7 +16,8 @@ from lightning_predict.distributed.memory import held_memory, shared_memory_byte
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, DataStrategy, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.units import MEBIBYTE
 from tests.distributed.example_blocks import HIDDEN, TOKENS, WEIGHT_BYTES, trace_of
 
 H100 = gpu("H100-SXM-80GB")
@@ -89,6 +90,39 @@ def test_replicas_share_a_part_of_the_model() -> None:
     part = 2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2))
     assert memory("zero2", 4, tensor=2) == pytest.approx(part - 0.5 * 3 * WEIGHT_BYTES)
     assert memory("fsdp", 4, tensor=2) == pytest.approx(part - 0.5 * 4 * WEIGHT_BYTES + WEIGHT_BYTES)
+
+
+def test_gradients_that_come_behind_the_fullest_moment_leave_its_activations_whole() -> None:
+    weight, data, gradient = (TensorInfo((16, MEBIBYTE), "uint8", id=number) for number in range(3))
+    hidden = TensorInfo((40, MEBIBYTE), "uint8", id=3)
+    trace = Trace(
+        operations=(
+            Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,)),
+            Operation(name="aten::mul", phase="backward", inputs=(hidden,), outputs=(gradient,)),
+        ),
+        device="meta",
+        recorder="dispatch",
+        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
+        memory=Memory(parameter_bytes=16 * MEBIBYTE, gradient_bytes=16 * MEBIBYTE, forward_gradient_bytes=0),
+        held=(2,),
+    )
+
+    def on_two(single_mebibytes: int, **options: Any) -> float:
+        layout = Layout(H100, 2)
+        return shared_memory_bytes(single_mebibytes * MEBIBYTE, trace, layout, Strategy(**options)) / MEBIBYTE
+
+    # The gradient is written while weight, batch and hidden are there: 16 + 16 + 40 + 16, of which it is a part.
+    assert on_two(88, data="ddp") == 88 + 16
+    assert on_two(88, data="fsdp") == 8 + 16 + 8 + 56
+    # With as much again freed before it is written, it is none: 16 + 16 + 40 + 32.
+    scratch = TensorInfo((32, MEBIBYTE), "uint8", id=4)
+    passing = Operation(name="aten::exp", phase="forward", inputs=(hidden,), outputs=(scratch,))
+    first, last = trace.operations
+    trace = replace(trace, operations=(first, passing, last))
+    assert on_two(104, data="ddp") == 104 + 16
+    assert on_two(104, data="fsdp") == 8 + 16 + 88
+    # Where it is added up, the one of the micro-batch before is there.
+    assert on_two(104, data="fsdp", accumulate=2) == 8 + 16 + 88 + 8
 
 
 def test_the_embedding_is_the_first_stages_and_the_output_layer_the_last_ones() -> None:

@@ -73,6 +73,13 @@ def test_gradients_that_live_through_the_forward_pass_are_part_of_its_fullest_mo
     assert mebibytes(kept)[1] >= 98 + 16
 
 
+def test_a_gradient_that_no_optimizer_was_seen_to_read_is_one_all_the_same() -> None:
+    # It stays behind with as many values as a parameter: nothing that a variable of the loop would hold.
+    unread = replace(STEP, operations=STEP.operations[:3])
+    assert [one.cause for one in written_storages(unread)] == ["activation", "activation", "gradient"]
+    assert mebibytes(unread)[0] == mebibytes(STEP)[0]
+
+
 def test_what_a_variable_of_the_loop_holds_lives_until_the_next_step_has_its_own() -> None:
     held = replace(STEP, held=(3, 4))
     # While the second step writes its logits, the first one's are still there.

@@ -240,7 +240,9 @@ def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     loss().backward()
     session.stop()
     trace = replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
-    return with_fused_update(trace)
+    # The copies go with the optimizer's state: they are shared with it, and no module holds them.
+    state = (trace.memory.optimizer_state_bytes or 0) + sum(4 * copy.numel() for copy in copies)
+    return with_fused_update(replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state)))
 
 
 def with_fused_update(trace: Trace) -> Trace:

@@ -9,6 +9,7 @@ product is one of a batched one. Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, final
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.large_language_models import with_float32_copies
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.kernels.fusion import FUSED
+from lightning_predict.tracing.trace import TensorInfo, Trace
 
 
 @final
@@ -231,3 +233,41 @@ def llama_trace(config: LlamaConfig, *, length: int, batch: int, recompute: bool
         return nn.functional.cross_entropy(model(tokens, angles, angles).float().flatten(0, 1), tokens.flatten())
 
     return replace(with_float32_copies(model, loss), samples=batch)
+
+
+def with_compiled_loss(trace: Trace) -> Trace:
+    """Fuse what lies between the logits and their gradient: sums of each row, and a gradient in the logits' dtype.
+
+    Args:
+        trace: A step whose cross entropy is computed of a float32 copy of its logits.
+    """
+    operations = trace.operations
+    softmax = next(index for index, one in enumerate(operations) if one.name == "aten::_log_softmax")
+    gradient = next(index for index, one in enumerate(operations) if one.name == "aten::_log_softmax_backward_data")
+    copied = operations[softmax].inputs[0].id
+    first = next(index for index, one in enumerate(operations) if any(tensor.id == copied for tensor in one.outputs))
+    loss = next(index for index, one in enumerate(operations) if one.name == "aten::nll_loss_forward")
+    begins = next(index for index, one in enumerate(operations) if one.name == "aten::nll_loss_backward")
+    written = operations[gradient].outputs[0].id
+    last = next(
+        index
+        for index, one in enumerate(operations)
+        if index > gradient and one.name == "aten::_to_copy" and one.inputs[0].id == written
+    )
+    logits, targets, result = operations[first].inputs[0], operations[loss].inputs[1], operations[loss].outputs[0]
+    met = [tensor.id or 0 for one in operations for tensor in (*one.inputs, *one.outputs)]
+    sums = TensorInfo((math.prod(logits.shape[:-1]),), "float32", id=max(met) + 1)
+    forward, backward = (
+        replace(operations[at], name=FUSED, arguments={"operations": [one.name for one in inside]})
+        for at, inside in ((softmax, operations[first : loss + 1]), (gradient, operations[begins : last + 1]))
+    )
+    return replace(
+        trace,
+        operations=(
+            *operations[:first],
+            replace(forward, inputs=(logits, targets), outputs=(result, sums)),
+            *operations[loss + 1 : begins],
+            replace(backward, inputs=(logits, targets, sums), outputs=operations[last].outputs),
+            *operations[last + 1 :],
+        ),
+    )

@@ -1,0 +1,48 @@
+"""What published runs of pretraining hold of a GPU, on a model of two small blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.accuracy.workloads.llama import LlamaConfig, llama_trace, with_compiled_loss
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.gpus import gpu
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.fusion import fused
+from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.tracing.trace import Trace
+
+CONFIG = LlamaConfig(layers=2, hidden=64, heads=4, kv_heads=2, inner=160, vocabulary=1000)
+TOKENS = 2 * 32
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return llama_trace(CONFIG, length=32, batch=2)
+
+
+def test_the_float32_copies_of_the_parameters_are_part_of_the_optimizers_state(trace: Trace) -> None:
+    # Two moments and the copy of each parameter, 4 bytes each, of parameters of 2 bytes; and the counts of updates.
+    assert trace.memory.parameter_bytes is not None
+    assert trace.memory.optimizer_state_bytes == pytest.approx(6 * trace.memory.parameter_bytes, rel=1e-3)
+
+
+def test_a_compiled_loss_writes_no_logits_in_float32(trace: Trace) -> None:
+    def written(step: Trace) -> set[str]:
+        tensors = (tensor for one in step.operations for tensor in one.outputs)
+        return {tensor.dtype for tensor in tensors if tensor.elements == TOKENS * CONFIG.vocabulary}
+
+    assert written(trace) == {"bfloat16", "float32"}
+    assert written(with_compiled_loss(trace)) == written(fused(with_compiled_loss(trace))) == {"bfloat16"}
+
+
+def test_compiled_blocks_keep_no_product_that_only_the_sum_behind_it_reads(trace: Trace) -> None:
+    # By operation, the first, third, fifth and seventh product are kept: queries, values, gate, and what leaves the
+    # block, which nothing reads again.
+    eager, compiled = (
+        shared_memory_bytes(1e9, one, Layout(gpu("H100-SXM-80GB"), 2), Strategy(data="fsdp", recompute="operations"))
+        for one in (trace, replace(trace, compiled=True))
+    )
+    assert eager - compiled == pytest.approx(CONFIG.layers * TOKENS * CONFIG.hidden * 2)
