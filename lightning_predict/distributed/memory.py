@@ -111,7 +111,7 @@ class ModelMemory:
         """Derive what the fullest GPU holds; see `held_memory`."""
         trace, whole, written = self._trace, self._whole, self._written
         # Where gradients are added up, those of the micro-batches before are there.
-        late_share = 0.0 if _micro_batches(trace, strategy) * strategy.accumulate > 1 else 1 - self._early
+        late_share = 0.0 if strategy.accumulate > 1 else 1 - self._early
         late = late_share * whole.gradient_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
         passing = max(single_bytes - known + (1 - self._early) * whole.gradient_bytes - self._behind, 0.0)
@@ -133,6 +133,7 @@ class ModelMemory:
             is_again = any(recomputed_products(trace, model).values())
             self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
         shares = _shares(trace, model, strategy, self._kept, passing)
+        late_share = 0.0 if _micro_batches(trace, strategy) > 1 else late_share
         held = []
         for own, share in zip(stages, shares, strict=True):
             part = _share(own.trainable_bytes, whole.trainable_bytes)

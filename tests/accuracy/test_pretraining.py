@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.accuracy.workloads.llama import LlamaConfig, llama_trace, with_compiled_loss
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.tracing.trace import Trace
 
 CONFIG = LlamaConfig(layers=2, hidden=64, heads=4, kv_heads=2, inner=160, vocabulary=1000)
