@@ -11,23 +11,16 @@ Example::
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from lightning_predict.callbacks.bases import warn
-from lightning_predict.fit.memory_ahead import Ahead, worries
+from lightning_predict.fit.memory_ahead import Ahead, leaves_of, longest_sequence, missing_state_bytes, worries
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
-
-
-MOST_LENGTHS: Final = 10_000_000
-"""Sequences whose lengths are looked at; more would keep the training waiting for seconds."""
 
 
 @final
@@ -65,43 +58,10 @@ class MemoryAhead:
                 warn(f"RuntimePredictor, memory: {worry.sentence}")
 
 
-def missing_state_bytes(optimizer: Any) -> int | None:
-    """Count the bytes of state that an optimizer will make with its first update; None if it is not known.
-
-    A copy of it makes an update of copies of its parameters that have shapes and no values. After the first update none
-    is missing.
-    """
-    try:
-        if optimizer.state:
-            return 0
-        twin = copy.copy(optimizer)
-        twin.state, twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = defaultdict(dict), {}, {}
-        twin.param_groups = [
-            {**group, "params": _without_values(group["params"]), "fused": None, "foreach": None, "capturable": False}
-            for group in optimizer.param_groups
-        ]
-        type(optimizer).step(twin)
-        values = [value for state in twin.state.values() for value in state.values()]
-    except Exception:  # other people's code, for which values may matter
-        return None
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
-
-
-def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy what is trained, and give it gradients, on the meta device."""
-    twins = []
-    for parameter in parameters:
-        if parameter.requires_grad:
-            twin = torch.empty_like(parameter, device="meta", requires_grad=True)
-            twin.grad = torch.empty_like(twin, requires_grad=False)
-            twins.append(twin)
-    return twins
-
-
 def largest_validation_batch(trainer: Any) -> int | None:
     """Return the samples of the largest batch of validation; None before its loaders are made, and where none says."""
     sizes = []
-    for loader in _leaves(trainer.val_dataloaders):
+    for loader in leaves_of(trainer.val_dataloaders):
         size = getattr(loader, "batch_size", None) or getattr(
             getattr(loader, "batch_sampler", None), "batch_size", None
         )
@@ -114,23 +74,6 @@ def largest_validation_batch(trainer: Any) -> int | None:
 def sequence_length(batch: Any) -> int | None:
     """Return the length of a batch of sequences: the second size of its whole numbers; None where there are none."""
     return max((int(one.shape[1]) for one in _tensors(batch) if one.dim() == 2 and _is_whole(one)), default=None)
-
-
-def longest_sequence(loaders: Any) -> int | None:
-    """Return the length of the longest sequence of loaders whose dataset or sampler says; None if none does."""
-    longest = []
-    for loader in _leaves(loaders):
-        for part in (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")):
-            lengths = getattr(part, "lengths", None)
-            if part is not None and "length" in (getattr(part, "column_names", None) or ()):
-                lengths = part["length"]
-            if isinstance(lengths, Collection) and 0 < len(lengths) <= MOST_LENGTHS:
-                longest.append(max(int(one) for one in lengths))
-    return max(longest, default=None)
-
-
-def _leaves(loaders: Any) -> list[Any]:
-    return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

@@ -6,14 +6,18 @@ anew; where the GPU's own peak was measured, what it held beyond parameters, gra
 
     for worry in worries(trace, Ahead(state_bytes=3 << 30)):
         print(worry.sentence)  # "The first update of another optimizer ..."
+    missing_state_bytes(optimizer)     # of an Adam before its first update: 8 bytes a parameter
+    longest_sequence(loader)           # where a dataset or a sampler says `lengths`, or a column `length`
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.changes.batch_size import samples_per_batch, why_no_other_batch, with_samples
 from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
@@ -22,6 +26,12 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.reports.format import gibibytes, share
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_LENGTHS: Final = 10_000_000
+"""Sequences whose lengths are looked at; more would keep the training waiting for seconds."""
 
 
 @final
@@ -190,3 +200,71 @@ class _Held:
             return self.at(samples / samples_per_batch(self.trace)) - self.lasting_bytes, True
         own = _Held(validation, self._gpu)
         return own.at(samples / samples_per_batch(validation)) - own.lasting_bytes, False
+
+
+def missing_state_bytes(optimizer: Any) -> int | None:
+    """Count the bytes of state that an optimizer will make with its first update; None if it is not known.
+
+    A copy of it makes an update of copies of its parameters that have shapes and no values. After the first update none
+    is missing.
+    """
+    import torch
+
+    try:
+        if optimizer.state:
+            return 0
+        twin = copy.copy(optimizer)
+        twin.state, twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = defaultdict(dict), {}, {}
+        twin.param_groups = [
+            {**group, "params": _without_values(group["params"]), "fused": None, "foreach": None, "capturable": False}
+            for group in optimizer.param_groups
+        ]
+        type(optimizer).step(twin)
+        values = [value for state in twin.state.values() for value in state.values()]
+    except Exception:  # other people's code, for which values may matter
+        return None
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+
+
+def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy what is trained, and give it gradients, on the meta device."""
+    import torch
+
+    twins: list[torch.Tensor] = []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            twin = torch.empty_like(parameter, device="meta", requires_grad=True)
+            twin.grad = torch.empty_like(twin, requires_grad=False)
+            twins.append(twin)
+    return twins
+
+
+def longest_sequence(loaders: Any) -> int | None:
+    """Return the length of the longest sequence of loaders whose dataset or sampler says; None if none does."""
+    longest = []
+    for loader in leaves_of(loaders):
+        for part in (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")):
+            lengths = getattr(part, "lengths", None)
+            if part is not None and "length" in (getattr(part, "column_names", None) or ()):
+                lengths = part["length"]
+            if isinstance(lengths, Collection) and 0 < len(lengths) <= MOST_LENGTHS:
+                longest.append(max(int(one) for one in lengths))
+    return max(longest, default=None)
+
+
+def recorded_length(trace: Trace) -> int | None:
+    """Return the length of the sequences of a recorded step: the second size of what it looks up; None without."""
+    looked_up = (
+        tensor
+        for operation in trace.operations
+        if operation.name == "aten::embedding"
+        for tensor in operation.inputs[1:2]
+    )
+    return max((tensor.shape[1] for tensor in looked_up if len(tensor.shape) == 2), default=None)
+
+
+def leaves_of(loaders: Any) -> list[Any]:
+    """Return the loaders of a collection of them, or the one that it is."""
+    import torch
+
+    return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]

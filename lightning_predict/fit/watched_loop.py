@@ -28,6 +28,14 @@ from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
 from lightning_predict.fit.forecast import Facts, Moments, RestOfRun, rest_of, rough_note
+from lightning_predict.fit.memory_ahead import (
+    Ahead,
+    Worry,
+    longest_sequence,
+    missing_state_bytes,
+    recorded_length,
+    worries,
+)
 from lightning_predict.fit.outcome import Outcome, OutcomeTimer, expected_of, with_batch_times
 from lightning_predict.fit.recorder import Session, StepRecorder
 from lightning_predict.fit.remaining import Position
@@ -128,7 +136,10 @@ class WatchedRun:
         deadline_hours: Time that the rest of the run may take, for the ranking; None leaves that out.
         optimizers: What makes the updates, for its memory.
         verbose: Show the methods, the sources of prices and every note, too.
+        batches_per_step: Batches of a step, where a trainer adds up the gradients of several.
         world_size: Processes of the run.
+        worries: What of the rest of the run may not fit the memory of the GPU in use; each is logged, too.
+        ahead: What is known of that rest; a trainer that knows more puts its own function here.
         tell: Is told of every prediction.
         fails: Is told what failed in predicting; nothing more is predicted then.
     """
@@ -168,7 +179,11 @@ class WatchedRun:
         self.prices: UserPrice = None
         self.deadline_hours: float | None = None
         self.verbose = False
+        self.batches_per_step = 1
         self.world_size = 1
+        self.worries: tuple[Worry, ...] = ()
+        self.ahead: Callable[[], Ahead] = self._plain_ahead
+        self._loader: Any = None
         self.tell: Callable[[Predictions], None] = lambda _: None
         self.fails: Callable[[Exception], None] = _say_failure
         self._steps = 0
@@ -232,7 +247,7 @@ class WatchedRun:
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield a loader's batches, with the waits for them apart from the steps; a step may take several."""
-        self._waits_outside = True
+        self._waits_outside, self._loader = True, loader
         iterator = iter(loader)
         while True:
             try:
@@ -295,6 +310,19 @@ class WatchedRun:
         self.clock.device_seconds = measured_seconds(trace)
         self._moments.is_due(self.clock.batches, self.clock.training_seconds)
         self._predict()
+        self.worries = tuple(worries(replace(self.trace, batches=self.batches_per_step), self.ahead()))
+        for one in self.worries:
+            log_sentence(f"watch, memory: {one.sentence}")
+
+    def _plain_ahead(self) -> Ahead:
+        """Read the optimizers, and the loader that `batches` was given."""
+        assert self.trace is not None
+        length = recorded_length(self.trace)
+        return Ahead(
+            state_bytes=sum(missing_state_bytes(optimizer) or 0 for optimizer in self.optimizers),
+            length=length,
+            longest=None if length is None else longest_sequence(self._loader),
+        )
 
     def _rest_now(self) -> RestOfRun:
         self._rest, self._rest_at = (

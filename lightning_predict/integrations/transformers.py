@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
 from lightning_predict.fit.forecast import Facts
+from lightning_predict.fit.memory_ahead import Ahead, Worry, longest_sequence, recorded_length
 from lightning_predict.fit.remaining import Position, Saving, Validation
 from lightning_predict.fit.watched_loop import WatchedRun
 from lightning_predict.gpus import DEFAULT_GPUS
@@ -72,6 +73,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
     _run: WatchedRun | None = None
     _evaluation: Any = None
+    _worries: tuple[Worry, ...] = ()
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class RuntimePredictorCallback(TrainerCallback):
         """Reset for a new run, on the main process."""
         self._deactivate()
         self.predictions = self.trace = self.outcome = self.stopping_reason = None
-        self._evaluation = None
+        self._evaluation, self._worries = None, ()
         if not state.is_world_process_zero:
             return
         run = self._run = WatchedRun(
@@ -125,7 +127,9 @@ class RuntimePredictorCallback(TrainerCallback):
             show=print if self.print_table else None,
         )
         run.facts = lambda steps: facts_of(args, state, self._evaluation, steps)
+        run.ahead = lambda: ahead_of(args, run, kwargs.get("train_dataloader"))
         run.prices, run.deadline_hours, run.verbose = self.usd_per_hour, self.deadline_hours, self.verbose
+        run.batches_per_step = args.gradient_accumulation_steps
         run.world_size, run.tell, run.fails = args.world_size, partial(self._tell, state), self.give_up
         run.__enter__()
 
@@ -191,6 +195,11 @@ class RuntimePredictorCallback(TrainerCallback):
                 f"warmup_steps={self.warmup_steps}."
             )
 
+    @property
+    def worries(self) -> tuple[Worry, ...]:
+        """What of the rest of the run may not fit the memory of the GPU in use; each is logged, too."""
+        return self._worries if self._run is None else self._run.worries
+
     def give_up(self, error: Exception) -> None:
         """Stop recording and say once what went wrong; training goes on."""
         self._deactivate()
@@ -209,7 +218,26 @@ class RuntimePredictorCallback(TrainerCallback):
         """Stop a recording that is under way, and do nothing from here on."""
         run, self._run = self._run, None
         if run is not None:
+            self._worries = run.worries
             run.stop()
+
+
+def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
+    """Read what the rest of a run may need memory for.
+
+    Args:
+        args: Of the Trainer.
+        run: The run, with its step recorded.
+        loader: Of training.
+    """
+    assert run.trace is not None
+    length = recorded_length(run.trace)
+    evaluates = str(args.eval_strategy).rpartition(".")[2].lower() != "no"
+    return Ahead(
+        validation_samples=args.per_device_eval_batch_size if evaluates else None,
+        length=length,
+        longest=None if length is None else longest_sequence(loader),
+    )
 
 
 def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> Facts:

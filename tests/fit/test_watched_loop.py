@@ -13,6 +13,7 @@ import lightning_predict as lp
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.testing import Clock
+from lightning_predict.tracing.session import recordings_on
 
 
 @pytest.fixture
@@ -138,3 +139,33 @@ def test_an_error_of_the_loop_passes_and_leaves_nothing_recording(time: Clock) -
     with pytest.raises(KeyError):
         loop.watched(9, print_table=False)
     assert _get_current_dispatch_mode_stack() == []
+
+
+class Sentences(list[torch.Tensor]):
+    """A loader of short sentences, of a corpus whose longest is a thousand times as long."""
+
+    lengths = (6, 6_000_000)
+
+    @property
+    def dataset(self) -> Sentences:
+        return self
+
+
+def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 64), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    later = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1).expand(2**31))])
+    with (
+        recordings_on("T4"),
+        lp.watch(total_steps=20, gpus=["T4"], model=model, optimizers=[optimizer, later], print_table=False) as run,
+    ):
+        for batch in run.batches(Sentences([torch.zeros(2, 6, dtype=torch.int64)] * 20)):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            time.advance(1.0)
+            run.step()
+    # Two states of 4 bytes for each of 2^31 values: 16 GiB of the T4's 14.5; and the length, a million times.
+    assert [(one.kind, one.gpu) for one in run.worries] == [("optimizer", "T4"), ("sequence", "T4")]
+    assert "watch, memory: The first update of an optimizer whose state takes 16.0 GiB" in caplog.text
+    assert "watch, memory: A batch of the longest sequence, 6,000,000 after one of 6, needs" in caplog.text

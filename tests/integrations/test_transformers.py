@@ -15,6 +15,7 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
 from lightning_predict.testing import Clock
+from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.small import Small
 from tests.fit.test_watched_loop import Loop
 
@@ -158,3 +159,19 @@ def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:
     assert trainer.state.global_step == 16
     assert predictor.stopping_reason is not None
     assert "usd allows $35.00" in predictor.stopping_reason
+
+
+def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = RuntimePredictorCallback(gpus=["T4"], print_table=False)
+    with recordings_on("T4"):
+        trained(tmp_path, predictor, eval_strategy="steps", eval_steps=6, per_device_eval_batch_size=2**28)
+    # 8 tokens of 50 logits, 4 bytes each, are 1,600 bytes a sample: 400 GiB.
+    (worry,) = predictor.worries
+    assert (worry.kind, worry.gpu) == ("validation", "T4")
+    assert "watch, memory: A validation batch of 268,435,456 samples, after 4 in training, needs" in caplog.text
+    silent = RuntimePredictorCallback(gpus=["T4"], print_table=False)
+    with recordings_on("T4"):
+        trained(tmp_path, silent)
+    assert silent.worries == ()
