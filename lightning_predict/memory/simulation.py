@@ -88,7 +88,7 @@ def blocks_of(trace: Trace) -> Blocks:
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen) if size > 0)),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
-        batch=batch_bytes(operations, trace.parameters),
+        batch=batch_bytes(operations, trace.parameters, trace.buffers or ()),
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
         update=() if at_once else _copies(min(gradients, written), trained),
         count=len(operations),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Literal, final
@@ -89,9 +89,21 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
     return tuple(sorted([*written, *_kept_by_attention(trace.operations)], key=lambda one: one.birth))
 
 
-def batch_bytes(operations: Sequence[Operation], parameters: Iterable[Parameter]) -> tuple[int, ...]:
-    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives."""
-    given = [life for life in _lives(operations) if life.is_given and life.phase == "forward"]
+def batch_bytes(
+    operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
+) -> tuple[int, ...]:
+    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives.
+
+    Args:
+        operations: Those of a step.
+        parameters: Of the model.
+        buffers: Storages of the model's buffers.
+    """
+    given = [
+        life
+        for life in _lives(operations)
+        if life.is_given and life.phase == "forward" and life.tensor.id not in buffers
+    ]
     frozen = Counter((parameter.shape, parameter.dtype) for parameter in parameters)
     frozen.subtract(life.kind for life in given if life.is_for_optimizer)
     sizes = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
@@ -287,6 +287,12 @@ class DispatchRecorder:
             given.update([tensor.id for tensor in operation.inputs if tensor.id not in written])
             written.update([tensor.id for tensor in operation.outputs])
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
+
+    def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Return the storages of these that an operation read."""
+        read = {tensor.id for operation in self.operations for tensor in operation.inputs}
+        numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
+        return tuple(number for number in numbers if number is not None and number in read)
 
     def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note that an operation has run."""

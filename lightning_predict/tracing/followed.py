@@ -47,6 +47,7 @@ def with_followed(trace: Trace, followed: Trace) -> Trace:
         trace,
         operations=operations,
         held=followed.held,
+        buffers=followed.buffers,
         parameters=trace.parameters or followed.parameters,
         samples=trace.samples if trace.samples is not None else followed.samples,
         memory=trace.memory

@@ -15,9 +15,10 @@ Example::
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final
@@ -61,7 +62,8 @@ def capture(
         warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
         samples_per_step: Samples of one step, for throughput; None if it is not needed.
         precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
-            torch's autocast does nothing, the casts of CUDA's are applied (`meta_device.py`). The others (`32-true`,
+            torch's autocast does nothing, the casts of CUDA's are applied (`meta_device.py`); it is off in `backward`,
+            as in Lightning. The others (`32-true`,
             `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an
             autocast that it enters holds on the meta device, too.
 
@@ -153,16 +155,43 @@ def _asking_line(error: BaseException) -> str:
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
-    """Return the step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU."""
+    """Return the step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU.
+
+    Its backward passes run without: what they compute again by themselves, as reversible layers do, is in the dtype of
+    the parameters. Checkpointing turns autocast on again where it was on.
+    """
 
     def cast() -> object:
         with ExitStack() as contexts:
-            contexts.enter_context(torch.autocast("cpu", dtype=dtype))
-            if torch.cuda.is_available():
-                contexts.enter_context(torch.autocast("cuda", dtype=dtype))
+            for device in _autocast_devices():
+                contexts.enter_context(torch.autocast(device, dtype=dtype))
+            contexts.enter_context(_backward_without_autocast())
             return step()
 
     return cast
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+@contextmanager
+def _backward_without_autocast() -> Iterator[None]:
+    """Turn autocast off while `backward` runs, which trainers call outside of it."""
+    plain = torch.autograd.backward
+
+    @wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        with ExitStack() as contexts:
+            for device in _autocast_devices():
+                contexts.enter_context(torch.autocast(device, enabled=False))
+            plain(*args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:

@@ -295,7 +295,7 @@ class CaptureSession:
     def _recorded(self, between: int = 0) -> Trace:
         """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
-        modules, updates = self._module_watch, self._optimizer_watch
+        modules, updates, buffers = self._module_watch, self._optimizer_watch, None
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
             modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
@@ -313,6 +313,8 @@ class CaptureSession:
             trace = self._recorder.trace(between=between)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
+        if roots and isinstance(self._recorder, DispatchRecorder):
+            buffers = self._recorder.read_storages(buffer for root in roots for buffer in root.buffers())
         optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
         if not roots and not leaves:
             groups = (group for optimizer in optimizers for group in optimizer.param_groups)
@@ -331,6 +333,7 @@ class CaptureSession:
                 trace,
                 parameters=environment.describe_parameters(roots) or environment.describe_leaves(leaves),
                 memory=memory,
+                buffers=buffers,
                 compiled=trace.compiled or bool(self._compiled),
                 compile_seconds=self._compile_seconds() if trace.compiled or self._compiled else None,
                 software={**trace.software, **environment.software_versions()},

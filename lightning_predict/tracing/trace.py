@@ -267,6 +267,7 @@ class Trace:
         memory: What lives through the step.
         held: Storages that the step wrote and that were still there at its end: gradients, and what a variable of the
             loop holds until the next step replaces it; None where the recorder cannot see it.
+        buffers: Storages of the model's buffers, which are no part of the batch; None where they were not told apart.
         flags: Global switches.
         compiled: Any part ran through `torch.compile`.
         compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
@@ -298,6 +299,7 @@ class Trace:
     parameters: tuple[Parameter, ...] = ()
     memory: Memory = Memory()
     held: tuple[int, ...] | None = None
+    buffers: tuple[int, ...] | None = None
     flags: Flags = Flags()
     compiled: bool = False
     compile_seconds: float | None = None
@@ -551,6 +553,7 @@ def _trace_from_json(document: Checked) -> Trace:
         parameters=get("parameters", lambda value: tuple(_parameter(row) for row in value.items()), ()),
         memory=get("memory", _memory, Memory()),
         held=get("held", _numbers, None),
+        buffers=get("buffers", _numbers, None),
         flags=get("flags", _flags, Flags()),
         compiled=get("compiled", Checked.flag, False),
         compile_seconds=get("compile_seconds", Checked.number, None),

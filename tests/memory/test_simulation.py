@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +160,28 @@ def test_more_is_reserved_than_allocated_and_more_allocated_than_lives(expandabl
     tensors = max(moment.total_bytes for moment in fullest_moments(blocks_of(trace)))
     assert tensors <= found.allocated_bytes <= found.reserved_bytes
     assert found.reserved_bytes < 1.5 * tensors
+
+
+class WithBuffer(nn.Module):
+    """A product with a table that is stored in a buffer, as packed weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.empty(64, 64, device="meta"))
+        self.weight = nn.Parameter(torch.empty(64, 64, device="meta"))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data @ self.table @ self.weight
+
+
+def test_a_buffer_is_no_part_of_the_batch(tmp_path: Path) -> None:
+    module, data = WithBuffer(), torch.empty(8, 64, device="meta")
+    trace = capture_of(lambda: module(data).sum().backward())
+    blocks = blocks_of(trace)
+    assert blocks.batch == (8 * 64 * 4,)
+    assert blocks.lasting == (64 * 64 * 4,) * 3  # the weight, the buffer and the gradient, each once
+    trace.save(str(tmp_path / "step.json"))
+    assert lp.Trace.load(str(tmp_path / "step.json")).buffers == trace.buffers != ()
 
 
 def capture_of(step: Callable[[], None]) -> Trace:

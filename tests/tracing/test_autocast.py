@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.tracing.dispatch import DispatchRecorder
@@ -241,6 +242,52 @@ def test_a_parameter_that_is_used_twice_is_cast_once_a_forward_pass() -> None:
     trace = capture(step, precision="bf16-mixed")
     casts = [o for o in trace.operations if o.name == "aten::_to_copy" and o.inputs[0].shape == (8, 8)]
     assert [o.phase for o in casts] == ["forward", "backward"] * 2
+
+
+class Reversible(torch.autograd.Function):
+    """A layer that keeps its input alone, and computes itself again for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(data, weight)
+        return functional.linear(data, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        data, weight = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        with torch.enable_grad():
+            again = functional.linear(data, weight)
+        torch.autograd.backward(again, gradients[0].to(again.dtype))
+        assert data.grad is not None
+        assert weight.grad is not None
+        return data.grad, weight.grad
+
+
+def test_what_a_backward_pass_computes_again_by_itself_is_not_under_autocast() -> None:
+    weight = torch.zeros(8, 8, device="meta", requires_grad=True)
+    data = torch.zeros(2, 8, device="meta", requires_grad=True)
+
+    def whole() -> None:
+        Reversible.apply(data, weight).float().sum().backward()
+
+    def forward_alone() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = Reversible.apply(data, weight).float().sum()
+        loss.backward()
+
+    # The forward product in 16 bits; again, and for both gradients, in float32, as where a Trainer calls `backward`.
+    expected = [("forward", "bfloat16"), *[("backward", "float32")] * 3]
+    assert products(whole, precision="bf16-mixed") == products(forward_alone) == expected
+
+
+def test_checkpointing_computes_again_under_autocast() -> None:
+    layer, data = nn.Linear(8, 8, device="meta", bias=False), torch.zeros(2, 8, device="meta", requires_grad=True)
+
+    def step() -> None:
+        checkpoint(layer, data, use_reentrant=False).sum().backward()
+
+    found = products(step, precision="bf16-mixed")
+    assert found == [("forward", "bfloat16"), *[("backward", "bfloat16")] * (len(found) - 1)]
 
 
 def test_attention_of_float32_says_what_autocast_computes_it_in() -> None:
