@@ -165,6 +165,8 @@ def test_more_is_reserved_than_allocated_and_more_allocated_than_lives(expandabl
 class WithBuffer(nn.Module):
     """A product with a table that is stored in a buffer, as packed weights are."""
 
+    table: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.empty(64, 64, device="meta"))

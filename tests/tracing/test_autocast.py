@@ -263,16 +263,21 @@ class Reversible(torch.autograd.Function):
         return data.grad, weight.grad
 
 
+def reversible(data: Tensor, weight: Tensor) -> Tensor:
+    result: Tensor = Reversible.apply(data, weight)  # type: ignore[no-untyped-call]
+    return result
+
+
 def test_what_a_backward_pass_computes_again_by_itself_is_not_under_autocast() -> None:
     weight = torch.zeros(8, 8, device="meta", requires_grad=True)
     data = torch.zeros(2, 8, device="meta", requires_grad=True)
 
     def whole() -> None:
-        Reversible.apply(data, weight).float().sum().backward()
+        reversible(data, weight).float().sum().backward()
 
     def forward_alone() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = Reversible.apply(data, weight).float().sum()
+            loss = reversible(data, weight).float().sum()
         loss.backward()
 
     # The forward product in 16 bits; again, and for both gradients, in float32, as where a Trainer calls `backward`.
