@@ -138,6 +138,10 @@ class Advice(Mapping[str, Advised]):
     def __str__(self) -> str:
         return "\n".join(advice_lines(self))
 
+    def __repr__(self) -> str:
+        """Show the lines at a prompt, instead of all that they are made of."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         """Show the advice in a notebook."""
         return self.to_html()

@@ -125,7 +125,16 @@ a { color: var(--accent); } footer { margin-top: 24px; color: var(--dim); font-s
   table.all tbody th { font-size: 15px; } table.all td.right { text-align: right; }
   table.all td::before { content: attr(data-label); color: var(--dim); } table.all td:empty { display: none; }
 }
-@media print { body { background: none; } section, .card { break-inside: avoid; } }
+table.sizes { table-layout: fixed; } table.sizes td { overflow-wrap: anywhere; }
+table.sizes th:first-child { width: 5em; }
+@media print {
+  body { background: none; font-size: 12px; } main { max-width: none; padding: 0; } h1 { font-size: 20px; }
+  section { padding: 10px 12px; margin-top: 10px; } .advice { font-size: 13px; }
+  .card, tr, figure { break-inside: avoid; }
+  h2 { break-after: avoid; } .scroll { overflow: visible; } table { font-size: 10.5px; }
+  th, tbody th { font-size: 10.5px; } th, td { padding: 3px 5px; } tbody th, th.right { white-space: normal; }
+  .badge { font-size: 9px; line-height: 13px; margin-left: 4px; padding: 0 4px; }
+}
 """
 
 
@@ -152,7 +161,7 @@ def html_report(
         energies: Energy by GPU name, for its columns; None leaves them out.
         offers: Offers that the prices come from, for their sources; None takes those that ship with the package.
         made_on: Date on the page; today where None.
-        sections: Further sections, as HTML whose text is escaped; they follow the ranking.
+        sections: Further sections, as HTML whose text is escaped; they follow the table and its charts.
     """
     made_on = made_on or datetime.date.today()
     shown = grid(predictions, extra=energy_columns(energies) if energies else ())
@@ -162,9 +171,9 @@ def html_report(
             f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',
             _cards(ranking),
             _advice(ranking),
-            sections,
             _table(predictions, ranking, shown),
             _charts(predictions, ranking),
+            sections,
             _cost_curves(predictions),
             _critical_path(predictions),
             _methods(predictions),

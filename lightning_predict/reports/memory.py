@@ -134,6 +134,6 @@ def _plain_table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list
 def _html_table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
     cells = "".join(f'<tr><td class="right">{escape(size)}</td><td>{escape(name)}</td></tr>' for size, name in rows)
     return (
-        f'<div class="scroll"><table><thead><tr><th scope="col" class="right">{head[0]}</th>'
+        f'<div class="scroll"><table class="sizes"><thead><tr><th scope="col" class="right">{head[0]}</th>'
         f'<th scope="col">{head[1]}</th></tr></thead><tbody>{cells}</tbody></table></div>'
     )

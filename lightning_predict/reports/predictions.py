@@ -95,6 +95,10 @@ class Predictions(AbstractPredictions):
     def __str__(self) -> str:
         return plain_table(self)
 
+    def __repr__(self) -> str:
+        """Show the table at a prompt, instead of all that it is made of."""
+        return str(self)
+
     def text(self, *, verbose: bool = False) -> str:
         """Write the table as `print` shows it.
 

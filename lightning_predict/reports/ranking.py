@@ -153,6 +153,10 @@ class Ranking:
     def __str__(self) -> str:
         return "\n".join(ranking_lines(self))
 
+    def __repr__(self) -> str:
+        """Show the lines where a notebook or a prompt shows a value, instead of all that they are made of."""
+        return str(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Give the names as JSON values; None if there is none."""
         return {

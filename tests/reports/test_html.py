@@ -346,3 +346,15 @@ def test_no_bars_and_no_points_draw_nothing() -> None:
     assert bar_chart([], unit="ms") == ""
     assert scatter([], [], None, title="t") == ""
     assert share_chart([]) == ""
+
+
+def test_further_sections_follow_the_table_and_its_charts() -> None:
+    page = html_report(FULL, rank(FULL), sections="<section><h2>Further</h2></section>")
+    places = [page.index(f"<h2>{title}</h2>") for title in ("All GPUs", "Time against dollars", "Further", "Prices")]
+    assert places == sorted(places)
+
+
+def test_print_shows_tables_whole() -> None:
+    # What scrolls on a screen would be cut off on paper.
+    printed = STYLE[STYLE.index("@media print") :]
+    assert ".scroll { overflow: visible; }" in printed

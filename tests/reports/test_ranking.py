@@ -385,3 +385,8 @@ def test_a_rival_slower_than_the_machine_in_use_is_not_named_beside_the_cheapest
     ranking = rank(Predictions(offered, machine=machine, is_running=is_running))
     assert ranking.perhaps_cheapest == ()
     assert ranking_lines(ranking)[0].startswith("Rent an L40S (")
+
+
+def test_a_prompt_and_a_notebook_show_what_print_shows() -> None:
+    ranking = rank(FULL)
+    assert (repr(ranking), repr(FULL)) == (str(ranking), str(FULL))
