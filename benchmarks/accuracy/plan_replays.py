@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.accuracy.step_calibration import StepCase, spread_left_out
 from benchmarks.accuracy.whole_steps import LEFT_OUT
+from benchmarks.planning.deadlines import SLACK
 from benchmarks.training.report import report_table
 from lightning_predict.cost.offers import offers_for
 from lightning_predict.planning.objective import late_factor
@@ -50,8 +51,6 @@ HOURS: Final = (1.0, 6.0)
 GAP_SECONDS: Final = 1800.0
 PERIOD_SECONDS: Final = 1800.0
 LATE_USD_PER_HOUR: Final = 50.0
-SLACK: Final = (1.5, 4.0)
-"""Deadlines over the time on the fastest GPU, where they do not bind: as in the study (`random_problem`)."""
 
 
 @final

@@ -15,9 +15,10 @@ from typing import Final, final
 
 import numpy as np
 
+from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
 from benchmarks.planning.study import job_seconds, random_actual_seconds, study_job_kinds, study_machines
 from lightning_predict.planning.policies import policy
-from lightning_predict.planning.problem import Job, Limits, Plan, PlanningProblem
+from lightning_predict.planning.problem import Limits, Plan, PlanningProblem
 from lightning_predict.planning.simulator import simulate
 
 MACHINES: Final = ("Standard NC6", "Standard NV6", "Standard NV12", "Standard NV24")
@@ -44,22 +45,18 @@ def prototype_problem(seed: int) -> PlanningProblem:
     """Return its jobs and machines, with deadlines and weights drawn."""
     random = np.random.default_rng([seed, 6])
     machines = tuple(machine for machine in study_machines() if machine.name in MACHINES)
-    jobs = []
-    for number, kind in enumerate(study_job_kinds()):
-        seconds, release = job_seconds(kind, machines), number * GAP_SECONDS
-        slack = float(random.uniform(1.5, 4.0))
-        jobs.append(
-            Job(
-                name=f"{number}-{kind}",
-                seconds=seconds,
-                release_seconds=release,
-                deadline_seconds=release + slack * min(seconds.values()),
-                tardiness_usd_per_hour=float(random.uniform(1.0, 5.0)),
-                low_factor=1 - ERROR,
-                high_factor=1 + ERROR,
-            )
+    jobs = tuple(
+        due_job(
+            f"{number}-{kind}",
+            job_seconds(kind, machines),
+            release_seconds=number * GAP_SECONDS,
+            slack=float(random.uniform(*SLACK)),
+            weight=float(random.uniform(*WEIGHTS)),
+            error=ERROR,
         )
-    return PlanningProblem(jobs=tuple(jobs), machines=machines, limits=Limits(nodes=NODES))
+        for number, kind in enumerate(study_job_kinds())
+    )
+    return PlanningProblem(jobs=jobs, machines=machines, limits=Limits(nodes=NODES))
 
 
 def played_prototype(seed: int, method: str = "milp") -> PlayedPrototype:

@@ -19,10 +19,11 @@ from typing import Final, final
 
 import numpy as np
 
+from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.errors import PlanningFormatError
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, PlanningProblem
+from lightning_predict.planning.problem import Configuration, Limits, MachineType, PlanningProblem
 from lightning_predict.planning.simulator import ActualSeconds
 
 TABLE: Final = "gavel.csv"
@@ -42,10 +43,6 @@ INSTANCES: Final[Mapping[str, str]] = {
 
 PREDICTED: Final = "simulation"
 REAL: Final = "physical"
-
-SLACK: Final = (1.5, 4.0)
-WEIGHTS: Final = (1.0, 5.0)
-"""Deadlines over the fastest time, and dollars for an hour after them, as in the planning study: drawn evenly."""
 
 _JOB: Final = re.compile(r"(?P<model>.+?)(?: \(batch size (?P<batch>\d+)\))?")
 
@@ -113,16 +110,8 @@ class Stream:
         jobs, actual = [], {}
         for one in self.jobs:
             seconds, actual[one.name] = (_seconds(one, machines, rates) for rates in (self.predicted, self.real))
-            fastest = min(seconds.values())
-            jobs.append(
-                Job(
-                    name=one.name,
-                    seconds=seconds,
-                    release_seconds=one.release_seconds,
-                    deadline_seconds=one.release_seconds + float(random.uniform(*SLACK)) * fastest,
-                    tardiness_usd_per_hour=float(random.uniform(*WEIGHTS)),
-                )
-            )
+            slack, weight = float(random.uniform(*SLACK)), float(random.uniform(*WEIGHTS))
+            jobs.append(due_job(one.name, seconds, release_seconds=one.release_seconds, slack=slack, weight=weight))
         limits = Limits(nodes=nodes)
         return PlanningProblem(
             jobs=tuple(jobs), machines=machines, limits=limits, restart_seconds=restart_seconds

@@ -38,6 +38,7 @@ from typing import Final, final
 import numpy as np
 from joblib import Parallel, delayed
 
+from benchmarks.planning.deadlines import SLACK, WEIGHTS, due_job
 from benchmarks.planning.streams import Stream, read_stream
 from lightning_predict.checked import Checked, read_json, read_toml, read_yaml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError, PlanningFormatError
@@ -48,7 +49,6 @@ from lightning_predict.planning.policies import policy
 from lightning_predict.planning.problem import (
     RESTART_SECONDS,
     Configuration,
-    Job,
     Limits,
     MachineType,
     PlanningProblem,
@@ -231,26 +231,24 @@ def random_problem(
     number = JOBS_PER_NODE * nodes
     releases = np.cumsum(random.exponential(mean_gap_seconds, size=number))
     kinds = random.choice(study_job_kinds(), size=number)
-    slack = random.uniform(1.5, 4.0, size=number)
-    weights = random.uniform(1.0, 5.0, size=number)
+    slack = random.uniform(*SLACK, size=number)
+    weights = random.uniform(*WEIGHTS, size=number)
     digits = len(str(number - 1))
     machines = study_machines(setting, interruptions_per_hour)
     seconds_of = cloud_job_seconds if setting == "clouds" else job_seconds
-    jobs = []
-    for index in range(number):
-        seconds = seconds_of(str(kinds[index]), machines)
-        job = Job(
-            name=f"{index:0{digits}d}-{kinds[index]}",
-            seconds=seconds,
+    jobs = tuple(
+        due_job(
+            f"{index:0{digits}d}-{kinds[index]}",
+            seconds_of(str(kinds[index]), machines),
             release_seconds=float(releases[index]),
-            deadline_seconds=float(releases[index] + slack[index] * min(seconds.values())),
-            tardiness_usd_per_hour=float(weights[index]),
-            low_factor=1.0 - error,
-            high_factor=1.0 + error,
+            slack=float(slack[index]),
+            weight=float(weights[index]),
+            error=error,
         )
-        jobs.append(job)
+        for index in range(number)
+    )
     return PlanningProblem(
-        jobs=tuple(jobs),
+        jobs=jobs,
         machines=machines,
         limits=Limits(nodes=nodes),
         restart_seconds=restart_seconds,
