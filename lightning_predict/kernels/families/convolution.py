@@ -326,10 +326,6 @@ cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
 The four constants were read off timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
 families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
 
-DEPTHWISE_LAST_MEMORY: Final = 1.4
-"""Time of a depthwise convolution's traffic channels last over that channels first: its blocks read a few channels of
-many positions. Chosen on timm's pairs of layouts of 60 families (1.0 to 1.6 in turn; nothing else was)."""
-
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
 """Dtypes for which cuDNN has no depthwise kernels with channels last but the one that takes any convolution."""
 
@@ -377,7 +373,7 @@ class ConvolutionWork:
         is_dilated: The filter has gaps.
         placed: Elements that the pass computes one by one where it is depthwise.
         is_depthwise: Each channel has a filter of its own.
-        is_librarys: Where it is depthwise, cuDNN computes it.
+        by_library: Where it is depthwise, cuDNN computes it.
         is_last: Channels last.
         is_odd: The channels of the images or of the outputs are an odd number.
         is_volume: Three dimensions.
@@ -399,7 +395,7 @@ class ConvolutionWork:
     is_dilated: BoolArray
     placed: Array
     is_depthwise: BoolArray
-    is_librarys: BoolArray
+    by_library: BoolArray
     is_last: BoolArray
     is_odd: BoolArray
     is_volume: bool
@@ -555,9 +551,8 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
-    instructions = instructions * np.where(work.is_librarys, DEPTHWISE_LIBRARY, 1.0)
+    instructions = instructions * np.where(work.by_library, DEPTHWISE_LIBRARY, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
-    memory = memory * np.where(work.is_last, DEPTHWISE_LAST_MEMORY, 1.0)
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
     waits = np.where(work.is_last & (work.dtype in SINGLE), work.placed * work.taps * TAP_WAIT_SECONDS / threads, 0.0)
     longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
@@ -588,7 +583,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         is_dilated=(c["dilation_height"] * c["dilation_width"]) > 1,
         placed=elements["images" if plane_pass == "_backward_input" else "outputs"],
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
-        is_librarys=_is_librarys(batch.dtype, c),
+        by_library=_by_library(batch.dtype, c),
         is_last=c["channels_last"] > 0,
         is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > LEAST_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
@@ -598,7 +593,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
     )
 
 
-def _is_librarys(dtype: str, c: Columns) -> BoolArray:
+def _by_library(dtype: str, c: Columns) -> BoolArray:
     """Tell the depthwise convolutions that PyTorch leaves to cuDNN, booleans of shape (problems,)."""
     side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
     is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
@@ -864,7 +859,7 @@ def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
     """
     shape, batch = problem.shape, batch_of([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1
-    is_own = is_depthwise and not bool(_is_librarys(problem.dtype, batch.columns)[0])
+    is_own = is_depthwise and not bool(_by_library(problem.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])
