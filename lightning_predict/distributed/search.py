@@ -1,9 +1,9 @@
 """Find the strategies with the highest throughput of a layout within its memory.
 
-All combinations of data, tensor and pipeline parallelism, micro-batches, interleaving and recomputation are listed;
-what does not fit in memory is left out. Each of the others has a bound that its time cannot fall below: what its
-slowest stage computes and exchanges, where blocks that do the same are computed once. In the order of their bounds they
-are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
+All combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
+recomputation are listed; what does not fit in memory is left out. Each of the others has a bound that its time cannot
+fall below: what its slowest stage computes and exchanges, where blocks that do the same are computed once. In the order
+of their bounds they are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
 
     found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
 """
@@ -20,6 +20,7 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.distributed.experts import count_experts
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.model_parallel import needs_blocks
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
@@ -37,6 +38,9 @@ from lightning_predict.units import bytes_to_gibibytes
 
 VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+
+LEAST_CONTEXT: Final = 4096
+"""Tokens of a sequence that each GPU of a ring keeps at least: below, sequences are short enough to be whole."""
 
 
 @final
@@ -121,6 +125,7 @@ def strategies_for(
     blocks: int,
     recomputes: bool,
     is_fused: bool,
+    length: int = 1,
     batch: BatchLimits = BatchLimits(),
 ) -> Iterator[Strategy]:
     """List every strategy to look at.
@@ -132,6 +137,7 @@ def strategies_for(
         blocks: Blocks of the model.
         recomputes: The step was recorded with activation checkpointing.
         is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
+        length: Tokens of a sequence that a ring of GPUs may share; 1 where none can.
         batch: What the user says of a step's batch.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
@@ -143,26 +149,30 @@ def strategies_for(
     recomputed: tuple[Recompute, ...] = ("none",)
     if blocks and not recomputes and has_gradients(trace):
         recomputed = ("none", "full") if is_fused else RECOMPUTED
-    for tensor, pipeline, micro_batches, recompute in product(tensors, pipelines, parts, recomputed):
-        if layout.count % (tensor * pipeline):
-            continue
-        accumulate = batch.accumulate(samples * trace.batches, layout.count // (tensor * pipeline))
+    contexts = [2**power for power in range(max(length // LEAST_CONTEXT, 1).bit_length())]
+    experts = count_experts(trace)
+    for tensor, pipeline, context, micro_batches, recompute in product(tensors, pipelines, contexts, parts, recomputed):
+        replicas, rest = divmod(layout.count, tensor * pipeline * context)
+        accumulate = None if rest else batch.accumulate(samples * trace.batches, replicas)
         if accumulate is None:
             continue
         for virtual in VIRTUAL_STAGES if pipeline > 1 else (1,):
             if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
                 continue
             for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
-                yield Strategy(
-                    data=data,
-                    tensor=tensor,
-                    pipeline=pipeline,
-                    micro_batches=micro_batches,
-                    accumulate=accumulate,
-                    virtual=virtual,
-                    sequence=tensor > 1,
-                    recompute=recompute,
-                )
+                for expert in _expert_degrees(experts, replicas, data):
+                    yield Strategy(
+                        data=data,
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        context=context,
+                        expert=expert,
+                        micro_batches=micro_batches,
+                        accumulate=accumulate,
+                        virtual=virtual,
+                        sequence=tensor > 1,
+                        recompute=recompute,
+                    )
 
 
 def has_gradients(trace: Trace) -> bool:
@@ -185,6 +195,13 @@ def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trai
         and (pipeline == 1 or not split.parameters)
         and (layout.nodes > 1 or not split.inside_machines)
     )
+
+
+def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int]:
+    """List over how many data-parallel groups experts may be dealt out; sharded parameters are not dealt out again."""
+    if not experts or data in ("fsdp", "hybrid"):
+        return [1]
+    return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
 def best_strategies(
@@ -252,10 +269,19 @@ def _fitting(
     heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
     recomputes = model is not None and any(recomputed_products(trace, model).values())
     is_fused = all(block.ring_bytes > 0 for block in blocks)
+    samples = max((trace.samples or 1) // trace.batches, 1)
+    length = min((block.tokens for block in blocks), default=1) // samples if is_fused else 1
     least = math.inf
     is_empty = True
     for strategy in strategies_for(
-        trace, layout, heads=heads, blocks=len(blocks), recomputes=recomputes, is_fused=is_fused, batch=batch
+        trace,
+        layout,
+        heads=heads,
+        blocks=len(blocks),
+        recomputes=recomputes,
+        is_fused=is_fused,
+        length=length,
+        batch=batch,
     ):
         needed = memory_of(strategy)
         least = min(least, needed or 0.0)
@@ -316,7 +342,12 @@ class Bounds:
 
     def seconds(self, strategy: Strategy, layout: Layout) -> float:
         """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be."""
-        own = Strategy(tensor=strategy.tensor, micro_batches=strategy.micro_batches, sequence=strategy.sequence)
+        own = Strategy(
+            tensor=strategy.tensor,
+            context=strategy.context,
+            micro_batches=strategy.micro_batches,
+            sequence=strategy.sequence,
+        )
         if own not in self._known:
             self._known[own] = self._least(own)
         least = self._known[own]
@@ -333,7 +364,8 @@ class Bounds:
             slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
         )
         shared = strategy.sharded_count(layout) if strategy.split.state else 1
-        update = self._factor * least.update / strategy.pipeline / shared
+        # Where the update is not shared, a GPU updates its experts alone: a part of all, if a model were nothing else.
+        update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
         return turning + update
 
     def _model(self, strategy: Strategy) -> SplitModel:
@@ -349,7 +381,7 @@ class Bounds:
         operations = ("reduce_scatter", "all_gather") if strategy.sequence else ("all_reduce",)
         seconds = 0.0
         for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
-            each = [size / (strategy.micro_batches or 1) for size in sizes]
+            each = [size / ((strategy.micro_batches or 1) * strategy.context) for size in sizes]
             for operation in operations:
                 seconds += count * times * sum(float(one[1]) for one in links.collective(operation, each))
         return seconds
@@ -369,7 +401,13 @@ class Bounds:
         counts, timed, owners = self._distinct()
         if blocks not in self._cutters:
             self._cutters[blocks] = WorkCutter(trace, timed, self._shared.split(blocks), self._shared.clock)
-        cut = Cut(strategy.tensor, strategy.micro_batches or 1, 1 / strategy.tensor, sequence=strategy.sequence)
+        cut = Cut(
+            strategy.tensor,
+            strategy.micro_batches or 1,
+            1 / strategy.tensor,
+            context=strategy.context,
+            sequence=strategy.sequence,
+        )
         seconds = self._cutters[blocks].cut(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0
         forward: dict[int, list[tuple[str, float]]] = {}

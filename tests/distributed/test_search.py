@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_predict.distributed import search
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.search import BatchLimits, Bounds, best_strategies, strategies_for
@@ -16,7 +17,8 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.units import GIBIBYTE
-from tests.distributed.example_blocks import HEADS, MODELS, timed_as, trace_of
+from tests.distributed.example_blocks import HEADS, LENGTH, MODELS, timed_as, trace_of
+from tests.distributed.test_large_runs import mixture
 
 A100 = gpu("A100-SXM-80GB")
 SINGLE_BYTES = 3 * GIBIBYTE
@@ -73,6 +75,29 @@ def test_no_step_is_faster_than_its_bound(scale: float) -> None:
     bounds = Bounds(shared, step, 0, CATALOGUE)
     for strategy in strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=False):
         assert bounds.seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (1 + 1e-9), strategy
+
+
+def test_rings_and_dealt_out_experts_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "LEAST_CONTEXT", LENGTH // 2)
+    trace, seconds = mixture(2, 4)
+    timed = timed_as(trace, [1e-3 * each for each in seconds])
+    shared, layout = SharedStep(trace, timed, [A100], models=MODELS), Layout(A100, 4)
+    (step,) = iterations(trace, timed, [A100])
+    bounds = Bounds(shared, step, 0, CATALOGUE)
+    looked_at = list(
+        strategies_for(trace, layout, heads=HEADS, blocks=2, recomputes=False, is_fused=True, length=LENGTH)
+    )
+    times = [shared.on(layout, step, 0, strategy).seconds for strategy in looked_at]
+    for strategy, seconds_of_it in zip(looked_at, times, strict=True):
+        assert bounds.seconds(strategy, layout) <= seconds_of_it * (1 + 1e-9), strategy
+    # Four experts over one, two or four replicas; rings of two, half of a sequence on each, leave two replicas.
+    whole = [one for one in looked_at if one.model_parallel == 1 and one.recompute == "none"]
+    degrees = {(one.context, one.expert) for one in whole if one.data in ("ddp", "zero1")}
+    assert degrees == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)}
+    assert {one.expert for one in looked_at if one.data == "fsdp"} == {1}
+    best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5)
+    each = sorted(seconds_of_it / one.replicas(layout) for one, seconds_of_it in zip(looked_at, times, strict=True))
+    assert [one.seconds_per_batch for one in best] == pytest.approx(each[:5])
 
 
 @pytest.mark.parametrize("count", [4, 8])
