@@ -51,3 +51,23 @@ def test_the_answer_is_what_the_command_prints(
         head = found[0].split("\n```text\n")[0].rstrip("\n")
         PAGE.write_text(text.replace(found[0], f"{head}\n\n```text\n{printed}```\n"), encoding="utf-8")
     assert answers()[command]["shown"] == printed
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "published", "flops_per_token", "peak"),
+    [
+        # Tokens a second and GPU of the runs that docs/many_gpus.md names; six operations for a parameter that a token
+        # visits, twelve for each layer, width and token of attention; dense peaks in 16-bit.
+        ("llama3-8b", 8, 7000 / 4 * 7.6 / 8.0, 6 * 7.50e9 + 12 * 32 * 4096 * 2048, 165.2e12),
+        ("llama3-70b", 64, 71235 / 64, 6 * 69.5e9 + 12 * 80 * 8192 * 8192, 989e12),
+        ("mixtral-8x7b", 16, 468e12 / (6 * 12.7e9 + 12 * 32 * 4096 * 4096), 6 * 12.7e9 + 12 * 32 * 4096 * 4096, 989e12),
+    ],
+)
+def test_large_models_lie_near_published_runs(
+    model: str, gpus: int, published: float, flops_per_token: float, peak: float
+) -> None:
+    (shown,) = (found["shown"] for command, found in answers().items() if f"/{model}." in command)
+    headers, _, row = (re.split(r"\s{2,}", line.strip()) for line in shown.splitlines())
+    each = float(row[headers.index("tokens/s")].replace(",", "")) / gpus
+    assert each == pytest.approx(published, rel=0.3)
+    assert 0.25 < each * flops_per_token / peak < 0.6

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy.workloads import llama
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, release_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
@@ -66,3 +69,14 @@ def test_a_release_is_two_numbers() -> None:
     assert release_of("2.3.0a0+40ec155e58.nv24.03") == (2, 3)
     with pytest.raises(InvalidArgumentError, match="Version 'nightly' of torch is not known; expected one such as"):
         release_of("nightly")
+
+
+def test_one_sample_of_a_llama_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = llama.LlamaConfig(layers=2, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=512)
+    monkeypatch.setitem(llama.LLAMA, "tiny", sizes)
+    assert llama.main(["tiny", "16", str(tmp_path / "step.json.gz")]) == 0
+    trace = Trace.load(str(tmp_path / "step.json.gz"))
+    assert trace.samples == 1
+    # Two tables; a block has queries and outputs, keys and values of half of the heads, a gated perceptron, two norms.
+    block = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128 + 2 * 64
+    assert sum(math.prod(one.shape) for one in trace.parameters) == 2 * 512 * 64 + 2 * block + 64

@@ -5,12 +5,18 @@ experts of it. GPT-3 as NeMo has it differs by its norms and its perceptron. Rou
 product is one of a batched one. Example::
 
     trace = llama_trace(LLAMA["llama3-8b"], length=8192, batch=1)
+
+or, to a file of one sample::
+
+    python -m benchmarks.accuracy.workloads.llama llama3-8b 2048 examples/llama3-8b.json.gz
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -271,3 +277,22 @@ def with_compiled_loss(trace: Trace) -> Trace:
             *operations[last + 1 :],
         ),
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record one sample of a model to a file; the exit code.
+
+    Args:
+        arguments: Words of the command line; None takes the process's.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.workloads.llama")
+    parser.add_argument("model", choices=LLAMA)
+    parser.add_argument("length", type=int, help="tokens of the sample")
+    parser.add_argument("output", help="file to write")
+    options = parser.parse_args(arguments)
+    llama_trace(LLAMA[options.model], length=options.length, batch=1).save(options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
