@@ -145,6 +145,10 @@ def read_torchtitan_cases(path: Path) -> Cases:
         micro = 1 if pipeline > 1 else micro
         replicas = count // (tensor * pipeline * context)
         recipe = words["float8"] if words["float8"] != "none" else "bfloat16"
+        memory = float(words.get("memory_gib") or 0) * GIBIBYTE or None
+        if memory is not None and not words["activation_checkpointing"]:
+            left_out["from memory alone: what is computed again is not told"] += 1
+            memory = None
         cases.append(
             LargeRunCase(
                 workload=PretrainingWorkload(
@@ -175,7 +179,7 @@ def read_torchtitan_cases(path: Path) -> Cases:
                 micro_batch=micro,
                 measured_seconds=row.member("step_seconds").parsed().positive(),
                 interconnect=_network(words["gpu_note"]),
-                memory_bytes=float(words.get("memory_gib") or 0) * GIBIBYTE or None,
+                memory_bytes=memory,
             )
         )
     return tuple(cases), left_out
