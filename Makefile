@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo pictures test test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo pictures test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -22,20 +22,24 @@ $(VENV)/installed: pyproject.toml constraints.txt requirements.lock
 demo: $(VENV)/installed
 	$(BIN)/python examples/quickstart.py
 
-# Files keep their order, in which the short ones come last, so that no processor waits for another's. Coverage is
-# measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on. Bytecode is kept, as tests start
-# processes that would compile the package again.
+# Files keep their order, in which the short ones come last, so that no processor waits for another's. Bytecode is kept,
+# as tests start processes that would compile the package again. `test` leaves out what tests/slow_tests.txt lists.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+test: $(VENV)/installed
+	$(PYTEST) -n logical -m "not gpu and not slow"
+
+# Coverage is measured where that costs next to nothing: by sys.monitoring, from Python 3.12 on.
 COVERAGE = $(shell $(BIN)/python -c "import sys; print('--cov --cov-report=term:skip-covered --cov-fail-under=90' * \
 	(sys.version_info >= (3, 12)))")
-test: $(VENV)/installed
-	env -u PYTHONDONTWRITEBYTECODE COVERAGE_CORE=sysmon $(BIN)/python -m pytest -n logical --dist loadfile \
-		--no-loadscope-reorder $(COVERAGE)
+test-all: $(VENV)/installed
+	$(PYTEST) -n logical $(COVERAGE)
 
-# Files in an order that SEED draws, with PROCESSES of them at a time.
+# Files in an order that SEED draws, with PROCESSES of them at a time; TESTS="not gpu and not slow" as `test` chooses.
 SEED ?= $(shell date +%G%V)
 PROCESSES ?= logical
+TESTS ?= not gpu
 test-random: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --random-files $(SEED)
+	$(PYTEST) -n $(PROCESSES) --random-files $(SEED) -m "$(TESTS)"
 
 test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -2,6 +2,9 @@
 
 A test compares with `golden("name.txt", text)`. After a wanted change of the output, look at it and run
 `pytest --overwrite-golden`, which rewrites the files; the difference is then reviewed like code.
+
+Slow tests: the functions of `slow_tests.txt` are marked `slow`, which `make test` leaves out and `make test-all`, like
+any plain `pytest`, runs. `pytest --renew-slow` times what it runs and writes the file.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -41,6 +45,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="run the test files in the order that a seed draws: what one file leaves must not matter to another",
     )
+    parser.addoption(
+        "--renew-slow",
+        action="store_true",
+        help=f"write the functions that took {SLOW_SECONDS} s or more to slow_tests.txt",
+    )
+
+
+SLOW_TESTS: Final = Path(__file__).parent / "slow_tests.txt"
+SLOW_SECONDS: Final = 1.5  # of one function, all its parameters together, alone on the machine
+_SLOW: Final = frozenset(SLOW_TESTS.read_text(encoding="utf-8").splitlines())
+_SECONDS: Final[defaultdict[str, float]] = defaultdict(float)
+
+
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _function(item.nodeid) in _SLOW:
+        item.add_marker("slow")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _SECONDS[_function(report.nodeid)] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what took long, from the process that hears of every test."""
+    if session.config.getoption("--renew-slow") and not hasattr(session.config, "workerinput"):
+        kept = {name for name in _SLOW if name not in _SECONDS and exists(name)}
+        slow = kept | {name for name, seconds in _SECONDS.items() if seconds >= SLOW_SECONDS}
+        SLOW_TESTS.write_text("".join(f"{name}\n" for name in sorted(slow)), encoding="utf-8")
+
+
+def exists(name: str) -> bool:
+    """Whether a line of slow_tests.txt names a test function that is there."""
+    file, _, function = name.partition("::")
+    path = SLOW_TESTS.parent.parent / file
+    return path.is_file() and f"def {function.rpartition('::')[2]}(" in path.read_text(encoding="utf-8")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
