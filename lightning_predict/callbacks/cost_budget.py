@@ -54,7 +54,6 @@ from lightning_predict.fit.budget import (
     BudgetWatch,
     Ledger,
     Limit,
-    co2_per_second,
     gpu_name_in_use,
     judge_use,
     limits_of_fit,
@@ -68,7 +67,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.guard import gives_instead, log_sentence, never_raises
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd_per_hour as in_words
-from lightning_predict.units import hours_to_seconds, seconds_to_hours
+from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -100,50 +99,8 @@ class RentedMachine:
         """Return the machine that a checkpoint names; None if it names none."""
         return RentedMachine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
-    def as_state(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
-        return asdict(self)
-
     def __str__(self) -> str:
         return f"{self.world_size} x {self.device}"
-
-
-def say_if_moved(before: RentedMachine | None, now: RentedMachine) -> None:
-    """Warn if a run resumes on another machine."""
-    if before is not None and before != now:
-        warn(
-            f"CostBudget: this run was on {before} before, and is on {now} now. What was used counts as it was paid "
-            "for; the rest is forecast from steps on what is in use now."
-        )
-
-
-def save_where_it_stands(trainer: Trainer) -> str | None:
-    """Write a checkpoint of the whole state to `default_root_dir`; must be called on every rank; never raises.
-
-    Returns:
-        What failed on this rank, in words; None if it was written.
-    """
-    path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
-    try:
-        trainer.save_checkpoint(path, weights_only=False)
-    except Exception as error:  # A full disk must not keep the run alive.
-        try:
-            trainer.strategy.barrier("Trainer.save_checkpoint")  # The other ranks wait for this one there.
-        except Exception as another:
-            return f"{type(error).__name__}: {error}; then {type(another).__name__}: {another}"
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def where_it_is(trainer: Trainer) -> str:
-    """Describe where the checkpoint is, and in which order data arrive after a resume."""
-    path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
-    if trainer.is_last_batch or resumes_data(trainer):
-        return f" Its checkpoint is {path}."
-    return (
-        f" Its checkpoint is {path}. The loader has no state_dict: a resume trains as many batches as were left of "
-        "this epoch, but Lightning begins again with the epoch's first."
-    )
 
 
 def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
@@ -159,6 +116,38 @@ def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
         "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
         f"{type(error).__name__}: {error}"
     )
+
+
+@final
+class _Fit:
+    """State of one fit.
+
+    Attributes:
+        meetings: Where the ranks decide together.
+        schedule: The batches after which they do; None for one process.
+        failure: What failed on this rank, in words.
+        has_ended: The run was told to end.
+        is_saving: The budget's own checkpoint is written.
+        overrun: Why the run ends with the validation under way.
+        validation_interval: Batches of validation from one judgement to the next; None: they are not judged.
+        validated_batches: Batches of the validation under way.
+        kept_seconds: When the file of the ledger was written.
+        clock: What the fit took; None on other ranks than zero, as are the others.
+        watch: What is judged.
+        judge: Gives a verdict, where there is something to judge.
+    """
+
+    def __init__(self, meetings: Meetings) -> None:
+        self.meetings = meetings
+        self.schedule: Schedule | None = None
+        self.failure: str | None = None
+        self.has_ended = self.is_saving = False
+        self.overrun: str | None = None
+        self.validation_interval: int | None = None
+        self.validated_batches, self.kept_seconds = 0, 0.0
+        self.clock: RunClock | None = None
+        self.watch: BudgetWatch | None = None
+        self.judge: Callable[[], BudgetVerdict] | None = None
 
 
 class CostBudget(Callback):
@@ -246,38 +235,12 @@ class CostBudget(Callback):
         self._ledger = Ledger(ledger_clock())
         self._warned: set[str] = set()
         self._run = uuid4().hex
-        self._kept_seconds = 0.0
         self._machine: RentedMachine | None = None
-        self._machine_before: RentedMachine | None = None
-        # State of the current fit, on every rank.
-        self._meetings: Meetings | None = None
-        self._schedule: Schedule | None = None
-        self._failure: str | None = None
-        self._has_ended = self._is_saving = False
-        self._overrun: str | None = None
-        self._validation_interval: int | None = None
-        self._validated_batches = 0
-        # On rank zero only.
-        self._watch: BudgetWatch | None = None
-        self._run_clock: RunClock | None = None
-        self._judge: Callable[[], BudgetVerdict] | None = None
+        self._fit: _Fit | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle the terms and what was used, but nothing of a fit under way."""
-        idle: dict[str, Any] = {
-            "_meetings": None,
-            "_schedule": None,
-            "_failure": None,
-            "_overrun": None,
-            "_validation_interval": None,
-            "_has_ended": False,
-            "_is_saving": False,
-            "_watch": None,
-            "_run_clock": None,
-            "_judge": None,
-        }
-        left_out = LIGHTNINGS_OWN | {"_clock"}  # the device's, in a fit
-        return {name: value for name, value in vars(self).items() if name not in left_out} | idle
+        return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN} | {"_fit": None}
 
     state_key = "lightning_predict.CostBudget"
     """The same for every budget, so that a run can be resumed with a larger one."""
@@ -288,9 +251,9 @@ class CostBudget(Callback):
 
         The user's checkpoint is worth more than our state in it: where that fails, it is written without, in words.
         """
-        machine = {} if self._machine is None else self._machine.as_state()
+        machine, fit = {} if self._machine is None else asdict(self._machine), self._fit
         # The validation that ends the run comes after its checkpoint.
-        later = self._watch.end_seconds if self._is_saving and self._watch is not None else 0.0
+        later = fit.watch.end_seconds if fit is not None and fit.is_saving and fit.watch is not None else 0.0
         used = {
             "seconds": self._ledger.seconds + later,
             "usd": self._ledger.usd + later * self._ledger.usd_per_second,
@@ -301,10 +264,9 @@ class CostBudget(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what was used before the checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
-        machine = RentedMachine.of_state(state_dict)
         if self.scope == "cumulative":
             self._ledger.resume(seconds=seconds, usd=usd)
-        self._machine_before = machine
+        self._machine = RentedMachine.of_state(state_dict)
         run = state_dict.get("run")  # none in checkpoints of version 0.3 and before
         self._run = run if isinstance(run, str) and run else self._run
 
@@ -313,33 +275,35 @@ class CostBudget(Callback):
         """Reset for a new fit; time counts from here."""
         if stage != "fit":
             return
-        self._deactivate()
+        self._fit = self.stopping_reason = None
+        self._warned = set()
         mode = reason_for_no_extras(trainer)
         if mode is None:
-            self._meetings = meetings_of(trainer)  # before anything that may fail on one rank only
-        self.stopping_reason = None
-        self._warned = set()
-        self._machine_before = self._machine
+            self._fit = _Fit(meetings_of(trainer))  # before anything that may fail on one rank only
         self._ledger.open(forget=self.scope == "run")
-        self._kept_seconds = 0.0
-        if mode is not None:
+        if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
-            self._run_clock = run_clock_of(trainer, device=trainer.strategy.root_device)
+            self._fit.clock = run_clock_of(trainer, device=trainer.strategy.root_device)
+
+    @property
+    def _clock(self) -> RunClock | None:
+        """The clock of the fit; None on other ranks than zero."""
+        return None if self._fit is None else self._fit.clock
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
-        if self._run_clock is not None:
-            self._run_clock.sanity_check_starts()
+        if (clock := self._clock) is not None:
+            clock.sanity_check_starts()
 
     @never_raises
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Time the batches of validation."""
-        if self._run_clock is not None:
-            self._run_clock.validation_batch_starts()
+        if (clock := self._clock) is not None:
+            clock.validation_batch_starts()
 
     @never_raises
     def on_validation_batch_end(
@@ -359,93 +323,102 @@ class CostBudget(Callback):
         Raises:
             BudgetExceededError: The budget is used up.
         """
-        if self._meetings is None or trainer.sanity_checking:
-            if self._run_clock is not None:
-                self._run_clock.validation_batch_ends()
+        fit = self._fit
+        if fit is None:
             return
-        self._validated_batches += 1
-        interval = 1 if isinstance(self._meetings, Alone) else self._validation_interval
-        is_due = interval is not None and self._validated_batches % interval == 0
-        self._on_rank_zero(is_due, lambda: self._validation_batch_ends(trainer))
+        if trainer.sanity_checking:
+            if fit.clock is not None:
+                fit.clock.validation_batch_ends()
+            return
+        fit.validated_batches += 1
+        interval = 1 if isinstance(fit.meetings, Alone) else fit.validation_interval
+        is_due = interval is not None and fit.validated_batches % interval == 0
+        self._on_rank_zero(fit, is_due, lambda: self._validation_batch_ends(trainer, fit))
         if not is_due or self.on_exceed == "warn" or unmet_minimums(trainer):
             return
-        decision = self._meet(lambda: self._judge_validation(trainer))
+        decision = self._meet(fit, lambda: self._judge_validation(trainer, fit))
         if decision["action"] == "warn":
-            self._overrun = decision["reason"]  # The run ends with this validation.
+            fit.overrun = decision["reason"]  # The run ends with this validation.
         elif decision["action"] == "stop":
-            self._end_within_validation(trainer, decision["reason"])
+            self._end_within_validation(trainer, fit, decision["reason"])
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
-        if self._meetings is None:
+        fit = self._fit
+        if fit is None:
             return
-        if self._run_clock is not None:
-            self._run_clock.windows.begins(
-                optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization
-            )
-        self._schedule = None if isinstance(self._meetings, Alone) else Schedule()
-        decision = self._meet(lambda: self._open(trainer) | self._settings, alike=_validation_batches(trainer))
+        if fit.clock is not None:
+            is_manual = not pl_module.automatic_optimization
+            fit.clock.windows.begins(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
+        fit.schedule = None if isinstance(fit.meetings, Alone) else Schedule()
+        batches = _validation_batches(trainer)
+        decision = self._meet(fit, lambda: self._open(trainer, fit) | self._settings, alike=batches)
         self._follow(decision)
-        self._act(trainer, decision, can_save=False)
+        self._act(trainer, fit, decision, can_save=False)
 
     @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the start of workers from the wait for a batch."""
-        if self._run_clock is not None:
-            self._run_clock.epoch_starts()
+        if (clock := self._clock) is not None:
+            clock.epoch_starts()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the gap between two epochs."""
-        if self._run_clock is not None:
-            self._run_clock.epoch_ends()
+        if (clock := self._clock) is not None:
+            clock.epoch_ends()
 
     @never_raises
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Time the writing of checkpoints."""
-        if self._run_clock is not None:
-            self._run_clock.checkpoint_is_collected(self)
+        if (clock := self._clock) is not None:
+            clock.checkpoint_is_collected(self)
 
     @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the loader's wait; it is timed separately."""
-        self._validated_batches = 0
-        if self._run_clock is not None:
-            self._run_clock.validation_starts(is_check=trainer.sanity_checking)
+        if self._fit is not None:
+            self._fit.validated_batches = 0
+        if (clock := self._clock) is not None:
+            clock.validation_starts(is_check=trainer.sanity_checking)
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Use its time to forecast later validations; end the run if it used up the budget."""
-        overrun, self._overrun = self._overrun, None
-        self._on_rank_zero(False, lambda: self._validation_ends(trainer))
-        if overrun is not None and not self._has_ended:
-            self._end(trainer, overrun, can_save=True)
+        fit = self._fit
+        if fit is None:
+            return
+        overrun, fit.overrun = fit.overrun, None
+        self._on_rank_zero(fit, False, lambda: self._validation_ends(trainer, fit))
+        if overrun is not None and not fit.has_ended:
+            self._end(trainer, fit, overrun, can_save=True)
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time the step."""
-        if self._run_clock is not None:
-            self._run_clock.batch_starts()
+        if (clock := self._clock) is not None:
+            clock.batch_starts()
 
     @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Judge what was used, and what is to come where that is due."""
-        if self._meetings is None or self._has_ended:
+        fit = self._fit
+        if fit is None or fit.has_ended:
             return
-        schedule = self._schedule
+        schedule = fit.schedule
         is_due = schedule is not None and schedule.batch_ends()
         if schedule is None:
-            self._look(trainer, is_due=False)
+            self._look(trainer, fit, is_due=False)
         else:
-            self._on_rank_zero(is_due, lambda: self._look(trainer, is_due=is_due))
-        if is_due or (schedule is None and self._judge is not None):
-            decision = self._meet(lambda: self._decide(trainer), alike=_validation_batches(trainer))
+            self._on_rank_zero(fit, is_due, lambda: self._look(trainer, fit, is_due=is_due))
+        if is_due or (schedule is None and fit.judge is not None):
+            decision = self._meet(fit, lambda: self._decide(trainer, fit), alike=_validation_batches(trainer))
             if schedule is not None:
                 schedule.meet_after(decision["batches"])
-            self._act(trainer, decision, can_save=True)
+            self._act(trainer, fit, decision, can_save=True)
 
     @never_raises
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -468,61 +441,59 @@ class CostBudget(Callback):
 
         With several ranks, a rank only notes its failure: all are switched off at their next joint decision.
         """
-        failure = f"{type(error).__name__}: {error}"
-        if self._meetings is None or isinstance(self._meetings, Alone):
-            self._deactivate()
+        failure, fit = f"{type(error).__name__}: {error}", self._fit
+        if fit is None or isinstance(fit.meetings, Alone):
+            self._fit = None
             warn(f"CostBudget is off, and training goes on without a budget: {failure}")
         else:
-            self._failure = self._failure or failure
-            self._watch = self._run_clock = self._judge = None
+            fit.failure = fit.failure or failure
+            fit.watch = fit.clock = fit.judge = None
 
     def _close(self, trainer: Trainer) -> None:
         """End the fit; report a failure that no other rank has been told of."""
-        failure = self._failure
-        self._deactivate()
+        fit, self._fit = self._fit, None
         self._ledger.close()
-        if failure is not None:
-            (warn if trainer.is_global_zero else log_sentence)(f"CostBudget was off at the end of this fit: {failure}")
+        if fit is not None and fit.failure is not None:
+            say = warn if trainer.is_global_zero else log_sentence
+            say(f"CostBudget was off at the end of this fit: {fit.failure}")
 
-    def _deactivate(self) -> None:
-        self._watch = self._run_clock = self._judge = self._meetings = self._schedule = None
-        self._failure = self._overrun = self._validation_interval = None
-        self._has_ended = self._is_saving = False
-
-    def _on_rank_zero(self, is_due: bool, look: Callable[[], None]) -> None:
+    def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
         """Do what only rank zero does; if the ranks meet now, its failure is part of the exchange."""
-        if self._run_clock is None or self._failure is not None:
+        if fit.clock is None or fit.failure is not None:
             return
         try:
             look()
         except Exception as error:
-            if not is_due or isinstance(self._meetings, Alone):
+            if not is_due or isinstance(fit.meetings, Alone):
                 raise
             self.give_up(error)
 
-    def _meet(self, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
+    def _meet(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
         """Decide with the other ranks; a failure of any of them is raised on all, which switches all off."""
-        assert self._meetings is not None
         try:
-            return self._meetings.decide(ask, failure=self._failure, alike=None if alike is None else str(alike))
+            return fit.meetings.decide(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
-            self._deactivate()
+            self._fit = None
             raise
 
     # On rank zero only.
 
-    def _open(self, trainer: Trainer) -> dict[str, Any]:
+    def _open(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
         """Find the limits of this fit, and judge what earlier ones used."""
         self._find_ledger(trainer)
         limits = self.terms.limits_of(trainer, self._ledger)
         if not limits:
             return {"action": "off"}
-        self._machine = RentedMachine.of(trainer)
-        say_if_moved(self._machine_before, self._machine)
+        before, self._machine = self._machine, RentedMachine.of(trainer)
+        if before is not None and before != self._machine:
+            warn(
+                f"CostBudget: this run was on {before} before, and is on {self._machine} now. What was used counts as "
+                "it was paid for; the rest is forecast from steps on what is in use now."
+            )
         minimums = unmet_minimums(trainer)
         if minimums and self.on_exceed == "stop":
             warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
-        self._watch = BudgetWatch(
+        fit.watch = BudgetWatch(
             limits,
             self._ledger,
             moments=Moments(batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)),
@@ -533,8 +504,8 @@ class CostBudget(Callback):
                 f"CostBudget: {trainer.world_size} ranks decide together, {duration(CHECK_SECONDS)} apart at most, or "
                 "one batch where that takes longer: so much later than its budget this run may end."
             )
-        self._judge = lambda: judge_use(limits, 0.0)
-        return self._decide(trainer)
+        fit.judge = lambda: judge_use(limits, 0.0)
+        return self._decide(trainer, fit)
 
     def _find_ledger(self, trainer: Trainer) -> None:
         """Take over what the file says of this run, where that is more than its checkpoint knew."""
@@ -552,9 +523,11 @@ class CostBudget(Callback):
             self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
             rank_zero_info(f"CostBudget counts {duration(missing)} more than the checkpoint knew of, as {path} says.")
 
-    def _keep_ledger(self, trainer: Trainer) -> None:
-        """Write what was used to the file."""
-        self._kept_seconds, path = self._ledger.elapsed_seconds, self._ledger_path(trainer)
+    def _keep_ledger(self, trainer: Trainer, fit: _Fit, elapsed: float) -> None:
+        """Write what was used to the file, once a minute."""
+        if elapsed < fit.kept_seconds + LEDGER_SECONDS:
+            return
+        fit.kept_seconds, path = elapsed, self._ledger_path(trainer)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         kept = Kept(run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now)
         try:
@@ -567,26 +540,19 @@ class CostBudget(Callback):
     def _ledger_path(self, trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) / LEDGER_NAME
 
-    def _look(self, trainer: Trainer, *, is_due: bool) -> None:
-        """Note that a batch was trained, and what there is to judge.
-
-        Args:
-            trainer: The Trainer that is fitting.
-            is_due: The ranks meet now, whatever there is to judge.
-        """
-        watch, clock = self._watch, self._run_clock
+    def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
+        """Note that a batch was trained, and what there is to judge; whatever it is, if the ranks meet now."""
+        watch, clock = fit.watch, fit.clock
         if watch is None or clock is None:
             return
         clock.batch_ends(lambda: trainer.global_step)
         elapsed = self._ledger.elapsed_seconds
-        if elapsed >= self._kept_seconds + LEDGER_SECONDS:
-            self._keep_ledger(trainer)
+        self._keep_ledger(trainer, fit, elapsed)
         question = None
-        if is_due or self._schedule is None:
+        if is_due or fit.schedule is None:
             question = watch.question(clock.batches, clock.training_seconds, elapsed=elapsed)
-        if question is None and not is_due:
-            return
-        self._judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
+        if question is not None or is_due:
+            fit.judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
     def _judge_now(
         self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: BudgetQuestion
@@ -610,10 +576,10 @@ class CostBudget(Callback):
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         return verdict
 
-    def _decide(self, trainer: Trainer) -> dict[str, Any]:
+    def _decide(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
         """Judge, report, and decide what every rank does."""
-        watch, clock, judge, self._judge = self._watch, self._run_clock, self._judge, None
-        if watch is None or clock is None:
+        clock, judge, fit.judge = fit.clock, fit.judge, None
+        if fit.watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
         verdict = GO_ON if judge is None else judge()
         validation = clock.validation_times()
@@ -623,42 +589,37 @@ class CostBudget(Callback):
             "batches": batches_between_checks(clock),
             "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
         }
-        if verdict.action == "stop" and self.on_exceed == "warn":
-            warn(f"CostBudget: {verdict.reason}.")
-            return decision | {"action": "off"}  # Everything has been reported.
-        if verdict.action == "stop":
-            return decision | {
-                "action": "stop",
-                "reason": verdict.reason,
-                "lost": batches_without_step(trainer, clock.windows),
-            }
         if verdict.action == "warn":
             warn_and_log(trainer, verdict.reason)
-        return decision
+        if verdict.action != "stop":
+            return decision
+        if self.on_exceed == "warn":
+            warn(f"CostBudget: {verdict.reason}.")
+            return decision | {"action": "off"}  # Everything has been reported.
+        lost = batches_without_step(trainer, clock.windows)
+        return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
 
-    def _validation_batch_ends(self, trainer: Trainer) -> None:
-        if self._run_clock is not None:
-            self._run_clock.validation_batch_ends()
-        if self._watch is not None and self._ledger.elapsed_seconds >= self._kept_seconds + LEDGER_SECONDS:
-            self._keep_ledger(trainer)
+    def _validation_batch_ends(self, trainer: Trainer, fit: _Fit) -> None:
+        if fit.clock is not None:
+            fit.clock.validation_batch_ends()
+        if fit.watch is not None:
+            self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
-    def _validation_ends(self, trainer: Trainer) -> None:
+    def _validation_ends(self, trainer: Trainer, fit: _Fit) -> None:
         """Learn from a validation how long the last one will take."""
-        watch, clock = self._watch, self._run_clock
-        if clock is not None:
-            clock.validation_ends()
-        if watch is not None and clock is not None and self.on_exceed == "stop":
-            validation, batches = clock.validation_times(), _validation_batches(trainer)
-            watch.ends_in(end_seconds(batches or 0, None, validation))
+        if fit.clock is None:
+            return
+        fit.clock.validation_ends()
+        if fit.watch is not None and self.on_exceed == "stop":
+            fit.watch.ends_in(end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation_times()))
 
-    def _judge_validation(self, trainer: Trainer) -> Decision:
+    def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
         """Judge the use of the budget during a validation."""
-        watch, clock = self._watch, self._run_clock
-        validation, batches = None if clock is None else clock.validation_times(), _validation_batches(trainer)
+        validation, batches = None if fit.clock is None else fit.clock.validation_times(), _validation_batches(trainer)
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
-            rest = max(0, batches - self._validated_batches) * (validation.batch.middle + validation.wait.middle)
-        verdict = GO_ON if watch is None else watch.judge_validation(rest)
+            rest = max(0, batches - fit.validated_batches) * (validation.batch.middle + validation.wait.middle)
+        verdict = GO_ON if fit.watch is None else fit.watch.judge_validation(rest)
         return {"action": verdict.action, "reason": verdict.reason}
 
     # On every rank:
@@ -679,65 +640,80 @@ class CostBudget(Callback):
             f"CostBudget: this rank was given {given}, and rank zero {instead}; what rank zero was given counts on all."
         )
 
-    def _act(self, trainer: Trainer, decision: Decision, *, can_save: bool) -> None:
+    def _act(self, trainer: Trainer, fit: _Fit, decision: Decision, *, can_save: bool) -> None:
         """Carry out a decision."""
         # Ranks that validate different numbers of batches would deadlock.
-        self._validation_interval = decision.get("validation_interval") if decision.get("alike") else None
+        fit.validation_interval = decision.get("validation_interval") if decision.get("alike") else None
         if decision["action"] == "off":
-            self._deactivate()
+            self._fit = None
         elif decision["action"] == "stop":
-            self._end(trainer, decision["reason"], can_save=can_save, lost=decision["lost"])
+            self._end(trainer, fit, decision["reason"], can_save=can_save, lost=decision["lost"])
 
-    def _end(self, trainer: Trainer, reason: str, *, can_save: bool, lost: int = 0) -> None:
+    def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
         """End the run, with a checkpoint; no failure on the way keeps it running.
 
         Args:
             trainer: The Trainer.
+            fit: The fit.
             reason: Why.
             can_save: A checkpoint can be written now.
             lost: Batches since the last optimizer step, which were trained in vain.
         """
-        self.stopping_reason = reason
-        self._has_ended = True
+        self.stopping_reason, fit.has_ended = reason, True
         if self.on_exceed == "stop":
             trainer.should_stop = True
         batches = "batch" if lost == 1 else f"{lost:,} batches"
         saved = f" The gradients of the last {batches}, without an optimizer step yet, are lost." if lost else ""
-        saved += self._save(trainer) if can_save else ""
+        saved += self._save(trainer, fit) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
 
-    def _end_within_validation(self, trainer: Trainer, reason: str) -> None:
+    def _end_within_validation(self, trainer: Trainer, fit: _Fit, reason: str) -> None:
         """End the run, with a checkpoint, by an exception.
 
         Raises:
             BudgetExceededError: Always.
         """
-        saved = "" if self._has_ended else self._save(trainer)  # One was written where the run was told to stop.
-        self.stopping_reason, self._has_ended = self.stopping_reason or reason, True
+        saved = "" if fit.has_ended else self._save(trainer, fit)  # One was written where the run was told to stop.
+        self.stopping_reason, fit.has_ended = self.stopping_reason or reason, True
         batches = _validation_batches(trainer)
         of = "" if batches is None else f" of {batches:,}"
         raise BudgetExceededError(
-            f"CostBudget: {reason}, after {self._validated_batches:,}{of} batches of a validation, whose metrics are "
+            f"CostBudget: {reason}, after {fit.validated_batches:,}{of} batches of a validation, whose metrics are "
             f"dropped, as the rest would take too long.{saved}{saved and ' A resume goes on after this validation.'}"
         )
 
-    def _save(self, trainer: Trainer) -> str:
-        """Write a checkpoint and return a sentence on where it is; warn and return "" if a rank could not write it."""
+    def _save(self, trainer: Trainer, fit: _Fit) -> str:
+        """Write a checkpoint, and say where it is and in which order data arrive after a resume.
+
+        Must be called on every rank; where one could not write it, they warn, and nothing is said.
+        """
+        path, problem = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME), ""
         try:
-            self._is_saving = not trainer.validating
-            problem = save_where_it_stands(trainer)
-            assert self._meetings is not None
-            self._meetings.decide(dict, failure=problem)
-            return where_it_is(trainer)
+            fit.is_saving = not trainer.validating
+            try:
+                trainer.save_checkpoint(path, weights_only=False)
+            except Exception as error:  # A full disk must not keep the run alive.
+                problem = f"{type(error).__name__}: {error}"
+                try:
+                    trainer.strategy.barrier("Trainer.save_checkpoint")  # The other ranks wait for this one there.
+                except Exception as another:
+                    problem += f"; then {type(another).__name__}: {another}"
+            fit.meetings.decide(dict, failure=problem or None)
+            where = f" Its checkpoint is {path}."
+            if trainer.is_last_batch or resumes_data(trainer):
+                return where
+            return (
+                f"{where} The loader has no state_dict: a resume trains as many batches as were left of this epoch, "
+                "but Lightning begins again with the epoch's first."
+            )
         except Exception as error:
-            path = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME)
             words = str(error) if isinstance(error, LightningPredictError) else f"{type(error).__name__}: {error}"
             warn(f"CostBudget could not write {path}: {words}")
             return ""
         finally:
-            self._is_saving = False
+            fit.is_saving = False
 
 
 def amount_before(state: dict[str, Any], name: str) -> float:
@@ -813,7 +789,7 @@ class Emissions:
         grams = self.grid.grams_per_kwh
         data_centre = "" if self.pue == 1 else f", times {self.pue:g} for the data centre"
         rank_zero_info(f"CostBudget counts {watts:,.0f} W{data_centre} at {self.grid.sentence}.")
-        return co2_per_second(watts, grid_grams_per_kwh=grams, pue=self.pue) or None
+        return seconds_to_hours(grams_to_kilograms(watts_to_kilowatts(watts * self.pue) * grams)) or None
 
 
 @final

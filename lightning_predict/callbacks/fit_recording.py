@@ -11,7 +11,7 @@ It translates between a Trainer's hooks and the two recorders, which know no Tra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
@@ -44,21 +44,20 @@ class FitRecording:
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
-        device = trainer.strategy.root_device
-        self._compiled_before = compiled_before = compilations()
-
-        def new_session() -> Session:
-            return CaptureSession(device=device, model=pl_module, compiled_before=compiled_before)
-
         self.pace = Pace()
         self._clock = clock
+        self._compiled_before = compilations()
         self._steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
             clock=clock,
-            new_session=new_session,
-            records_first=not has_compiled_code(pl_module, since=compiled_before),
-            prefers_first=device.type == "cpu",
+            new_session=lambda: self._session(trainer, pl_module),
+            records_first=not has_compiled_code(pl_module, since=self._compiled_before),
+            prefers_first=trainer.strategy.root_device.type == "cpu",
         )
+
+    def _session(self, trainer: Trainer, pl_module: LightningModule, optimizers: Sequence[Any] = ()) -> Session:
+        device, before = trainer.strategy.root_device, self._compiled_before
+        return CaptureSession(device=device, model=pl_module, optimizers=optimizers, compiled_before=before)
 
     @property
     def validation_is_done(self) -> bool:
@@ -74,28 +73,13 @@ class FitRecording:
         capture_steps: int,
         count: WindowCount,
     ) -> None:
-        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start.
-
-        Args:
-            trainer: The Trainer that is fitting.
-            pl_module: The module that it fits.
-            warmup_steps: Steps to time before one is recorded.
-            capture_steps: Steps to record.
-            count: Counts the windows of the fit.
-        """
-        device, compiled_before = trainer.strategy.root_device, self._compiled_before
-
-        def new_session() -> Session:
-            return CaptureSession(
-                device=device, model=pl_module, optimizers=trainer.optimizers, compiled_before=compiled_before
-            )
-
+        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start."""
         self._steps = StepRecorder(
             warmup_steps=warmup_steps,
             capture_steps=capture_steps,
             clock=self._clock,
-            host_clock=None if device.type == "cpu" else host_clock(),
-            new_session=new_session,
+            host_clock=None if trainer.strategy.root_device.type == "cpu" else host_clock(),
+            new_session=lambda: self._session(trainer, pl_module, trainer.optimizers),
             optimizers=[optimizer for optimizer in trainer.optimizers if _can_update(optimizer)],
             autograd_nodes=autograd_nodes,
             compilations=frames_compiled,

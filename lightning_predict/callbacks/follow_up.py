@@ -20,17 +20,18 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Answer, Question, earlier_runs, predict_rest
 from lightning_predict.callbacks.progress_bar import left_in_words
-from lightning_predict.callbacks.showing import Manner, deliver, log_values, say, show_advice
+from lightning_predict.callbacks.showing import Manner, deliver, log_values, say
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
-from lightning_predict.fit.forecast import Moments, RestOfRun, rest_of
+from lightning_predict.fit.forecast import Moments, Outlook, rest_of
 from lightning_predict.fit.outcome import Outcome, OutcomeTimer
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.fit.windows import Pace
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import duration, duration_interval
+from lightning_predict.reports.format import duration, duration_interval, width_at_hand
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import lines_of_run, rank
 from lightning_predict.run.history import append_record, history_path
 from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
 from lightning_predict.run.workload import Workload
@@ -63,18 +64,16 @@ class FollowUp:
         self.run_clock = run_clock
         self.manner = manner or Manner()
         self._question = question
-        self._clock = run_clock.now
         self._outcome_timer: OutcomeTimer | None = None
         self._answer: Answer | None = None
-        self._answered_at = 0.0
-        self._rest: RestOfRun | None = None
-        self._rest_at = 0.0
+        self._said: Outlook | None = None
+        self._outlook: Outlook | None = None
         self._trace: Trace | None = None
         self._validation: Trace | None = None
         self._pace = Pace()
         self._began = 0.0
         self._moments: Moments | None = None
-        self._is_first_belief = self._has_advised = False
+        self._has_advised = False
         self.foretold: dict[str, tuple[float, float, float]] = {}
 
     @property
@@ -90,9 +89,8 @@ class FollowUp:
     @property
     def remaining(self) -> Interval[float] | None:
         """Seconds left of the run on this machine; None before a prediction, and if its end is unknown."""
-        if self._rest is None or self._rest.forecast is None:
-            return None
-        return self._rest.forecast.added(self._rest_at - self._clock()).at_least(0.0)
+        left = None if self._outlook is None else self._outlook.left(self.run_clock.now())
+        return None if left is None else left.at_least(0.0)
 
     def left_in_words(self) -> str | None:
         """Write what is left of the run on this machine in time and money; None if it is not known."""
@@ -112,9 +110,10 @@ class FollowUp:
         validation: Trace | None = None,
         pace: Pace | None = None,
         moment: Moment,
+        is_first_belief: bool = False,
     ) -> Predictions:
-        """Predict what is left; arguments left out keep their last value."""
-        self._began = self._clock()
+        """Predict what is left; arguments left out keep their last value. The outcome counts from the first belief."""
+        self._began = self.run_clock.now()
         is_renewed = self._answer is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
         self._pace = pace or self._pace
@@ -141,12 +140,11 @@ class FollowUp:
             is_renewed=is_renewed,
             is_rough=not self.advises,
         )
-        self._answer, self._rest = answer, answer.rest
-        self._answered_at = self._rest_at = self._clock()
+        self._answer, self._said = answer, Outlook(answer.rest, self.run_clock.now())
+        self._outlook = self._said
         self.run_clock.interrupt()
-        if answer.expected is not None and (self._outcome_timer is None or self._is_first_belief):
-            self._outcome_timer = OutcomeTimer(answer.expected, clock=self._clock, batches_seen=batches)
-            self._is_first_belief = False
+        if answer.expected is not None and (self._outcome_timer is None or is_first_belief):
+            self._outcome_timer = OutcomeTimer(answer.expected, clock=self.run_clock.now, batches_seen=batches)
         return answer.predictions
 
     def was_shown(self) -> None:
@@ -160,8 +158,8 @@ class FollowUp:
         Returns:
             The new predictions, which were logged; None if what was shown still holds.
         """
-        before, trace = self._answer, self._trace
-        if before is None or trace is None:
+        before, said, trace = self._answer, self._said, self._trace
+        if before is None or said is None or trace is None:
             return None
         facts = facts_of(
             trainer,
@@ -170,25 +168,27 @@ class FollowUp:
             batches_per_epoch=before.batches_per_epoch or self.run_clock.batches_per_epoch,
         )
         rest = rest_of(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
-        now = self._clock()
-        self._rest, self._rest_at = rest, now
+        now = self.run_clock.now()
+        self._outlook = Outlook(rest, now)
         if rest.counts.batches == 0 or not self.advises:
             return None
-        is_first, self._has_advised = self.advises and not self._has_advised, self.advises
-        if not (is_first or self._has_left(before.rest, rest, now) or host_has_moved(before, rest.workload)):
+        is_first, self._has_advised = not self._has_advised, True
+        has_left = not said.holds(rest, now)
+        if not (is_first or has_left or host_has_moved(before, rest.workload)):
             return None
-        self._is_first_belief = is_first
-        has_left, answered_at = self._has_left(before.rest, rest, now), self._answered_at
         choice = cheapest_of(before.predictions)
-        predictions = self.predict(trainer, moment=moment)
-        deliver(predictions, trainer, manner=self.manner)
+        predictions = self.predict(trainer, moment=moment, is_first_belief=is_first)
+        ranking = rank(predictions, deadline_hours=self.manner.deadline_hours)
+        deliver(predictions, ranking, trainer, self.manner)
         answer = self._answer or before
         if is_first:
             when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
-            show_advice(predictions, trainer, when=when, news=self._news(trainer, answer), manner=self.manner)
+            lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
+            if self.manner.with_table:
+                trainer.lightning_module.print("\n".join(lines) + "\n")
         elif has_left or cheapest_of(predictions) != choice:
-            said = before.rest.forecast
-            instead = None if said is None else max(0.0, said.middle - (now - answered_at))
+            left = said.left(now)
+            instead = None if left is None else max(0.0, left.middle)
             if max(0.0 if rest.forecast is None else rest.forecast.middle, instead or 0.0) >= SECONDS_WORTH_A_LINE:
                 say(trainer, self._news(trainer, answer, instead))
         self.was_shown()
@@ -235,12 +235,6 @@ class FollowUp:
         self.run_clock.buffered = batches_in_store(trainer)
         seconds = measured_seconds(trace)
         self.run_clock.device_seconds = None if seconds is None else seconds / trace.batches
-
-    def _has_left(self, before: RestOfRun, rest: RestOfRun, now: float) -> bool:
-        """Return whether the run on this machine will end outside of the interval that was shown."""
-        if rest.forecast is None or before.forecast is None:
-            return rest.forecast is not before.forecast
-        return not before.forecast.added(self._answered_at - now).holds(rest.forecast.middle)
 
 
 def cheapest_of(predictions: Predictions) -> str | None:

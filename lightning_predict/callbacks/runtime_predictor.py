@@ -20,7 +20,7 @@ from decimal import Decimal
 from fractions import Fraction
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.callbacks.arguments import (
@@ -65,6 +65,27 @@ if TYPE_CHECKING:
 
     from lightning_predict.callbacks.advising import Following
     from lightning_predict.changes.advice_text import Advice
+
+
+@final
+class _Fit:
+    """What is under way in one fit, on rank zero; what is None is not begun, not asked for, or over."""
+
+    def __init__(self, follow_up: FollowUp, recording: FitRecording) -> None:
+        self.follow_up, self.recording = follow_up, recording
+        self.clock = follow_up.run_clock
+        self.memory_ahead = MemoryAhead()
+        self.following: Following | None = None
+        self.in_bar: ShownInBar | None = None
+        self.progress_file: ProgressFile | None = None
+
+    def ends(self) -> None:
+        """Leave nothing recording, and the progress bar as it was."""
+        if self.in_bar is not None:
+            self.in_bar.remove()
+        if self.following is not None:
+            self.following.stop()
+        self.recording.stop()
 
 
 @documents_assumptions
@@ -128,23 +149,18 @@ class RuntimePredictor(Callback):
         WeightsNotFoundError: `weights` does not exist.
     """
 
-    _recording: FitRecording | None = None
-    _follow_up: FollowUp | None = None
-    _following: Following | None = None
-    _in_bar: ShownInBar | None = None
-    _memory_ahead: MemoryAhead | None = None
-    _progress_file: ProgressFile | None = None
+    _fit: _Fit | None = None
 
     @property
     def remaining_seconds(self) -> float | None:
         """Seconds left of the fit on the machine in use; None before the capture and after the fit."""
-        left = None if self._follow_up is None else self._follow_up.remaining
+        left = self.remaining
         return None if left is None else left.middle
 
     @property
     def remaining(self) -> Interval[float] | None:
         """Seconds left of the fit on the machine in use, with their 90 % interval; None likewise."""
-        return None if self._follow_up is None else self._follow_up.remaining
+        return None if self._fit is None else self._fit.follow_up.remaining
 
     def __init__(
         self,
@@ -235,9 +251,7 @@ class RuntimePredictor(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
-        own = {"_recording", "_follow_up", "_following", "_in_bar", "_memory_ahead", "_progress_file"}
-        left_out = LIGHTNINGS_OWN | own
-        return {name: value for name, value in vars(self).items() if name not in left_out}
+        return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | {"_fit"}}
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -254,97 +268,91 @@ class RuntimePredictor(Callback):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
             device = trainer.strategy.root_device
-            self._follow_up = FollowUp(self._question, run_clock_of(trainer, device=device), self.manner)
-            self._recording = FitRecording(trainer, pl_module, clock=device_clock(device))
-            self._memory_ahead = MemoryAhead()
+            self._fit = _Fit(
+                FollowUp(self._question, run_clock_of(trainer, device=device), self.manner),
+                FitRecording(trainer, pl_module, clock=device_clock(device)),
+            )
 
     @never_raises
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
-        if self._follow_up is not None:
-            self._follow_up.run_clock.sanity_check_starts()
+        if self._fit is not None:
+            self._fit.clock.sanity_check_starts()
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to time steps."""
-        if self._recording is None or self._follow_up is None:
+        fit = self._fit
+        if fit is None:
             return
-        windows = self._follow_up.run_clock.windows
+        windows = fit.clock.windows
         windows.begins(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
-        self._progress_file = ProgressFile.wanted(self.progress_file, trainer)
-        self._recording.training_starts(
-            trainer,
-            pl_module,
-            warmup_steps=self.warmup_steps,
-            capture_steps=self.capture_steps,
-            count=windows,
+        fit.progress_file = ProgressFile.wanted(self.progress_file, trainer)
+        fit.recording.training_starts(
+            trainer, pl_module, warmup_steps=self.warmup_steps, capture_steps=self.capture_steps, count=windows
         )
 
     @never_raises
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the start of workers from the wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.run_clock.epoch_starts()
-        if self._recording is not None:
-            self._recording.pause()
+        if self._fit is not None:
+            self._fit.clock.epoch_starts()
+            self._fit.recording.pause()
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude what an epoch ends with from the wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.run_clock.epoch_ends()
-        if self._recording is not None:
-            self._recording.pause()
+        if self._fit is not None:
+            self._fit.clock.epoch_ends()
+            self._fit.recording.pause()
 
     @never_raises
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Exclude a checkpoint from the wait for a batch, and time its writing."""
-        if self._recording is not None:
-            self._recording.checkpoint_is_collected()
-        if self._follow_up is not None:
-            self._follow_up.run_clock.checkpoint_is_collected(self)
+        if self._fit is not None:
+            self._fit.recording.checkpoint_is_collected()
+            self._fit.clock.checkpoint_is_collected(self)
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the step that begins."""
-        follow_up = self._follow_up
-        if follow_up is not None and follow_up.run_clock.batch_starts():
-            self.predictions = follow_up.renew(trainer, moment="batch start") or self.predictions
-        is_recorded = self._recording is not None and self._recording.batch_starts(trainer)
-        if self._following is not None and not is_recorded:
-            self._following.batch_starts()
-        if (is_recorded or self._following is not None) and follow_up is not None:
-            follow_up.run_clock.batch_is_recorded()
+        fit = self._fit
+        if fit is None:
+            return
+        if fit.clock.batch_starts():
+            self.predictions = fit.follow_up.renew(trainer, moment="batch start") or self.predictions
+        is_recorded = fit.recording.batch_starts(trainer)
+        if fit.following is not None and not is_recorded:
+            fit.following.batch_starts()
+        if is_recorded or fit.following is not None:
+            fit.clock.batch_is_recorded()
 
     @never_raises
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Take note of which optimizers step together."""
-        if self._recording is not None:
-            self._recording.optimizer_steps(optimizer)
+        if self._fit is not None:
+            self._fit.recording.optimizer_steps(optimizer)
 
     @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; once every kind of step is recorded, predict."""
-        follow_up = self._follow_up
-        if follow_up is None:
+        fit = self._fit
+        if fit is None:
             return
-        follow_up.run_clock.batch_ends(lambda: trainer.global_step)
-        if self._progress_file is not None:
-            self._progress_file.batch_ends(trainer, follow_up.run_clock)
-        if follow_up.is_due():
-            self.predictions = follow_up.renew(trainer, moment="batch end") or self.predictions
-        if self._following is not None and self._following.batch_ends():
-            self._tell_advice(trainer, pl_module, self._following)
-        if self._recording is None:
-            return
-        trace = self._recording.batch_ends(batch)
+        fit.clock.batch_ends(lambda: trainer.global_step)
+        if fit.progress_file is not None:
+            fit.progress_file.batch_ends(trainer, fit.clock)
+        if fit.follow_up.is_due():
+            self.predictions = fit.follow_up.renew(trainer, moment="batch end") or self.predictions
+        if fit.following is not None and fit.following.batch_ends():
+            self._tell_advice(trainer, pl_module, fit, fit.following)
+        trace = fit.recording.batch_ends(batch)
         if trace is not None:
             is_first = self.trace is None
-            if self._memory_ahead is not None:
-                self._memory_ahead.batch_was_recorded(batch)
-            self._predict_recorded(trainer, pl_module, self._recording, follow_up, trace)
+            fit.memory_ahead.batch_was_recorded(batch)
+            self._predict_recorded(trainer, pl_module, fit, trace)
             if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
                 show_batch_sizes(options, trainer, pl_module, with_table=self.manner.with_table)
@@ -353,23 +361,26 @@ class RuntimePredictor(Callback):
     @never_raises
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the wait for a batch."""
-        if self._follow_up is not None:
-            self._follow_up.run_clock.validation_starts(is_check=trainer.sanity_checking)
-        if self._recording is not None:
-            self._recording.validation_starts()
-        if self._memory_ahead is not None and self.trace is not None:  # its loaders may be made only now
-            self._memory_ahead.tell(trainer, self.trace)
+        fit = self._fit
+        if fit is None:
+            return
+        fit.clock.validation_starts(is_check=trainer.sanity_checking)
+        fit.recording.validation_starts()
+        if self.trace is not None:  # its loaders may be made only now
+            fit.memory_ahead.tell(trainer, self.trace)
 
     @never_raises
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Record a batch of the sanity check, or of the first validation where there was none."""
-        is_recorded = self._recording is not None and self._recording.validation_batch_starts(trainer)
-        if self._follow_up is not None:
-            self._follow_up.run_clock.validation_batch_starts()
-            if is_recorded:
-                self._follow_up.run_clock.validation_batch_is_recorded()
+        fit = self._fit
+        if fit is None:
+            return
+        is_recorded = fit.recording.validation_batch_starts(trainer)
+        fit.clock.validation_batch_starts()
+        if is_recorded:
+            fit.clock.validation_batch_is_recorded()
 
     @never_raises
     def on_validation_batch_end(
@@ -382,27 +393,30 @@ class RuntimePredictor(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """End the recording of a validation batch."""
-        if self._follow_up is not None:
-            self._follow_up.run_clock.validation_batch_ends()
-        if self._recording is not None:
-            self._recording.validation_batch_ends(batch)
+        if self._fit is not None:
+            self._fit.clock.validation_batch_ends()
+            self._fit.recording.validation_batch_ends(batch)
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again where validation had to be estimated and has now been recorded."""
-        follow_up, recording = self._follow_up, self._recording
-        if follow_up is not None:
-            follow_up.run_clock.validation_ends()
-        if follow_up is not None and recording is not None and follow_up.has_predicted and recording.validation_is_done:
-            self._predict(trainer, pl_module, follow_up, "validation end")
+        fit = self._fit
+        if fit is None:
+            return
+        fit.clock.validation_ends()
+        if fit.follow_up.has_predicted and fit.recording.validation_is_done:
+            self._predict(trainer, pl_module, fit, "validation end")
 
     @never_raises
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict from what was recorded if the run ended before all was, or say that it was too short for any."""
-        trace = None if self._recording is None else self._recording.rest()
-        if trace is not None and self._recording is not None and self._follow_up is not None:
-            self._predict_recorded(trainer, pl_module, self._recording, self._follow_up, trace)
-        unfinished = None if self._recording is None else self._recording.unfinished_steps()
+        fit = self._fit
+        if fit is None:
+            return
+        trace = fit.recording.rest()
+        if trace is not None:
+            self._predict_recorded(trainer, pl_module, fit, trace)
+        unfinished = fit.recording.unfinished_steps()
         if unfinished is not None:
             batches, windows = unfinished
             warn(
@@ -410,12 +424,11 @@ class RuntimePredictor(Callback):
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
-        if self._following is not None:
-            self._tell_advice(trainer, pl_module, self._following)
-        if self._follow_up is not None:
-            if self._progress_file is not None:
-                self._progress_file.batch_ends(trainer, self._follow_up.run_clock, has_ended=True)
-            self.outcome = self._follow_up.look_back(trainer)
+        if fit.following is not None:
+            self._tell_advice(trainer, pl_module, fit, fit.following)
+        if fit.progress_file is not None:
+            fit.progress_file.batch_ends(trainer, fit.clock, has_ended=True)
+        self.outcome = fit.follow_up.look_back(trainer)
         self._deactivate()
 
     @never_raises
@@ -434,13 +447,11 @@ class RuntimePredictor(Callback):
             self._deactivate()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
-    def _predict_recorded(
-        self, trainer: Trainer, pl_module: LightningModule, recording: FitRecording, follow_up: FollowUp, trace: Trace
-    ) -> None:
+    def _predict_recorded(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, trace: Trace) -> None:
         """Keep a step that was recorded, and predict from it."""
         self.trace = trace.changed(lambda step: of_processes(step, trainer))
         self._save(trainer)
-        self._predict(trainer, pl_module, follow_up, "batch end", trace=trace, pace=recording.pace)
+        self._predict(trainer, pl_module, fit, "batch end", trace=trace, pace=fit.recording.pace)
 
     def _save(self, trainer: Trainer) -> None:
         """Write the recorded step where that was asked for; a file that cannot be written is one warning."""
@@ -457,44 +468,41 @@ class RuntimePredictor(Callback):
         except (OSError, TraceFormatError) as error:
             warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
 
-    def _predict(
-        self, trainer: Trainer, pl_module: LightningModule, follow_up: FollowUp, moment: Moment, **given: Any
-    ) -> None:
+    def _predict(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: Moment, **given: Any) -> None:
         """Predict, show, and go on recording only a validation that is still to come."""
-        recording = self._recording
-        validation = None if recording is None else recording.validation_trace()
+        follow_up, validation = fit.follow_up, fit.recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
         show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason, advises=follow_up.advises)
-        if self.asks_advice and self.advice is None and self._following is None and self.trace is not None:
+        if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
             from lightning_predict.callbacks.advising import Following
 
-            following = Following(trainer, pl_module, self.trace, follow_up.run_clock.windows)
+            following = Following(trainer, pl_module, self.trace, fit.clock.windows)
             if following.is_useful(self.trace) and moment == "batch end":
-                self._following = following
+                fit.following = following
             else:
-                self._tell_advice(trainer, pl_module, following)
-        if self._memory_ahead is not None and self.trace is not None:
-            self._memory_ahead.tell(trainer, self.trace, validation=validation)
-        if self.progress_bar and self._in_bar is None:
-            self._in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=follow_up.run_clock.now)
+                self._tell_advice(trainer, pl_module, fit, following)
+        if self.trace is not None:
+            fit.memory_ahead.tell(trainer, self.trace, validation=validation)
+        if self.progress_bar and fit.in_bar is None:
+            fit.in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=fit.clock.now)
         follow_up.was_shown()
-        if recording is not None and (validation is not None or not trainer.enable_validation):
-            recording.forget_validation()
+        if validation is not None or not trainer.enable_validation:
+            fit.recording.forget_validation()
 
-    def _tell_advice(self, trainer: Trainer, pl_module: LightningModule, following: Following) -> None:
+    def _tell_advice(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, following: Following) -> None:
         """Keep what was followed of the step, and say what to change first."""
         from lightning_predict.callbacks.advising import tell_advice
 
         following.stop()
-        self._following = None
+        fit.following = None
         if following.trace is not self.trace:
             self.trace = following.trace
             self._save(trainer)
         left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
         self.advice = tell_advice(trainer, pl_module, following.trace, self._question, iterations=left)
-        if self.advice is not None and self._follow_up is not None:
-            self._follow_up.foretold = self.advice.foretold()
+        if self.advice is not None:
+            fit.follow_up.foretold = self.advice.foretold()
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether the code has one already and the environment asks for a second, which would interfere."""
@@ -503,12 +511,6 @@ class RuntimePredictor(Callback):
 
     def _deactivate(self) -> None:
         """Forget everything but the predictions, with nothing left recording."""
-        in_bar, self._in_bar, self._progress_file = self._in_bar, None, None
-        recording, self._recording, self._follow_up, self._memory_ahead = self._recording, None, None, None
-        following, self._following = self._following, None
-        if in_bar is not None:
-            in_bar.remove()
-        if following is not None:
-            following.stop()
-        if recording is not None:
-            recording.stop()
+        fit, self._fit = self._fit, None
+        if fit is not None:
+            fit.ends()

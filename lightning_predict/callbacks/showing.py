@@ -25,7 +25,7 @@ from lightning_predict.reports.loggers import (
     write_json,
 )
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import Ranking, lines_of_run, rank, ranking_lines
+from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
 from lightning_predict.reports.table import print_table
 
 if TYPE_CHECKING:
@@ -68,15 +68,11 @@ def show(
         pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
             pl_module.print("\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
-    _deliver(predictions, ranking, trainer, manner)
+    deliver(predictions, ranking, trainer, manner)
 
 
-def deliver(predictions: Predictions, trainer: Trainer, *, manner: Manner) -> None:
+def deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: Manner) -> None:
     """Log predictions and their ranking at the current step, and write the file that was asked for."""
-    _deliver(predictions, rank(predictions, deadline_hours=manner.deadline_hours), trainer, manner)
-
-
-def _deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: Manner) -> None:
     step, loggers = trainer.global_step, trainer.loggers
     gpus = None if manner.logs_in_full else that_decide(ranking, predictions)
 
@@ -87,14 +83,6 @@ def _deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manne
     for warning in logged(trainer, log):
         warn(warning)
     write_file(predictions, trainer, manner)
-
-
-def show_advice(predictions: Predictions, trainer: Trainer, *, when: str, news: str, manner: Manner) -> None:
-    """Say what is left now that enough was seen to believe it, and what to rent."""
-    if manner.with_table:
-        ranking = rank(predictions, deadline_hours=manner.deadline_hours)
-        lines = lines_of_run(ranking, when=when, news=news, width=width_at_hand())
-        trainer.lightning_module.print("\n".join(lines) + "\n")
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:

@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 def facts_of(
     trainer: Trainer, *, pace: Pace, moment: Moment = "batch end", batches_per_epoch: int | None = None
 ) -> Facts:
-    """Read what a forecast needs of a fit.
-
-    Args:
-        trainer: A Trainer that is fitting.
-        pace: How windows went by so far.
-        moment: The hook that asks.
-        batches_per_epoch: What the user says, for a loader without a length.
-    """
+    """Read what a forecast needs of a fit; the arguments are those of `position_of`."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
     return Facts(
         position=position_of(
@@ -68,7 +61,7 @@ def position_of(
         batches_done: Batches of this epoch that are done.
         pace: How windows went by so far.
         moment: The hook that asks.
-        batches_per_epoch: What the user says, for a loader without a length.
+        batches_per_epoch: For a loader without a length; None if not known.
     """
     length = _finite(trainer.num_training_batches)
     return Position(

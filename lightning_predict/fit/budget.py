@@ -29,7 +29,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, significant
 from lightning_predict.reports.format import usd_of_steps as dollars
 from lightning_predict.reports.format import usd_per_hour as price_in_words
-from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
+from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
     import torch
@@ -182,11 +182,7 @@ class Ledger:
         return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
 
     def open(self, *, forget: bool) -> None:
-        """Begin a fit.
-
-        Args:
-            forget: Leave out what earlier fits took.
-        """
+        """Begin a fit; `forget` what earlier ones took."""
         self.close()
         if forget:
             self.seconds_before = self.usd_before = 0.0
@@ -244,11 +240,6 @@ def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
 def co2_limit(kilograms: float, *, per_second: float, before: float = 0.0) -> Limit:
     """Return a limit in kilograms of CO2: time uses it up at the power of the machines on their grid."""
     return Limit(name="kg_co2", total=kilograms, per_second=per_second, show=_co2_in_words, before=before)
-
-
-def co2_per_second(watts: float, *, grid_grams_per_kwh: float, pue: float) -> float:
-    """Kilograms of CO2 a second of machines that draw so much, with what cools them."""
-    return seconds_to_hours(grams_to_kilograms(watts_to_kilowatts(watts * pue) * grid_grams_per_kwh))
 
 
 def _co2_in_words(kilograms: float) -> str:
@@ -309,19 +300,6 @@ class BudgetVerdict:
 GO_ON: Final = BudgetVerdict("go on", "within the budget")
 
 
-def metrics_of(limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float] | None) -> dict[str, float]:
-    """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed."""
-    values = {}
-    for limit in limits:
-        values[f"{limit.name}_used"] = limit.used(elapsed_seconds)
-        values[f"{limit.name}_limit"] = limit.total
-        if forecast is not None:
-            values[f"{limit.name}_forecast"] = limit.used(elapsed_seconds + forecast.middle)
-            values[f"{limit.name}_forecast_low"] = limit.used(elapsed_seconds + forecast.low)
-            values[f"{limit.name}_forecast_high"] = limit.used(elapsed_seconds + forecast.high)
-    return values
-
-
 def judge_forecast(
     limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
 ) -> BudgetVerdict:
@@ -370,23 +348,6 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
 VALIDATION_OVERRUN_SHARE: Final = 0.05
 """Share of a limit by which a validation that has begun may exceed it, for metrics of all of its batches."""
 
-
-def judge_validation(limits: Sequence[Limit], elapsed_seconds: float, rest_seconds: float | None) -> BudgetVerdict:
-    """Judge the use within a validation: warn where a limit is used up, stop where the rest would exceed it by far.
-
-    Args:
-        limits: The limits.
-        elapsed_seconds: Seconds of this fit.
-        rest_seconds: Seconds that the rest of the validation takes; None if unknown.
-    """
-    use = judge_use(limits, elapsed_seconds)
-    if use.action != "stop":
-        return GO_ON
-    allowed = [replace(limit, total=(1.0 + VALIDATION_OVERRUN_SHARE) * limit.total) for limit in limits]
-    is_small = judge_use(allowed, elapsed_seconds, rest_seconds or 0.0).action != "stop"
-    return BudgetVerdict("warn" if is_small else "stop", use.reason)
-
-
 BudgetQuestion = Literal["forecast", "outlook", "use"]
 """What is to be judged: a forecast that may stop the run, one that may only warn, or the use alone."""
 
@@ -420,13 +381,7 @@ class BudgetWatch:
         self._narrows()
 
     def question(self, batches: int, seconds: float, *, elapsed: float) -> BudgetQuestion | None:
-        """Return what is to be judged after a batch; None if nothing is.
-
-        Args:
-            batches: Batches that were trained.
-            seconds: Seconds since the first of them began.
-            elapsed: Seconds of the fit, as its ledger counts.
-        """
+        """Return what is to be judged after so many batches and seconds of them, with `elapsed` of the fit."""
         moments = self._moments
         if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
             return "forecast"
@@ -435,16 +390,29 @@ class BudgetWatch:
         return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
-        """Return values for loggers by name."""
-        return metrics_of(self.limits, self._ledger.elapsed_seconds, self.forecast)
+        """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed."""
+        values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
+        for limit in self.limits:
+            values[f"{limit.name}_used"], values[f"{limit.name}_limit"] = limit.used(elapsed), limit.total
+            if forecast is not None:
+                values[f"{limit.name}_forecast"] = limit.used(elapsed + forecast.middle)
+                values[f"{limit.name}_forecast_low"] = limit.used(elapsed + forecast.low)
+                values[f"{limit.name}_forecast_high"] = limit.used(elapsed + forecast.high)
+        return values
 
     def judge_use(self) -> BudgetVerdict:
         """Judge what is used up, with what it takes to end; warn once."""
         return self._once("use", judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
     def judge_validation(self, rest_seconds: float | None) -> BudgetVerdict:
-        """Judge what is used up within a validation, whose rest takes so long."""
-        return judge_validation(self.limits, self._ledger.elapsed_seconds, rest_seconds)
+        """Warn where a limit is used up within a validation, stop where its rest (None: unknown) exceeds it by far."""
+        elapsed = self._ledger.elapsed_seconds
+        use = judge_use(self.limits, elapsed)
+        if use.action != "stop":
+            return GO_ON
+        allowed = [replace(limit, total=(1.0 + VALIDATION_OVERRUN_SHARE) * limit.total) for limit in self.limits]
+        is_small = judge_use(allowed, elapsed, rest_seconds or 0.0).action != "stop"
+        return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def judge(
         self, question: BudgetQuestion, rest: RestOfRun | None, *, may_end_earlier: bool = False

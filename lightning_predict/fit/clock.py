@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
@@ -169,6 +169,114 @@ class _ValidationRun:
         self.is_recorded = False
         self.batch_seconds: list[tuple[float, bool]] = []
 
+    @property
+    def every(self) -> list[float]:
+        """Seconds of each batch."""
+        return [seconds for seconds, _ in self.batch_seconds]
+
+    def plain(self, start: int = 0) -> list[float]:
+        """Return those of batches that were not recorded, from one on."""
+        return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
+
+
+@final
+class ValidationTimer:
+    """Times the validation runs of a fit, the sanity check apart from the others.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._run: _ValidationRun | None = None
+        self._check: _ValidationRun | None = None
+        self._batches, self._waits, self._around = Evidence(), Evidence(), Evidence()
+        self._batches_per_run = 1
+
+    @property
+    def is_under_way(self) -> bool:
+        """A run has begun and not ended."""
+        return self._run is not None
+
+    def starts(self, *, before: float, is_check: bool) -> None:
+        """Note that a run begins; the last training batch had ended `before`."""
+        self._run = _ValidationRun(before, is_check=is_check)
+
+    def batch_starts(self) -> None:
+        """Note that a batch is about to be validated."""
+        run = self._run
+        if run is None or run.batch_start is not None:
+            return
+        run.batch_start = now = self._clock()
+        if run.start_seconds is None:
+            run.start_seconds = now - run.before
+        else:
+            run.waited += now - run.last_end
+
+    def batch_is_recorded(self) -> None:
+        """Note that the batch under way takes longer than others, as it is recorded."""
+        if self._run is not None:
+            self._run.is_recorded = True
+
+    def batch_ends(self) -> None:
+        """Note that a batch was validated."""
+        run = self._run
+        if run is None or run.batch_start is None:
+            return
+        run.last_end = self._clock()
+        run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
+        run.batch_start, run.is_recorded = None, False
+
+    def ends(self) -> float | None:
+        """Note that the run has ended; return when, or None if none was under way."""
+        run, self._run = self._run, None
+        if run is None:
+            return None
+        now = self._clock()
+        every = run.every
+        if run.is_check:
+            self._check = run
+        elif every:
+            plain = run.plain() or every
+            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
+            # Of a run as a whole: its first batches are cold and its last is small in each.
+            self._batches.add(statistics.fmean(plain))
+            self._batches_per_run = len(plain)
+            if len(every) > 1:
+                self._waits.add(run.waited / len(every))
+        return now
+
+    def times(self, batch_seconds: float | None, made_in: Interval[float]) -> ValidationTimes | None:
+        """See `RunClock.validation_times`."""
+        found, around = self._batches.believed(of_each=self._batches_per_run), self._around.believed()
+        if found is not None and around is not None:
+            waits = self._waits.believed()
+            return ValidationTimes(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
+        check = self._check
+        if check is None or not check.batch_seconds:
+            return None
+        seconds = min(check.plain(1) or check.every)
+        least = seconds if batch_seconds is None else min(seconds, batch_seconds)
+        middle = math.sqrt(least * seconds)
+        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
+        start = check.start_seconds or 0.0
+        return ValidationTimes(
+            around=Interval(0.0, start, UNSEEN_LONGER * start),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).each(max, made_in.added(-middle)),
+            batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What lies between two batches: since when, whether it is more than a wait, and whether an epoch begins in it."""
+
+    since: float
+    is_pause: bool = False
+    is_new_epoch: bool = False
+
 
 @final
 class RunClock:
@@ -176,7 +284,6 @@ class RunClock:
 
     Args:
         clock: Monotonic clock, in seconds.
-
         is_asynchronous: Batches end for the host before they do for the device.
 
     Attributes:
@@ -190,12 +297,7 @@ class RunClock:
             do for the device; None if none was.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = perf_counter,
-        *,
-        is_asynchronous: bool = False,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
         self.batches_per_epoch: int | None = None
         self.windows = WindowCount()
         self.checkpoints = CheckpointClock()
@@ -207,11 +309,9 @@ class RunClock:
         self._clock = clock
         self._is_asynchronous = is_asynchronous
         self._batch_start: float | None = None
-        self._batch_end: float | None = None
+        self._gap: _Gap | None = None
         self._ended = 0.0
         self._is_recorded = False
-        self._paused_from: float | None = None
-        self._is_new_epoch = False
         self._first_waits: int | None = None
         self._epochs = 0
         self._epoch_began_at: int | None = None
@@ -219,10 +319,7 @@ class RunClock:
         self._steps, self._waits, self._cycles, self._pauses = Evidence(), Evidence(), Evidence(), Evidence()
         self._last_step = 0.0
         self._first_pause: float | None = None
-        self._validation: _ValidationRun | None = None
-        self._check: _ValidationRun | None = None
-        self._validated, self._validation_waits, self._around = Evidence(), Evidence(), Evidence()
-        self._validation_batches = 1
+        self._validation = ValidationTimer(clock)
 
     @property
     def batches(self) -> int:
@@ -240,8 +337,7 @@ class RunClock:
 
     def interrupt(self) -> None:
         """Note that something happens before the next batch that will not happen again: a prediction."""
-        self._batch_end = self._paused_from = None
-        self._is_new_epoch = False
+        self._gap = None
         self._waits_to_skip = self.buffered
 
     # Events of training.
@@ -255,10 +351,12 @@ class RunClock:
         if self._batch_start is not None:
             return False
         now = self._batch_start = self._clock()
-        if self._paused_from is not None or self.began is None:
-            return self._resumes(now)
-        if self._batch_end is not None:
-            wait = now - self._batch_end
+        gap = self._gap
+        if self.began is None or (gap is not None and gap.is_pause):
+            self._gap = None
+            return self._resumes(now, gap)
+        if gap is not None:
+            wait = now - gap.since
             if self.checkpoints.is_pending:
                 self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
             elif self._waits_to_skip:
@@ -289,20 +387,19 @@ class RunClock:
             windows.batches += 1
         now = self._ended = self._clock()
         if self._is_recorded:
-            self._is_recorded, self._batch_end = False, None
+            self._is_recorded, self._gap = False, None
             return
-        self._batch_end, self._last_step = now, now - start
+        self._gap, self._last_step = _Gap(now), now - start
         if not self._is_asynchronous:
             self._steps.add(now - start)
 
     def epoch_starts(self) -> None:
         """Note that an epoch begins; its loader may start workers."""
-        self._breaks()
-        self._is_new_epoch, self._epoch_began_at = True, self.batches
+        self._gap, self._epoch_began_at = replace(self._breaks(), is_new_epoch=True), self.batches
 
     def epoch_ends(self) -> None:
         """Note that an epoch has ended."""
-        self._breaks()
+        self._gap = self._breaks()
         began, self._epoch_began_at = self._epoch_began_at, None
         if began is not None and self.batches > began:  # one that is resumed within has no beginning
             self.batches_per_epoch = self.batches - began
@@ -316,63 +413,39 @@ class RunClock:
     def sanity_check_starts(self) -> None:
         """Note that the sanity check is about to start its loader's workers."""
         self.has_begun = True
-        self._paused_from = self._clock()
+        self._gap = _Gap(self._clock(), is_pause=True)
 
     def validation_starts(self, *, is_check: bool) -> None:
         """Note that a validation run, or the sanity check, begins."""
         self.has_begun = True
-        if self._validation is not None:
+        if self._validation.is_under_way:
             return
-        now = self._clock()
-        before = self._batch_end if self._batch_end is not None else self._paused_from
+        now, gap = self._clock(), self._gap
+        before = now if gap is None else gap.since
         if self.checkpoints.is_pending:  # Written after the last batch; what validation starts is short.
             self.checkpoints.hook_begins(now)
             before = now
-        self._batch_start = self._batch_end = None
-        self._validation = _ValidationRun(now if before is None else before, is_check=is_check)
+        self._batch_start = None
+        self._gap = gap if gap is not None and gap.is_pause else None
+        self._validation.starts(before=before, is_check=is_check)
 
     def validation_batch_starts(self) -> None:
         """Note that a batch is about to be validated."""
-        run = self._validation
-        if run is None or run.batch_start is not None:
-            return
-        run.batch_start = now = self._clock()
-        if run.start_seconds is None:
-            run.start_seconds = now - run.before
-        else:
-            run.waited += now - run.last_end
+        self._validation.batch_starts()
 
     def validation_batch_is_recorded(self) -> None:
         """Note that the batch under way takes longer than others, as it is recorded."""
-        if self._validation is not None:
-            self._validation.is_recorded = True
+        self._validation.batch_is_recorded()
 
     def validation_batch_ends(self) -> None:
         """Note that a batch was validated."""
-        run = self._validation
-        if run is None or run.batch_start is None:
-            return
-        run.last_end = self._clock()
-        run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
-        run.batch_start, run.is_recorded = None, False
+        self._validation.batch_ends()
 
     def validation_ends(self) -> None:
         """Note that the validation run has ended."""
-        run, self._validation = self._validation, None
-        if run is None:
-            return
-        self._paused_from = now = self._clock()
-        if run.is_check:
-            self._check = run
-        elif run.batch_seconds:
-            every = [seconds for seconds, _ in run.batch_seconds]
-            plain = [seconds for seconds, is_recorded in run.batch_seconds if not is_recorded] or every
-            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
-            # Of a run as a whole: its first batches are cold and its last is small in each.
-            self._validated.add(statistics.fmean(plain))
-            self._validation_batches = len(plain)
-            if len(every) > 1:
-                self._validation_waits.add(run.waited / len(every))
+        now = self._validation.ends()
+        if now is not None:
+            self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
 
     # What is known.
 
@@ -436,24 +509,7 @@ class RunClock:
             made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
                 were ready before they were asked for.
         """
-        found, around = self._validated.believed(of_each=self._validation_batches), self._around.believed()
-        if found is not None and around is not None:
-            waits = self._validation_waits.believed()
-            return ValidationTimes(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
-        check = self._check
-        if check is None or not check.batch_seconds:
-            return None
-        steady = [seconds for seconds, is_recorded in check.batch_seconds[1:] if not is_recorded]
-        seconds = min(steady or [seconds for seconds, _ in check.batch_seconds])
-        least = seconds if batch_seconds is None else min(seconds, batch_seconds)
-        middle = math.sqrt(least * seconds)
-        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
-        start = check.start_seconds or 0.0
-        return ValidationTimes(
-            around=Interval(0.0, start, UNSEEN_LONGER * start),
-            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).each(max, made_in.added(-middle)),
-            batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
-        )
+        return self._validation.times(batch_seconds, made_in)
 
     def pause(self, *, starts_workers: bool) -> Interval[float]:
         """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.
@@ -472,21 +528,19 @@ class RunClock:
         waits = self._waits.believed()
         return 0.0 if waits is None else waits.mean.middle
 
-    def _breaks(self) -> None:
-        """Note that something other than a wait for a batch begins."""
-        self.has_begun = True
+    def _breaks(self) -> _Gap:
+        """Note that something other than a wait for a batch begins, and return what lies between the batches now."""
+        self.has_begun, self._batch_start = True, None
         now = self._clock()
+        gap = self._gap or _Gap(now)
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now)
-            self._paused_from = now
-        if self._paused_from is None:
-            self._paused_from = now if self._batch_end is None else self._batch_end
-        self._batch_start = self._batch_end = None
+            gap = replace(gap, since=now)
+        return replace(gap, is_pause=True)
 
-    def _resumes(self, now: float) -> bool:
+    def _resumes(self, now: float, gap: _Gap | None) -> bool:
         """Sum up the pause that ends with this batch."""
-        before, is_new = self._paused_from, self._is_new_epoch
-        self._paused_from, self._is_new_epoch = None, False
+        is_new = gap is not None and gap.is_new_epoch
         is_first, self.began, self.has_begun = self.began is None, self.began or now, True
         has_doubled = False
         if is_new and not is_first:
@@ -496,12 +550,12 @@ class RunClock:
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
             return has_doubled
-        if not is_new or before is None:
+        if gap is None or not is_new:
             return False
         if is_first:
-            self._first_pause = now - before
+            self._first_pause = now - gap.since
             return False
-        self._pauses.add(now - before)
+        self._pauses.add(now - gap.since)
         return has_doubled
 
 

@@ -117,6 +117,27 @@ class RestOfRun:
         return f"{STEPS_SAID:,} steps take {thousand} on this machine, and an hour holds {significant(an_hour)}"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The rest of a run as it was found, when the clock showed so many seconds."""
+
+    rest: RestOfRun
+    at: float
+
+    def left(self, now: float) -> Interval[float] | None:
+        """Seconds that it leaves now; None where its end is not known."""
+        forecast = self.rest.forecast
+        return None if forecast is None else forecast.added(self.at - now)
+
+    def holds(self, rest: RestOfRun, now: float) -> bool:
+        """Return whether the run will end within its interval by what is found now."""
+        left = self.left(now)
+        if left is None or rest.forecast is None:
+            return left is rest.forecast
+        return left.holds(rest.forecast.middle)
+
+
 def rest_of(
     facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:

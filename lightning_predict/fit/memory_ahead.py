@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.changes.batch_size import samples_per_batch, why_no_other_batch, with_samples
@@ -106,43 +107,31 @@ def _to_come(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
     if gpu is None or not steps:
         return
     step = max(steps, key=lambda one: one.bytes)
+    worry = partial(Worry, gpu=gpu.name, is_bound=False)
     if ahead.state_bytes:
-        need = step.need(step.bytes + ahead.state_bytes)
-        yield Worry(
+        yield worry(
             kind="optimizer",
-            gpu=gpu.name,
             subject=f"The first update of an optimizer whose state takes {gibibytes(ahead.state_bytes)} GiB",
-            need=need,
-            is_bound=False,
+            need=step.need(step.bytes + ahead.state_bytes),
             remedy="A smaller batch or an optimizer with less state helps.",
         )
-    yield from _of_validation(step, ahead, gpu)
+    samples, training = ahead.validation_samples, samples_per_batch(step.trace)
+    if samples is not None and samples > training:
+        passing, is_bound = step.validation_bytes(ahead.validation, samples)
+        yield worry(
+            kind="validation",
+            subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
+            need=step.need(step.lasting_bytes + ahead.state_bytes + passing),
+            is_bound=is_bound,
+            remedy="Give the validation loader a smaller batch_size.",
+        )
     if ahead.length and ahead.longest and ahead.longest > ahead.length:
-        need = step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes)
-        yield Worry(
+        yield worry(
             kind="sequence",
-            gpu=gpu.name,
             subject=f"A batch of the longest sequence, {ahead.longest:,} after one of {ahead.length:,},",
-            need=need,
-            is_bound=False,
+            need=step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes),
             remedy="Shorter sequences, or fewer to a batch of long ones, help.",
         )
-
-
-def _of_validation(step: _Held, ahead: Ahead, gpu: Gpu) -> Iterator[Worry]:
-    samples, training = ahead.validation_samples, samples_per_batch(step.trace)
-    if samples is None or samples <= training:
-        return
-    passing, is_bound = step.validation_bytes(ahead.validation, samples)
-    need = step.need(step.lasting_bytes + ahead.state_bytes + passing)
-    yield Worry(
-        kind="validation",
-        gpu=gpu.name,
-        subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
-        need=need,
-        is_bound=is_bound,
-        remedy="Give the validation loader a smaller batch_size.",
-    )
 
 
 def _held(trace: Trace) -> Trace:

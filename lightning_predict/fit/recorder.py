@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
 from lightning_predict.fit.evidence import settles_at
@@ -28,7 +28,7 @@ from lightning_predict.fit.windows import (
     kinds_of,
     shares_of_kinds,
 )
-from lightning_predict.tracing.running_loop import BlockTimer, block_steps, with_running_loop
+from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
 # Each window of warm-up delays the first table by a step, which may take minutes: a recording that is a little too
@@ -164,6 +164,142 @@ def _never() -> int:
 
 
 @final
+class SeenWindows:
+    """The windows so far, and what follows from them.
+
+    Attributes:
+        windows: The kind of each; None for one that nothing is to be learnt from.
+        timed: Those that were timed without a recorder, with their numbers.
+        recorded: Those that were recorded.
+    """
+
+    def __init__(self) -> None:
+        self.windows: list[Kind | None] = []
+        self.timed: list[tuple[int, Window]] = []
+        self.recorded: list[Recorded] = []
+        self._kinds: list[Kind | None] = []
+
+    @property
+    def kinds(self) -> list[Kind | None]:
+        """The kinds of all windows, found once a window."""
+        if len(self._kinds) != len(self.windows):
+            self._kinds = kinds_of(self.windows)
+        return self._kinds
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all windows so far are of one kind, as those of a block must be."""
+        return len({*self.kinds} - {None}) <= 1
+
+    @property
+    def kinds_recorded(self) -> list[Kind]:
+        """The kinds of those that were recorded."""
+        found = (self.kinds[one.number] for one in self.recorded)
+        return list(dict.fromkeys(kind for kind in found if kind is not None))
+
+    @property
+    def missing(self) -> list[Kind]:
+        """Kinds that were seen and not recorded.
+
+        What only the first window computes (what it makes and keeps for the others) is none, with the same optimizers.
+        """
+        recorded = self.kinds_recorded
+        updates = {kind.optimizers for kind in recorded}
+        later = set(self.kinds[1:])
+        return [
+            kind
+            for kind in dict.fromkeys(self.kinds)
+            if kind is not None and kind not in recorded and (kind in later or kind.optimizers not in updates)
+        ]
+
+    @property
+    def came_twice(self) -> bool:
+        """Whether, of several recorded kinds, each came twice and was timed warm."""
+        kinds, recorded = self.kinds, self.kinds_recorded
+        timed = {kinds[number] for number, _ in self.timed if kinds[number] in kinds[:number]}
+        return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
+
+    @property
+    def shares(self) -> dict[Kind, float]:
+        """The share of each recorded kind."""
+        return shares_of_kinds(self.kinds, self.kinds_recorded)
+
+    @property
+    def pace(self) -> Pace:
+        """The pace of windows as long as those of the commonest kind."""
+        shares = self.shares
+        windows = {kind: self.typical(kind).window for kind in shares}
+        commonest = windows[max(shares, key=lambda kind: shares[kind])]
+        steps = sum(share * windows[kind].optimizer_steps for kind, share in shares.items())
+        batches = sum(share * windows[kind].batches for kind, share in shares.items())
+        per_window = steps * commonest.batches / batches
+        return Pace(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
+
+    def typical(self, kind: Kind) -> Recorded:
+        """Return the recorded window of median length of a kind (the shorter of two)."""
+        alike = [one for one in self.recorded if self.kinds[one.number] == kind]
+        lengths = [one.window.seconds for one in alike]
+        return alike[lengths.index(statistics.median_low(lengths))]
+
+    def seconds_like_the_last(self) -> list[float]:
+        """Return the times of windows of the last one's kind; of all where none is."""
+        last = self.kinds[-1] if self.kinds else None
+        alike = [window.seconds for number, window in self.timed if last is None or self.kinds[number] == last]
+        return alike or [window.seconds for _, window in self.timed]
+
+    def trace_of(self, kind: Kind, block: StepBlock | None) -> Trace:
+        """Return one kind of window, with the times of those that were not recorded, and of a block of steps."""
+        kinds, recorded = self.kinds, self.typical(kind)
+        window = recorded.window
+        timed = [(number, one) for number, one in self.timed if one.batches == window.batches]
+        # The first of a kind is cold (an optimizer creates its state in it), which shows only against others of its
+        # kind.
+        alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
+        is_only_kind = len({*kinds} - {None}) == 1
+        if is_only_kind or (not alike and len(self.kinds_recorded) == 1):
+            alike = [one for _, one in timed]
+        waits = [seconds for _, one in self.timed for seconds in one.loader_seconds]
+        alike = alike[settles_at([one.seconds for one in alike])[0] :]
+        trace = recorded.session.trace(
+            step_seconds=[one.seconds for one in alike],
+            loader_seconds=waits,
+            samples=window.samples,
+            batches=window.batches,
+            # Where Lightning does not see the optimizers, the session does.
+            optimizer_steps=window.optimizer_steps or None,
+        )
+        hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
+        return with_running_loop(
+            trace, hosts=hosts if len(hosts) == len(alike) else (), block=block if is_only_kind else None
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _UnderWay:
+    """The window under way.
+
+    Attributes:
+        action: What is done with it.
+        is_short: It is the shorter rest of an epoch.
+        is_last: No other of full length follows.
+        compilations: Pieces of code that were compiled before it.
+        batches_expected: Its batches, where those between the first and the last need not be recorded.
+        left_batches_out: Some were not.
+        nodes: Nodes that autograd made in it so far.
+        due: Positions of the optimizers whose update was due in it so far.
+    """
+
+    action: RecorderAction = "skip"
+    is_short: bool = False
+    is_last: bool = False
+    compilations: int = 0
+    batches_expected: int | None = None
+    left_batches_out: bool = False
+    nodes: int = 0
+    due: set[int] = field(default_factory=set)
+
+
+@final
 class StepRecorder:
     """Times windows without a recorder until they are steady, then records one of each kind.
 
@@ -204,33 +340,20 @@ class StepRecorder:
     ) -> None:
         self.count = count
         count.is_followed = True
-        self._timer = WindowTimer()
         self.is_finished = False
-        self._warmup_steps = warmup_steps
-        self._capture_steps = capture_steps
-        self._clock = clock
-        self._host_clock = host_clock
-        self._block = BlockTimer()
+        self._warmup_steps, self._capture_steps = warmup_steps, capture_steps
+        self._clock, self._host_clock = clock, host_clock
         self._new_session = new_session
         self._optimizers = tuple(optimizers)
-        self._autograd_nodes = autograd_nodes
-        self._compilations = compilations
+        self._autograd_nodes, self._compilations = autograd_nodes, compilations
+        self._timer, self._block = WindowTimer(), BlockTimer()
         self._session: Session | None = None
         self._is_in_batch = False
-        # State of the current window.
-        self._action: RecorderAction = "skip"
-        self._is_short = self._is_last = False
-        self._batches_expected: int | None = None
-        self._left_batches_out = self._must_record_all = False
-        self._due: set[int] = set()
-        self._nodes = self._nodes_at_start = self._compilations_at_start = 0
-        # State over all windows.
-        self._windows: list[Kind | None] = []
-        self._kinds_found: list[Kind | None] = []
+        self._now = _UnderWay()
+        self._nodes_at_start = 0
+        self._seen = SeenWindows()
         self._kinds_complete: frozenset[Kind | None] = frozenset()
-        self._is_quiet = False
-        self._timed: list[tuple[int, Window]] = []
-        self._recorded: list[Recorded] = []
+        self._must_record_all = self._is_quiet = False
         self._rejected = 0
         self._watch_until: int | None = None
         self._records_given = 0
@@ -244,7 +367,7 @@ class StepRecorder:
     def pace(self) -> Pace:
         """How windows went by so far, where the Trainer does not tell."""
         pace = self.count.pace
-        return pace if pace.batches_per_window is None or not self.has_given else self._pace_of_kinds()
+        return pace if pace.batches_per_window is None or not self.has_given else self._seen.pace
 
     def batch_starts(self, *, full_windows_after: int | None, next_is_short: bool) -> None:
         """Note that a batch is about to be trained.
@@ -256,46 +379,46 @@ class StepRecorder:
         self._drop_unended_batch()
         self._is_in_batch = True
         if self.asks_for_nothing:
-            self._action, self._is_short, self._is_last, self._due, self._nodes = "skip", False, False, set(), 0
-            self._nodes_at_start, self._compilations_at_start = self._autograd_nodes(), self._compilations()
+            self._nodes_at_start, self._now = self._autograd_nodes(), _UnderWay(compilations=self._compilations())
             self._timer.batch_starts(0.0)
             return
         if self.count.between_windows:
-            self._is_short, self._is_last = next_is_short, full_windows_after == 0
-            self._due, self._nodes, self._compilations_at_start = set(), 0, self._compilations()
-            self._action = self._next_action(full_windows_after, next_is_short)
-            if self._action == "record":
-                self._session = self._new_session()
-                self._left_batches_out = False
-                knows_length = self._timed and not (next_is_short or self._must_record_all)
-                self._batches_expected = self._timed[-1][1].batches if knows_length else None
-                if self._watch_until is None:
-                    self._watch_until = self.count.batches + WATCHED_BATCHES
-        now = self._now()
+            self._window_starts(full_windows_after, is_short=next_is_short)
+        now = self._read_clock()
         if self._session is not None and self._records_batch(self._session):
             self._session.start()  # It stands still between the batches, so that the loader is not recorded.
-            now = self._now()  # Starting a profiler takes longer than many a step.
+            now = self._read_clock()  # Starting a profiler takes longer than many a step.
         self._nodes_at_start = self._autograd_nodes()
-        if self._action == "run" and not self._block.is_running:
-            self._block.begins(now, steps=self._steps_of_block(full_windows_after), batches=self._timed[-1][1].batches)
+        if self._now.action == "run" and not self._block.is_running:
+            batches = self._seen.timed[-1][1].batches
+            self._block.begins(now, steps=self._steps_of_block(full_windows_after), batches=batches)
         self._block.batch_starts(now)
         self._timer.batch_starts(now)
 
+    def _window_starts(self, full_windows_after: int | None, *, is_short: bool) -> None:
+        """Decide what to do with the window that begins."""
+        self._now = now = _UnderWay(
+            is_short=is_short, is_last=full_windows_after == 0, compilations=self._compilations()
+        )
+        now.action = self._next_action(full_windows_after, is_short)
+        if now.action == "record":
+            self._session = self._new_session()
+            if self._seen.timed and not (is_short or self._must_record_all):
+                now.batches_expected = self._seen.timed[-1][1].batches
+            if self._watch_until is None:
+                self._watch_until = self.count.batches + WATCHED_BATCHES
+
     def _records_batch(self, session: Session) -> bool:
         """Return whether the batch that begins is recorded: of many in a window, the first and the last."""
-        number, expected = self.count.batches_in_window, self._batches_expected
+        number, expected = self.count.batches_in_window, self._now.batches_expected
         if expected is None or number == 0 or number >= expected - 1 or not session.takes_batches_from_the_last:
             return True
-        self._left_batches_out = True
+        self._now.left_batches_out = True
         return False
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Note that an optimizer's update is due.
-
-        Args:
-            optimizer: One of those that the recorder was given; others are ignored.
-        """
-        self._due |= self._positions([optimizer])
+        """Note that an update is due of one of the optimizers that the recorder was given; others are ignored."""
+        self._now.due |= self._positions([optimizer])
 
     def batch_ends(self, *, samples: int | None) -> Trace | None:
         """Note that a batch was trained.
@@ -309,11 +432,12 @@ class StepRecorder:
         self._is_in_batch = False
         if self._is_quiet and self._is_known():
             return None
-        host_done = None if self._host_clock is None or self._action not in ("time", "run") else self._host_clock()
-        now = self._now()
+        is_timed = self._now.action in ("time", "run")
+        host_done = None if self._host_clock is None or not is_timed else self._host_clock()
+        now = self._read_clock()
         window = self._timer.batch_ends(now, self.count, samples=samples, host_done=host_done)
         self._block.batch_ends(now)
-        self._nodes += self._autograd_nodes() - self._nodes_at_start
+        self._now.nodes += self._autograd_nodes() - self._nodes_at_start
         if self._session is not None:
             self._session.stop()
         if self.is_idle:
@@ -328,21 +452,21 @@ class StepRecorder:
     def _is_known(self) -> bool:
         """Take note of a window of one batch of a kind that is recorded, which all are in most trainings."""
         closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
-        if closed is None or closed[0] != 1 or self._compilations() != self._compilations_at_start:
+        if closed is None or closed[0] != 1 or self._compilations() != self._now.compilations:
             return False
-        last, optimizers = self._windows[-1], frozenset(self._due)
+        last, optimizers = self._seen.windows[-1], frozenset(self._now.due)
         if last is None or last.nodes != nodes or last.optimizers != optimizers:
             last = Kind(batches=1, optimizers=optimizers, nodes=nodes)
         if last not in self._kinds_complete:
             return False
-        self._windows.append(last)
+        self._seen.windows.append(last)
         self._timer.pause()
         self._finishes()
         return True
 
     def rest(self) -> Trace | None:
         """Return the trace if training ended early; None if it was returned already, or nothing was recorded."""
-        return self._give(self._kinds()) if self._recorded and not self.has_given else None
+        return self._give() if self._seen.recorded and not self.has_given else None
 
     def pause(self) -> None:
         """Note that something other than a wait for the loader happens before the next batch."""
@@ -368,7 +492,7 @@ class StepRecorder:
     @property
     def is_idle(self) -> bool:
         """Whether only the kinds of windows are still told apart: there is a trace, and it is complete so far."""
-        return self.has_given and self._action == "skip"
+        return self.has_given and self._now.action == "skip"
 
     @property
     def asks_for_nothing(self) -> bool:
@@ -378,9 +502,9 @@ class StepRecorder:
     @property
     def _is_settled(self) -> bool:
         """Whether the trace was complete, and the last window of a kind that is recorded: it still is complete."""
-        return bool(self._kinds_complete) and self._windows[-1] in self._kinds_complete
+        return bool(self._kinds_complete) and self._seen.windows[-1] in self._kinds_complete
 
-    def _now(self) -> float:
+    def _read_clock(self) -> float:
         """Return the time; the clock, which waits for the device, is not read once nothing is timed any more.
 
         A block begins with a wait.
@@ -391,9 +515,10 @@ class StepRecorder:
 
     def _steps_of_block(self, full_windows_after: int | None) -> int:
         """Return the windows of a block that begins now; 0 where there is to be none."""
-        if self._host_clock is None or not self._block.may_begin or not self._timed or not self._are_alike:
+        seen = self._seen
+        if self._host_clock is None or not self._block.may_begin or not seen.timed or not seen.are_alike:
             return 0
-        return block_steps(batches=self._timed[-1][1].batches, steps_after=full_windows_after)
+        return block_steps(batches=seen.timed[-1][1].batches, steps_after=full_windows_after)
 
     def _next_action(self, full_windows_after: int | None, is_short: bool) -> RecorderAction:
         if self._is_settled:
@@ -401,128 +526,93 @@ class StepRecorder:
         if self._block.is_running and not is_short:
             return "run"
         self._block.breaks()
-        kinds = self._kinds()
-        if len(self._recorded) < self._capture_steps:
-            last = kinds[-1] if kinds else None
-            alike = [window.seconds for number, window in self._timed if last is None or kinds[number] == last]
+        seen = self._seen
+        if len(seen.recorded) < self._capture_steps:
             action = next_action(
-                alike or [window.seconds for _, window in self._timed],
-                windows_timed=len(self._timed),
+                seen.seconds_like_the_last(),
+                windows_timed=len(seen.timed),
                 warmup_steps=self._warmup_steps,
-                records_wanted=self._capture_steps - len(self._recorded),
+                records_wanted=self._capture_steps - len(seen.recorded),
                 full_windows_after=full_windows_after,
                 is_short=is_short,
             )
-            is_first = action == "record" and not self._recorded and not self._rejected
+            is_first = action == "record" and not seen.recorded and not self._rejected
             return "run" if is_first and self._steps_of_block(full_windows_after) else action
-        if is_short or self._is_complete(kinds):
+        if is_short or self._is_complete():
             return "skip"
-        return "record" if any(due(kinds, kind) for kind in self._missing(kinds)) else "time"
-
-    def _kinds(self) -> list[Kind | None]:
-        """Return the kinds of all windows, found once a window."""
-        if len(self._kinds_found) != len(self._windows):
-            self._kinds_found = kinds_of(self._windows)
-        return self._kinds_found
+        return "record" if any(due(seen.kinds, kind) for kind in seen.missing) else "time"
 
     def _keep(self, window: Window) -> None:
         """File the window that has ended under the action with which it began."""
         session, self._session = self._session, None
-        number = len(self._windows)
-        kind = Kind(batches=window.batches, optimizers=frozenset(self._due), nodes=self._nodes)
-        was_compiled = self._compilations() != self._compilations_at_start
+        now, seen, number = self._now, self._seen, len(self._seen.windows)
+        kind = Kind(batches=window.batches, optimizers=frozenset(now.due), nodes=now.nodes)
+        was_compiled = self._compilations() != now.compilations
         if session is None:
-            self._windows.append(None if was_compiled or self._is_short else kind)
-            if self._action == "time":
-                self._timed.append((number, window))
-            elif self._action == "run":
-                self._keep_running(window, is_alike=not was_compiled and self._are_alike)
+            seen.windows.append(None if was_compiled or now.is_short else kind)
+            if now.action == "time":
+                seen.timed.append((number, window))
+            elif now.action == "run":
+                self._keep_running(window, is_alike=not was_compiled and seen.are_alike)
             return
-        if self._left_batches_out and window.batches != self._batches_expected:
+        if now.left_batches_out and window.batches != now.batches_expected:
             self._must_record_all = True  # It was longer or shorter than those before: what was left out is not known.
-            self._windows.append(kind)
+            seen.windows.append(kind)
             return
-        if not self._is_last and (retry := session.retry) is not None:
+        if not now.is_last and (retry := session.retry) is not None:
             self._new_session = retry
-            self._windows.append(kind)
+            seen.windows.append(kind)
             return
-        seen = session.optimizers_seen
-        updated = self._due if seen is None else self._positions(seen)
-        is_rejected = (was_compiled or not self._due <= updated) and self._rejected < MOST_REJECTED_WINDOWS
-        if is_rejected and not self._is_last:
+        found = session.optimizers_seen
+        updated = now.due if found is None else self._positions(found)
+        is_rejected = (was_compiled or not now.due <= updated) and self._rejected < MOST_REJECTED_WINDOWS
+        if is_rejected and not now.is_last:
             self._rejected += 1
-            self._windows.append(None if was_compiled else kind)
+            seen.windows.append(None if was_compiled else kind)
             return
-        self._windows.append(kind)
-        known = {self._kinds()[one.number] for one in self._recorded}
-        if len(self._recorded) < self._capture_steps or self._kinds()[number] not in known:
-            optimizers = frozenset(self._due | updated)
-            self._recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
-
-    @property
-    def _are_alike(self) -> bool:
-        """Whether all windows so far are of one kind, as those of a block must be."""
-        return len({*self._kinds()} - {None}) <= 1
+        seen.windows.append(kind)
+        known = {seen.kinds[one.number] for one in seen.recorded}
+        if len(seen.recorded) < self._capture_steps or seen.kinds[number] not in known:
+            optimizers = frozenset(now.due | updated)
+            seen.recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
 
     def _keep_running(self, window: Window, *, is_alike: bool) -> None:
         """Count a window of the block under way; one of another kind, or one that compiled, discards the block."""
-        if not is_alike or window.batches != self._timed[-1][1].batches:
+        if not is_alike or window.batches != self._seen.timed[-1][1].batches:
             self._block.breaks()
         elif self._block.is_running:
             self._block.step_ends(self._clock() if self._block.is_at_last_step else 0.0)
 
     def _trace_if_due(self) -> Trace | None:
-        if not self._recorded or (len(self._recorded) < self._capture_steps and not self._is_last):
+        seen = self._seen
+        if not seen.recorded or (len(seen.recorded) < self._capture_steps and not self._now.is_last):
             return None
         self._finishes()
         if self._is_settled:
             return None
-        kinds = self._kinds()
-        is_complete = self._is_complete(kinds)
-        recorded = {None, *self._kinds_recorded(kinds)} if is_complete else set()
+        is_complete = self._is_complete()
+        recorded = {None, *seen.kinds_recorded} if is_complete else set()
         self._kinds_complete = frozenset(
-            window for window, kind in zip(self._windows, kinds, strict=True) if kind in recorded
+            window for window, kind in zip(seen.windows, seen.kinds, strict=True) if kind in recorded
         )
         if not (is_complete or self.is_finished):
             return None
-        return self._give(kinds) if len(self._recorded) > self._records_given else None
+        return self._give() if len(seen.recorded) > self._records_given else None
 
     def _finishes(self) -> None:
         """Note whether there will be no other trace; windows need not be counted then."""
         waited = self._watch_until is not None and self.count.batches >= self._watch_until
-        self.is_finished = self._is_last or waited
+        self.is_finished = self._now.is_last or waited
         if self.is_finished:
             self.count.let_go()
 
-    def _is_complete(self, kinds: Sequence[Kind | None]) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
-        if self._missing(kinds) or self._optimizers_unseen():
-            return False
-        recorded = self._kinds_recorded(kinds)
-        timed = {kinds[number] for number, _ in self._timed if kinds[number] in kinds[:number]}
-        return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
-
-    def _kinds_recorded(self, kinds: Sequence[Kind | None]) -> list[Kind]:
-        found = (kinds[one.number] for one in self._recorded)
-        return list(dict.fromkeys(kind for kind in found if kind is not None))
-
-    def _missing(self, kinds: Sequence[Kind | None]) -> list[Kind]:
-        """List kinds that were seen and not recorded.
-
-        What only the first window computes (what it makes and keeps for the others) is none, with the same optimizers.
-        """
-        recorded = self._kinds_recorded(kinds)
-        updates = {kind.optimizers for kind in recorded}
-        later = set(kinds[1:])
-        return [
-            kind
-            for kind in dict.fromkeys(kinds)
-            if kind is not None and kind not in recorded and (kind in later or kind.optimizers not in updates)
-        ]
+        return not self._seen.missing and not self._optimizers_unseen() and self._seen.came_twice
 
     def _optimizers_unseen(self) -> list[int]:
         """Find optimizers without an update in a recorded window, by position, where updates can be seen at all."""
-        seen = {position for one in self._recorded for position in one.optimizers}
+        seen = {position for one in self._seen.recorded for position in one.optimizers}
         return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
 
     def _positions(self, optimizers: Sequence[object]) -> set[int]:
@@ -532,74 +622,25 @@ class StepRecorder:
             if any(optimizer is known for optimizer in optimizers)
         }
 
-    def _pace_of_kinds(self) -> Pace:
-        """Return the pace of windows as long as those of the commonest kind."""
-        kinds = self._kinds()
-        shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
-        windows = {kind: self._typical(kinds, kind).window for kind in shares}
-        commonest = windows[max(shares, key=lambda kind: shares[kind])]
-        steps, batches = (
-            sum(shares[kind] * count for kind, count in counts.items())
-            for counts in (
-                {kind: window.optimizer_steps for kind, window in windows.items()},
-                {kind: window.batches for kind, window in windows.items()},
-            )
-        )
-        per_window = steps * commonest.batches / batches
-        return Pace(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
-
     def _drop_unended_batch(self) -> None:
         """Forget the recording of a batch that began and was skipped with the rest of its epoch."""
         if self._is_in_batch:
             self._is_in_batch = False
             self.stop()
 
-    def _give(self, kinds: Sequence[Kind | None]) -> Trace:
+    def _give(self) -> Trace:
         """Return the most common kind of window, with the others in `other_steps`."""
-        self._records_given = len(self._recorded)
-        shares = shares_of_kinds(kinds, self._kinds_recorded(kinds))
+        seen, shares, block = self._seen, self._seen.shares, self._block.block
+        self._records_given = len(seen.recorded)
         first, *others = sorted(shares, key=lambda kind: -shares[kind])
-        trace = self._trace_of(kinds, first)
-        steps = tuple(OtherStep(share=shares[kind], trace=self._trace_of(kinds, kind)) for kind in others)
-        return replace(trace, notes=(*trace.notes, *self._notes()), other_steps=steps)
-
-    def _trace_of(self, kinds: Sequence[Kind | None], kind: Kind) -> Trace:
-        """Return one kind of window, with the times of those that were not recorded."""
-        recorded = self._typical(kinds, kind)
-        window = recorded.window
-        timed = [(number, one) for number, one in self._timed if one.batches == window.batches]
-        # The first of a kind is cold (an optimizer creates its state in it), which shows only against others of its
-        # kind.
-        alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
-        if len({*kinds} - {None}) == 1 or (not alike and len(self._kinds_recorded(kinds)) == 1):
-            alike = [one for _, one in timed]
-        waits = [seconds for _, one in self._timed for seconds in one.loader_seconds]
-        alike = alike[settles_at([one.seconds for one in alike])[0] :]
-        trace = recorded.session.trace(
-            step_seconds=[one.seconds for one in alike],
-            loader_seconds=waits,
-            samples=window.samples,
-            batches=window.batches,
-            # Where Lightning does not see the optimizers, the session does.
-            optimizer_steps=window.optimizer_steps or None,
-        )
-        hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
-        block = self._block.block if len({*kinds} - {None}) == 1 else None
-        return with_running_loop(trace, hosts=hosts if len(hosts) == len(alike) else (), block=block)
-
-    def _typical(self, kinds: Sequence[Kind | None], kind: Kind) -> Recorded:
-        """Return the recorded window of median length of a kind (the shorter of two)."""
-        alike = [one for one in self._recorded if kinds[one.number] == kind]
-        lengths = [one.window.seconds for one in alike]
-        return alike[lengths.index(statistics.median_low(lengths))]
-
-    def _notes(self) -> tuple[str, ...]:
-        """Write sentences on the optimizers whose updates are missing."""
-        return tuple(
+        trace = seen.trace_of(first, block)
+        steps = tuple(OtherStep(share=shares[kind], trace=seen.trace_of(kind, block)) for kind in others)
+        notes = tuple(
             f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in any step that was "
             f"recorded, in the first {self.count.batches} batches: its time and its memory are left out."
             for position in self._optimizers_unseen()
         )
+        return replace(trace, notes=(*trace.notes, *notes), other_steps=steps)
 
 
 @final

@@ -27,7 +27,7 @@ from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
 from lightning_predict.fit.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.fit.clock import RunClock, device_clock, host_clock, ledger_clock
-from lightning_predict.fit.forecast import Facts, Moments, RestOfRun, rest_of, rough_note
+from lightning_predict.fit.forecast import Facts, Moments, Outlook, RestOfRun, rest_of, rough_note
 from lightning_predict.fit.memory_ahead import (
     Ahead,
     Worry,
@@ -199,10 +199,8 @@ class WatchedRun:
         self._moments, self._has_advised = Moments(batches=total_steps), False
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
-        self._rest: RestOfRun | None = None
-        self._rest_at = 0.0
-        self._shown: Interval[float] | None = None
-        self._shown_at = 0.0
+        self._outlook: Outlook | None = None
+        self._said: Outlook | None = None
         self._is_in_step = False
         self._timer: OutcomeTimer | None = None
         self._waits_outside = False
@@ -241,9 +239,8 @@ class WatchedRun:
     @property
     def remaining(self) -> Interval[float] | None:
         """Seconds left on the machine in use, with their 90 % interval; None before they are known."""
-        if self._rest is None or self._rest.forecast is None:
-            return None
-        return self._rest.forecast.added(self._rest_at - self.clock.now()).at_least(0.0)
+        left = None if self._outlook is None else self._outlook.left(self.clock.now())
+        return None if left is None else left.at_least(0.0)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield a loader's batches, with the waits for them apart from the steps; a step may take several."""
@@ -325,19 +322,16 @@ class WatchedRun:
         )
 
     def _rest_now(self) -> RestOfRun:
-        self._rest, self._rest_at = (
-            rest_of(self.facts(self._steps), self.clock, samples=self._samples),
-            self.clock.now(),
-        )
-        return self._rest
+        rest = rest_of(self.facts(self._steps), self.clock, samples=self._samples)
+        self._outlook = Outlook(rest, self.clock.now())
+        return rest
 
     def _predict(self) -> None:
         """Predict what is left; show the table first, then what to rent, and later what has left what was shown."""
         assert self.trace is not None
         is_rough = not self._moments.has_come
         rest, began = self._rest_now(), self.clock.now()
-        shown = None if self._shown is None else self._shown.added(self._shown_at - began)
-        if self._has_advised and shown is not None and rest.forecast is not None and shown.holds(rest.forecast.middle):
+        if self._has_advised and rest.forecast is not None and self._said is not None and self._said.holds(rest, began):
             return
         assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
         found = predict_workload(
@@ -366,7 +360,7 @@ class WatchedRun:
             self._show("\n".join(lines or (f"{news}.",)))
             self._has_advised = True
         self.tell(self.predictions)
-        self._shown, self._shown_at = rest.forecast, self.clock.now()
+        self._said = Outlook(rest, self.clock.now())
         expected = expected_of(self.trace, rest, self.predictions, num_gpus=1)
         if expected is not None and (self._timer is None or not is_rough):
             self._timer = OutcomeTimer(expected, clock=self.clock.now, batches_seen=self.clock.batches)
