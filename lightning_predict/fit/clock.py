@@ -247,11 +247,12 @@ class ValidationTimer:
                 self._waits.add(run.waited / len(every))
         return now
 
-    def times(self, batch_seconds: float | None, made_in: Interval[float]) -> ValidationTimes | None:
+    def times(self, batch_seconds: float | None, made_in: Interval[float], ahead: float) -> ValidationTimes | None:
         """See `RunClock.validation_times`."""
-        found, around = self._batches.believed(of_each=self._batches_per_run), self._around.believed()
+        around = self._around.believed(ahead=ahead)
+        found = self._batches.believed(of_each=self._batches_per_run, ahead=ahead)
         if found is not None and around is not None:
-            waits = self._waits.believed()
+            waits = self._waits.believed(ahead=ahead)
             return ValidationTimes(around=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean)
         check = self._check
         if check is None or not check.batch_seconds:
@@ -449,24 +450,25 @@ class RunClock:
 
     # What is known.
 
-    def batch_times(self, *, batches_per_window: int, workers: int = 0) -> BatchTimes | None:
+    def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
         """Find what a batch takes; None before any step was timed.
 
         Args:
             batches_per_window: Batches in turn that differ by their place.
             workers: Workers that make the batches, 0 without any. They start together, so that one long wait stands for
                 a batch of each; and at first they hand over what they made while they started.
+            ahead: Batches still to come.
         """
         buffered = self.buffered if workers else 0
-        waits = self._waits.believed(together=max(1, workers), turns=1, after=buffered)
+        waits = self._waits.believed(together=max(1, workers), turns=1, after=buffered, ahead=ahead)
         wait = NOTHING if waits is None else waits.mean
         if workers and self._waits.count <= buffered:  # all were ready; how fast others are made is not known
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU the host waits for the loader while the device still computes: only both together are known.
         found = (
-            self._cycles.believed(together=max(batches_per_window, workers))
+            self._cycles.believed(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
-            else self._steps.believed(together=batches_per_window)
+            else self._steps.believed(together=batches_per_window, ahead=ahead)
         )
         if found is None and self.device_seconds is not None:
             found = believe([self.device_seconds])
@@ -499,7 +501,7 @@ class RunClock:
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
 
     def validation_times(
-        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING
+        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
     ) -> ValidationTimes | None:
         """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
 
@@ -508,17 +510,19 @@ class RunClock:
                 geometric mean of both.
             made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
                 were ready before they were asked for.
+            ahead: Validation runs still to come.
         """
-        return self._validation.times(batch_seconds, made_in)
+        return self._validation.times(batch_seconds, made_in, ahead)
 
-    def pause(self, *, starts_workers: bool) -> Interval[float]:
+    def pause(self, *, starts_workers: bool, ahead: float = math.inf) -> Interval[float]:
         """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.
 
         Args:
             starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.
+            ahead: Epochs still to come.
         """
         wait = self._wait_so_far()
-        pauses = self._pauses.believed()
+        pauses = self._pauses.believed(ahead=ahead)
         if pauses is not None:
             return pauses.mean.added(-wait).at_least(0.0)
         first = max(0.0, (self._first_pause or 0.0) - wait)

@@ -3,7 +3,8 @@
 Recording begins early; believing waits. Values at the beginning that are slow (allocators, caches, workers that start)
 are left out by a test: of what is kept, the first half is not slower than the second by more than their standard error.
 What comes every so many values counts by how often it came; once is half an accident. The interval is Student's for
-what varies, and a floor for what so few values cannot have shown. Example::
+what varies, of those that were seen as of those still to come, and a floor for what so few values cannot have shown.
+Example::
 
     >>> evidence = Evidence()
     >>> for seconds in (9.0, 1.0, 1.0, 1.0, 1.0):
@@ -54,7 +55,7 @@ FLOOR_HIGH: Final = 1.4
 FLOOR_LOW: Final = 0.2
 """How much shorter than seen values may be, over the root of their number."""
 
-FLOOR_SETTLING: Final = 1.0
+FLOOR_SETTLING: Final = 0.92
 """How much shorter than seen values may be, over their number to the power of 1.2: the warm-up that so few cannot tell
 from the rest."""
 
@@ -127,7 +128,9 @@ class Evidence:
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
 
-    def believed(self, *, together: int = 1, turns: int = 4, after: int = 0, of_each: int = 1) -> Belief | None:
+    def believed(
+        self, *, together: int = 1, turns: int = 4, after: int = 0, of_each: int = 1, ahead: float = math.inf
+    ) -> Belief | None:
         """Return what is believed of the next values; None before the first.
 
         Args:
@@ -136,6 +139,7 @@ class Evidence:
             turns: Such means from which on they count, in place of single values.
             after: First values that say little, such as waits for what was made beforehand; half at most are left out.
             of_each: Values of which each of these is the mean.
+            ahead: Values still to come.
         """
         values, size = self._means, self._size
         values = values[min(after // size, len(values) // 2) :] if after else values
@@ -144,16 +148,18 @@ class Evidence:
             starts = range(len(values) % each, len(values), each)
             values = [statistics.fmean(values[start : start + each]) for start in starts]
             size *= each
-        return believe(values, of_each=size * of_each) if values else None
+        return believe(values, of_each=size * of_each, ahead=ahead / size) if values else None
 
 
-def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
+def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.inf) -> Belief:
     """Return what is believed of the next values.
 
     Args:
         values: At least one, in the order in which they came.
         of_each: Values of which each of these is the mean.
+        ahead: Values still to come, whose own mean varies the more, the fewer they are.
     """
+    ahead = max(ahead, 1.0)
     start, is_settled = settles_at(values)
     later, kept = values[min(1, start) :], values[start:]
     typical = statistics.median(kept)
@@ -167,10 +173,10 @@ def believe(values: Sequence[float], *, of_each: int = 1) -> Belief:
         reached = _reached(kept)
         now = statistics.fmean(kept[-3:])
         least = min(reached, now - FALLS_ON * (statistics.fmean(later[:3]) - now))
-    deviation = _mean_deviation(usual)
+    deviation = _mean_deviation(usual, ahead=ahead)
     if at:
         excess = statistics.fmean(kept[place] for place in at) - middle
-        rate = _rate(at, len(kept), of=len(later))
+        rate = _rate(at, len(kept), of=len(later), ahead=ahead)
         middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
         low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
     number = len(kept) * of_each
@@ -223,16 +229,20 @@ def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _mean_deviation(values: Sequence[float]) -> float:
-    """Return half the width of Student's 90 % interval of the mean, also where values in turn are alike."""
+def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
+    """Return half the width of Student's 90 % interval of the mean of those ahead, also where values in turn are alike.
+
+    It errs as these values do, and as those ahead will.
+    """
     if len(values) < 2:
         return 0.0
-    alone = _student(len(values) - 1) * _standard_error(values)
+    again = len(values) / ahead
+    alone = _student(len(values) - 1) * _standard_error(values) * math.sqrt(1 + again)
     if len(values) < 4 * CHUNKS:
         return alone
     size = len(values) // CHUNKS
     chunks = [statistics.fmean(values[start : start + size]) for start in range(0, CHUNKS * size, size)]
-    return max(alone, _student(CHUNKS - 1) * _standard_error(chunks))
+    return max(alone, _student(CHUNKS - 1) * _standard_error(chunks) * math.sqrt(1 + min(again, CHUNKS)))
 
 
 def _student(freedom: int) -> float:
@@ -246,22 +256,25 @@ def _fall(values: Sequence[float]) -> float:
     return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
 
-def _rate(at: Sequence[int], count: int, *, of: int) -> Interval[float]:
+def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[float]:
     """Return how often what came at these places will come, a value.
 
     Args:
         at: Places among those kept.
         count: Values kept.
         of: Values with those at the beginning that are left out.
+        ahead: Values still to come, in which it may come once more or less, or by chance more often.
     """
     times = len(at)
     if times == 1:
-        return Interval(0.0, 0.5 / of, 2.5 / count)
+        return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / ahead))
     gaps = [after - before for before, after in pairwise(at)]
     if times > 2 and max(gaps) - min(gaps) <= 1:
-        return Interval.around((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
+        found = Interval.around((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
+        return Interval(max(0.0, found.low - 1 / ahead), found.middle, found.high + 1 / ahead)
     rate = times / count
-    return Interval(rate * max(0.0, 1 - 1.3 / math.sqrt(times)), rate, rate * (1 + 1.6 / math.sqrt(times)))
+    less, more = (rate * math.hypot(width / math.sqrt(times), width / math.sqrt(rate * ahead)) for width in (1.3, 1.6))
+    return Interval(max(0.0, rate - less), rate, rate + more)
 
 
 def _reached(kept: Sequence[float]) -> float:

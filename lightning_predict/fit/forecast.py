@@ -151,15 +151,22 @@ def rest_of(
     """
     counts, position = remaining(facts.position), facts.position
     size = batches_per_window or position.batches_per_window
-    batch_times = clock.batch_times(batches_per_window=size, workers=facts.workers or 1 if facts.has_workers else 0)
-    validation = clock.validation_times()
+    batch_times = clock.batch_times(
+        batches_per_window=size,
+        workers=facts.workers or 1 if facts.has_workers else 0,
+        ahead=_or_many(counts.batches),
+    )
+    ahead = _or_many(counts.validation_runs)
+    validation = clock.validation_times(ahead=ahead)
     if batch_times is not None:
         batch_times = _of_whole_batches(batch_times, position)
         validation = clock.validation_times(
             batch_seconds=batch_times.step.middle,
             made_in=_made_in(batch_times) if facts.validation_has_workers else NOTHING,
+            ahead=ahead,
         )
-    pauses = clock.pause(starts_workers=facts.starts_workers).scaled(counts.epochs or 0)
+    epochs = counts.epochs or 0
+    pauses = clock.pause(starts_workers=facts.starts_workers, ahead=epochs).scaled(epochs)
     around = NOTHING if validation is None else validation.around.scaled(counts.validation_runs or 0)
     work = replace(
         workload(counts, position, batches_per_window=size, samples=samples),
@@ -249,6 +256,11 @@ def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
     return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
+
+
+def _or_many(count: int | None) -> float:
+    """Return a count of what is to come; what is not known is many."""
+    return math.inf if count is None else count
 
 
 def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:

@@ -262,7 +262,7 @@ def moments(scenario: Scenario) -> dict[int, str]:
     """Batches after which is asked."""
     windows = {4: "capture", 16: "16 steps"}
     named = {steps * scenario.accumulation: name for steps, name in windows.items()}
-    named |= {scenario.steps // 4: "25 %", scenario.steps // 2: "50 %"}
+    named |= {scenario.steps // 4: "25 %", scenario.steps // 2: "50 %", scenario.steps * 9 // 10: "90 %"}
     return {batch: name for batch, name in named.items() if batch < scenario.steps}
 
 

@@ -110,6 +110,26 @@ def test_the_interval_holds_the_mean_of_noise(number: int) -> None:
     assert held >= 0.9 * 200
 
 
+@pytest.mark.parametrize("ahead", [4, 32, 128])
+def test_the_interval_holds_the_mean_of_as_many_as_are_to_come(ahead: int) -> None:
+    draws = random.Random(ahead)
+    held = 0
+    for _ in range(200):
+        values = [draws.gauss(1.0, 0.2) for _ in range(128)]
+        to_come = statistics.fmean(draws.gauss(1.0, 0.2) for _ in range(ahead))
+        held += believe(values, ahead=ahead).mean.holds(to_come)
+    assert held >= 0.9 * 200
+
+
+def test_what_comes_at_times_may_come_once_more_or_less_in_the_few_to_come() -> None:
+    # Every tenth takes five times as long, so that ten to come may hold two of them or none: 1.8 or 1.0.
+    every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
+    found = believe(every_tenth, ahead=10).mean
+    assert found.holds(1.01)
+    assert found.holds(1.79)
+    assert not believe(every_tenth, ahead=1000).mean.holds(1.79)
+
+
 def test_the_interval_narrows_with_the_number_of_values() -> None:
     draws = random.Random(1)
     values = [draws.gauss(1.0, 0.1) for _ in range(512)]
