@@ -5,7 +5,8 @@
 Real fits of seven kinds, a few tens of seconds each: convolutions, an MLP whose rows two worker processes make, an
 LSTM, the README's example, accumulation, a validation that is longer than training, and small steps with checkpoints
 and a logger. Each line names the error of the prediction that stands right after the capture and after 20, 50 and 100
-steps, `predicted / actual - 1` of the time that was left then; the last lines, mean and worst of all kinds. With
+steps, `predicted / actual - 1` of the time that was left then, with a star where that lay outside of the interval; the
+last lines, mean and worst of all kinds. With
 `--processor-time` every clock is this process's processor time, which other programs on the machine hardly disturb;
 waits for workers and disks are then left out of both sides.
 """
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.interval import Interval
 
 CAPTURE: Final = 0
 MOMENTS: Final = (CAPTURE, 20, 50, 100)
@@ -203,22 +205,22 @@ class Probe(Callback):
 
     def __init__(self, predictor: RuntimePredictor) -> None:
         self.predictor = predictor
-        self.ends: dict[int, tuple[float, float]] = {}
+        self.ends: dict[int, tuple[float, Interval[float]]] = {}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Note the first prediction, and those that stand after so many steps."""
-        seconds = self.predictor.remaining_seconds
-        if seconds is None:
+        left = self.predictor.remaining
+        if left is None:
             return
         step, now = trainer.global_step, time.perf_counter()
         if CAPTURE not in self.ends:
-            self.ends[CAPTURE] = (now, now + seconds)
+            self.ends[CAPTURE] = (now, left)
         if step in MOMENTS and step not in self.ends:
-            self.ends[step] = (now, now + seconds)
+            self.ends[step] = (now, left)
 
 
-def errors(kind: Kind) -> tuple[float, dict[int, float]]:
-    """Seconds that a fit took after the capture, and the error of each prediction of what was left."""
+def errors(kind: Kind) -> tuple[float, dict[int, tuple[float, bool]]]:
+    """Seconds that a fit took after the capture; of each prediction of what was left its error, and whether it held."""
     torch.manual_seed(0)
     predictor = RuntimePredictor(["T4"], print_table=False, learn_from_history=False)
     probe = Probe(predictor)
@@ -248,7 +250,9 @@ def errors(kind: Kind) -> tuple[float, dict[int, float]]:
         trainer.fit(Classifier(kind.network()), loader(kind.training, shuffles=True), validation)
     start = probe.ends[CAPTURE][0]
     return ended[0] - start, {
-        moment: (end - now) / (ended[0] - now) - 1 for moment, (now, end) in probe.ends.items() if ended[0] > now
+        moment: (left.middle / (ended[0] - now) - 1, left.holds(ended[0] - now))
+        for moment, (now, left) in probe.ends.items()
+        if ended[0] > now
     }
 
 
@@ -264,9 +268,10 @@ def main(names: list[str]) -> None:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = os.path.join(folder, "history.jsonl")
         for name in names or KINDS:
             seconds, of_kind = errors(KINDS[name])
-            for moment, error in of_kind.items():
+            for moment, (error, _) in of_kind.items():
                 found[moment].append(abs(error))
-            cells = (f"{of_kind[moment]:+.1%}" if moment in of_kind else "" for moment in MOMENTS)
+            said = {moment: f"{error:+.1%}{' ' if holds else '*'}" for moment, (error, holds) in of_kind.items()}
+            cells = (said.get(moment, "") for moment in MOMENTS)
             print(f"{name:20} {seconds:6.1f} s  " + "  ".join(f"{cell:>17}" for cell in cells), flush=True)
     for title, statistic in (("mean", statistics.mean), ("worst", max)):
         cells = (f"{statistic(found[moment]):.1%}" if found[moment] else "" for moment in MOMENTS)
