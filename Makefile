@@ -1,5 +1,5 @@
-# The commands of the README. Each creates .venv with the pinned versions first; PYTHON chooses the interpreter,
-# TORCH_INDEX an extra package index (https://download.pytorch.org/whl/cpu for torch without CUDA).
+# The commands of the README. Each creates .venv with the pinned versions that it needs first; PYTHON chooses the
+# interpreter, TORCH_INDEX an extra package index (https://download.pytorch.org/whl/cpu for torch without CUDA).
 PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
@@ -19,7 +19,15 @@ $(VENV)/installed: pyproject.toml constraints.txt requirements.lock
 	$(BIN)/python -m pip check
 	touch $@
 
-demo: $(VENV)/installed
+# What runs the examples, and no more: a third of what the checks need.
+$(VENV)/runs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	test -e $(VENV)/installed || { \
+		$(PIP) --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch && \
+		$(PIP) --constraint constraints.txt --editable '.[fitting,tensorboard]'; }
+	touch $@
+
+demo: $(VENV)/runs
 	$(BIN)/python examples/quickstart.py
 
 # Files keep their order, in which the short ones come last, so that no processor waits for another's. Bytecode is kept,
