@@ -36,7 +36,7 @@ from typing import Final, Literal, final
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.memory.libraries import context_bytes, cublas_bytes, has_convolutions
+from lightning_predict.memory.libraries import context_bytes, convolved_share, cublas_bytes
 from lightning_predict.memory.simulation import (
     blocks_of,
     fullest_moments,
@@ -86,12 +86,16 @@ DERIVED: Final = Interval(0.94, 1.0, 1.08)
 """Measured over simulated memory, ends of nine in ten steps without convolutions that cuDNN computes."""
 
 DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
-"""The same with convolutions, for which cuDNN takes workspaces of its own; ends of nine in ten runs of ten families of
-timm (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+"""The same of networks of convolutions, for which cuDNN takes workspaces of its own; ends of nine in ten runs of ten
+families of timm (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
-TRIALS_SHARE: Final = 0.028
-"""What cuDNN's trials (`torch.backends.cudnn.benchmark`) leave reserved beyond the simulation, over it: the median of
-the same runs, all of which had them."""
+CONVOLVED: Final = 0.25
+"""Share of the forward pass's bytes that convolutions write in such a network, the median of the same runs; with less
+of them a step is nearer to one without."""
+
+TRIALS_SHARE: Final = 0.14
+"""What cuDNN's trials (`torch.backends.cudnn.benchmark`) leave reserved beyond the simulation, over it and over the
+share that convolutions write: the same runs, all of which had them, are met at the median."""
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
 """Of steps whose reserved memory was measured: later steps may leave other fragments."""
@@ -271,9 +275,9 @@ def step_memory(trace: Trace) -> StepMemory | None:
     passes, update = (moment.total_bytes for moment in fullest_moments(blocks))
     lasting = memory.parameter_bytes + gradient_bytes(trace) + (memory.optimizer_state_bytes or 0) + sum(blocks.batch)
     tensors = max(passes, update, lasting)
-    reserved = simulated(blocks).reserved_bytes
+    reserved, share = simulated(blocks).reserved_bytes, convolved_share(trace)
     if blocks.trials:
-        reserved += round(TRIALS_SHARE * reserved)
+        reserved += round(TRIALS_SHARE * share * reserved)
     return StepMemory(
         lasting_bytes=lasting,
         passing_bytes=max(passes - lasting, 0),
@@ -281,7 +285,15 @@ def step_memory(trace: Trace) -> StepMemory | None:
         slack_bytes=max(reserved - tensors, 0),
         spare_bytes=max(reserved - max(least_reserved_bytes(blocks), tensors), 0),
         cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has one of its own
-        relative=DERIVED_WITH_CONVOLUTIONS if has_convolutions(trace) else DERIVED,
+        relative=_derived(share),
+    )
+
+
+def _derived(share: float) -> Interval[float]:
+    """Return the interval of a step whose convolutions write such a share of its forward pass."""
+    part, (without, of_them) = min(share / CONVOLVED, 1.0), (DERIVED, DERIVED_WITH_CONVOLUTIONS)
+    return Interval(
+        without.low + part * (of_them.low - without.low), 1.0, without.high + part * (of_them.high - without.high)
     )
 
 

@@ -356,3 +356,25 @@ def test_tensors_are_those_that_a_tracker_of_living_tensors_sees(name: str, tole
         step()
     seen = tracker.get_tracker_snapshot("peak")[torch.device("meta")]
     assert tensor_bytes(trace) == pytest.approx(seen["Total"], rel=tolerance)
+
+
+def test_the_interval_widens_with_what_convolutions_write() -> None:
+    images, filters = TensorInfo((2, 4, 8, 8), "float32", id=900), TensorInfo((4, 4, 1, 1), "float32", id=901)
+    results = [TensorInfo((2, 4, 8, 8), "float32", id=902 + number) for number in range(8)]
+
+    def ends(pointwise: int) -> tuple[float, float]:
+        operations = [
+            Operation(name="aten::convolution", phase="forward", inputs=(images, filters), outputs=(results[0],))
+        ]
+        for number in range(pointwise):
+            one, two = results[number], results[number + 1]
+            operations.append(Operation(name="aten::exp", phase="forward", inputs=(one,), outputs=(two,)))
+        trace = Trace(
+            operations=tuple(operations), device="meta", recorder="dispatch", memory=Memory(parameter_bytes=64)
+        )
+        found = step_memory(trace)
+        assert found is not None
+        return found.relative.low, found.relative.high
+
+    assert ends(3) == ends(1) == pytest.approx((0.91, 1.14))  # a quarter of what is written, or more
+    assert ends(7) == pytest.approx((0.925, 1.11))  # an eighth: half way to (0.94, 1.08)
