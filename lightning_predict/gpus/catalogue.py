@@ -62,7 +62,7 @@ OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
 most, and most have no NVLink."""
 
 MEMORY_KINDS: Final = (
-    *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
+    *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "DDR5", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
 )
 """Device memory; a row's sources state it."""
 

@@ -28,8 +28,8 @@ from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
-_GEFORCE: Final = re.compile(r"[RG]TX[\s_-]+(?=\d)", re.IGNORECASE)
-"""What people leave out of a GeForce card's name: `4090` is an RTX-4090."""
+_SERIES: Final = re.compile(r"(?:[RG]TX|RX)[\s_-]+(?=\d)", re.IGNORECASE)
+"""What people leave out of a card's name: `4090` is an RTX-4090, `7900 XTX` an RX-7900-XTX."""
 
 _SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
 """What CUDA reports for a slice of a GPU."""
@@ -39,7 +39,7 @@ _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib
 GPU Software User Guide: board, GB of its memory, series of the licence)."""
 
 _OTHER_MAKERS: Final = {
-    "AMD": re.compile(r"amd|instinct|radeon|mi\d{2,3}[axp]?", re.IGNORECASE),
+    "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
     "Intel": re.compile(r"intel(?:\(r\))?|gaudi\w*|hpu|arc", re.IGNORECASE),
     "Google": re.compile(r"tpu\w*", re.IGNORECASE),
     "AWS": re.compile(r"trainium\d?|trn\d|inferentia\d?|inf\d", re.IGNORECASE),
@@ -152,7 +152,7 @@ def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
     for row in gpus:
         own_words |= {normalise(word) for word in (row.name, *row.aliases)}
         for word in (row.name, *row.aliases, *row.reported_names):
-            for written in (word, _GEFORCE.sub("", word, count=1)):
+            for written in (word, _SERIES.sub("", word, count=1)):
                 index.setdefault(normalise(written), {})[row.name] = row
     for word, owners in index.items():
         sizes = sorted(row.memory_bytes for row in owners.values())
@@ -231,7 +231,7 @@ def _unknown_message(name: str) -> str:
     """State that no GPU has this name, and list the nearest names."""
     if is_of_another_maker(name):
         return (
-            f"{name!r} is not made by NVIDIA; predictions are for NVIDIA's GPUs only, so far. For an order of size, "
+            f"{name!r} is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of size, "
             'describe it in a TOML file given as gpus_file: [gpu.NAME], like = "one of NVIDIA\'s", and its own figures.'
         )
     index = _catalogue_index()

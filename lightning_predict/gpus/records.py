@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Final, Literal, final
 
 NVIDIA: Final = "NVIDIA"
+AMD: Final = "AMD"
 
 # --- A row of the catalogue
 
@@ -50,10 +51,11 @@ class Gpu:
         reported_names: What `torch.cuda.get_device_name` reports for it.
         aliases: What people, clouds and SkyPilot call it.
         vendor: Who makes it.
-        architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`.
-        compute_capability: CUDA compute capability, (major, minor).
+        architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`; AMD's
+            `cdna2` to `cdna4` and `rdna` to `rdna3`.
+        compute_capability: CUDA compute capability, (major, minor); of AMD's, the numbers after `gfx`, as torch reports.
         launch_year: Year of release.
-        streaming_multiprocessors: Number of SMs that are enabled.
+        streaming_multiprocessors: Number of SMs that are enabled; of AMD's, compute units.
         cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
         float64_lanes_per_multiprocessor: The same for fp64, tensor cores aside.
         base_clock_hz: Guaranteed clock under load; the boost clock where none is published.
@@ -136,6 +138,11 @@ class Gpu:
         return generation_of(self.vendor, self.compute_capability)
 
     @property
+    def network_capability(self) -> tuple[int, int]:
+        """Compute capability as networks know it: that of NVIDIA's GPUs that its generation is taken for."""
+        return self.generation.taken_for or self.compute_capability
+
+    @property
     def is_described_by_user(self) -> bool:
         """Whether a file of the user's own describes it, by what differs from another GPU."""
         return not any(source.url for source in self.sources.get("*", ()))
@@ -204,6 +211,7 @@ class Generation:
         has_large_workspaces: cuBLAS takes larger workspaces.
         has_adding_switches: Switches between GPUs add up, and a collective takes fewer multiprocessors.
         context_mebibytes: What a process takes before its first tensor, and for code: least, middle, most.
+        taken_for: Compute capability of NVIDIA's that networks take it for, which know no others; None: its own.
     """
 
     chip: Chip
@@ -219,6 +227,7 @@ class Generation:
     has_large_workspaces: bool = False
     has_adding_switches: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
+    taken_for: tuple[int, int] | None = None
 
 
 _VOLTA: Final = Generation(
@@ -246,6 +255,15 @@ _BLACKWELL: Final = replace(
     _HOPPER, chip="blackwell", has_slow_reduced_products=False, context_mebibytes=(500, 1200, 1600)
 )
 
+_WIDE_CONTEXT: Final = (200, 800, 2000)
+"""Nobody measured what ROCm takes: a guess, as wide as all of CUDA's generations."""
+
+_CDNA: Final = replace(_AMPERE, context_mebibytes=_WIDE_CONTEXT, taken_for=(8, 0))
+_RDNA: Final = replace(
+    _PASCAL, chip="ampere_geforce", has_winograd=True, context_mebibytes=_WIDE_CONTEXT, taken_for=(6, 1)
+)
+_RDNA3: Final = replace(_GEFORCE_AMPERE, chip="ada", context_mebibytes=_WIDE_CONTEXT, taken_for=(8, 6))
+
 GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
     NVIDIA: {
         (0, 0): replace(_PASCAL, has_winograd=False),
@@ -260,12 +278,21 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (11, 0): replace(_BLACKWELL, has_group_products=False),
         (12, 0): replace(_BLACKWELL, chip="ada", has_group_products=False, is_made_for_games=True),
     },
+    AMD: {
+        (0, 0): _CDNA,
+        (9, 4): replace(_CDNA, chip="ada", taken_for=(9, 0)),
+        (10, 0): _RDNA,
+        (11, 0): _RDNA3,
+    },
 }
 """By vendor and the compute capability from which it holds, in ascending order. What a process takes of the GPU: with
 what little is loaded at first, 426 MiB (RTX 6000 Ada, torch 2.10: github.com/unslothai/unsloth-zoo/pull/1053) and
 "around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888); in whole trainings, read off as the constant
 of lines over batch sizes, 920 MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet).
-The middle of generations without a measurement is that of the one before, or of the little that is loaded at first."""
+The middle of generations without a measurement is that of the one before, or of the little that is loaded at first.
+AMD's are NVIDIA's that come nearest, by the units they have and by the process of their chips, chosen before any step was
+looked at: CDNA 2 as Ampere, CDNA 3 and 4 as Hopper without what its own kernels bring, RDNA and RDNA 2 as Pascal, RDNA 3
+as Ampere's GeForce boards. That is a frame to put a data sheet in, not a finding."""
 
 
 @lru_cache(maxsize=256)

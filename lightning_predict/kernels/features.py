@@ -79,7 +79,7 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Describe what the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
     lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)  # (gpus, 1)
-    capability = per_gpu(gpus, lambda gpu: gpu.compute_capability[0] + gpu.compute_capability[1] / 10)
+    capability = per_gpu(gpus, lambda gpu: gpu.network_capability[0] + gpu.network_capability[1] / 10)
     return {
         "multiprocessors": log2(multiprocessors(gpus)),
         "boost_clock": log2(per_gpu(gpus, lambda gpu: gpu.boost_clock_hz / GIGA)),

@@ -181,7 +181,7 @@ def weakened(gpu: Gpu, factor: float) -> Gpu:
 
 @lru_cache(maxsize=4096)
 def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
-    major, minor = gpu.compute_capability
+    major, minor = gpu.network_capability
     return (
         gpu.streaming_multiprocessors,
         gpu.boost_clock_hz,

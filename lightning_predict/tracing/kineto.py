@@ -99,7 +99,7 @@ _AMD_WAVEFRONT: Final = 64
 
 
 def _refuse_other_vendors(profile: Profile, source: str) -> None:
-    """Raise for what AMD's GPUs recorded: their kernels follow other rules, and the catalogue has none of them."""
+    """Raise for what AMD's GPUs recorded: their kernels follow other rules."""
     rows = _device_rows(profile)
     names = [str(row.get("name", "")) for row in rows]
     is_amd = any(name.lower().startswith(_AMD) for name in names)

@@ -34,6 +34,7 @@ from lightning_predict.errors import InvalidArgumentError, TraceError, UnknownGp
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.lookup import is_of_another_maker
+from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.note import Note
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -42,13 +43,17 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
-    """Find the catalogue's row of the GPU that was recorded on; None off CUDA and for GPUs that it does not hold."""
+    """Find the catalogue's row of the GPU that was recorded on; None off CUDA and for GPUs that it does not hold.
+
+    None for other makers' GPUs, too: their kernels and times follow other rules, and correct nothing here.
+    """
     if trace.gpu_reported_name is None:
         return None
     try:
-        return find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
+        found = find_gpu(trace.gpu_reported_name, memory_bytes=trace.gpu_memory_bytes)
     except UnknownGpuError:
         return None
+    return found if found.vendor == NVIDIA else None
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
