@@ -24,6 +24,7 @@ from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import AMD, NVIDIA
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
@@ -135,11 +136,15 @@ def at_clock(gpu: Gpu, clock_hz: float) -> Gpu:
     )
 
 
-def milabench_steps(folder: Path) -> Iterator[PublishedStep]:
+def milabench_steps(folder: Path, *, vendor: str = NVIDIA) -> Iterator[PublishedStep]:
     """Read the benches whose step is recorded, on one GPU of the catalogue; repeated rows become their median.
 
     Under float16 autocast the switch of TF32 decides nothing: both benches are one. Rows of the GradScaler are
     predicted without it. A batch of one waits for the host.
+
+    Args:
+        folder: Holds the table and the recorded steps.
+        vendor: Whose GPUs to read.
 
     Raises:
         MeasurementTableError: The table has a wrong column or value.
@@ -155,7 +160,7 @@ def milabench_steps(folder: Path) -> Iterator[PublishedStep]:
         if (folder / RECORDED / "milabench" / f"{bench}-{samples}.json.gz").is_file():
             times[row.member("gpu").text(), bench, waits, samples].append(_seconds(row))
     for (gpu, bench, waits, samples), seconds in times.items():
-        if not gpu.startswith("MI"):
+        if find_gpu(gpu).vendor == vendor:
             yield _recorded(
                 folder,
                 f"milabench/{bench}-{samples}.json.gz",

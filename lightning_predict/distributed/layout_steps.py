@@ -60,7 +60,7 @@ from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, in_domains, link_notes
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, in_domains, link_notes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor
@@ -193,6 +193,7 @@ class SharedStep:
         """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
+        check_links(layout)
         named, layout = layout, in_domains(layout)
         if not strategy.is_whole:
             noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))

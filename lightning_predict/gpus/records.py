@@ -93,6 +93,8 @@ class Gpu:
         single_source: True where the figures come from one data sheet and no second source agreed.
         sources: Where each figure was read, by field (by dtype for peaks); `sources["*"]` holds for all that have no
             entry of their own.
+        ruled_by: Vendor whose generations say what libraries find on it: its own, but of a GPU that a user's file says
+            to be like another vendor's, that one.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Gpu:
     single_source: bool
     sources: Mapping[str, tuple[Source, ...]]
     vendor: str = NVIDIA
+    ruled_by: str = NVIDIA
 
     def __hash__(self) -> int:
         """Hash the name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
@@ -135,7 +138,7 @@ class Gpu:
     @property
     def generation(self) -> Generation:
         """What libraries find on it: tensor cores, asynchronous copies and so on."""
-        return generation_of(self.vendor, self.compute_capability)
+        return generation_of(self.ruled_by, self.compute_capability)
 
     @property
     def network_capability(self) -> tuple[int, int]:

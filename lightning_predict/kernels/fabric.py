@@ -29,7 +29,7 @@ import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import Array, problem_batch
@@ -223,6 +223,19 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def check_links(layout: Layout) -> None:
+    """Refuse several GPUs of another maker: how they exchange data was never measured, nor read.
+
+    Raises:
+        InvalidArgumentError: Such a layout.
+    """
+    if layout.count > 1 and layout.gpu.vendor != NVIDIA:
+        raise InvalidArgumentError(
+            f"{layout.name} has {layout.count} GPUs of {layout.gpu.vendor}'s; collectives are known of NVIDIA's alone "
+            f"(NCCL over NVLink, PCIe and networks). Ask for one: {layout.gpu.name!r}."
+        )
+
+
 def collective(
     operation: str,
     message_bytes: float | Sequence[float] | Array,
@@ -244,8 +257,10 @@ def collective(
         Seconds, arrays of shape (messages,).
 
     Raises:
-        InvalidArgumentError: A collective that is not known, or a message that is negative.
+        InvalidArgumentError: A collective that is not known, a message that is negative, or several GPUs of another
+            maker.
     """
+    check_links(layout)
     if operation not in COLLECTIVES:
         raise InvalidArgumentError(f"{operation!r} is not a collective; choose one of {', '.join(COLLECTIVES)}.")
     messages = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))

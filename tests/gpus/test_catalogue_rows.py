@@ -8,10 +8,15 @@ import pytest
 
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
 from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER, load_catalogue
+from lightning_predict.gpus.records import NVIDIA
 
 CATALOGUE = load_catalogue()
 
 every_gpu = pytest.mark.parametrize("row", CATALOGUE, ids=lambda row: row.name)
+
+NVIDIAS = [row for row in CATALOGUE if row.vendor == NVIDIA]
+
+each_of_nvidias = pytest.mark.parametrize("row", NVIDIAS, ids=lambda row: row.name)
 
 FULL_RATE = {(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 7): 2048, (8, 9): 1024}
 FULL_RATE |= {(9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 1024, (12, 1): 1024}
@@ -43,11 +48,12 @@ def test_there_are_more_than_a_hundred_gpus_and_the_defaults_are_among_them() ->
 
 def test_every_architecture_has_rows_in_its_own_file_and_no_other_file_lies_there() -> None:
     architectures = list(dict.fromkeys(row.architecture for row in CATALOGUE))
-    assert architectures == "kepler maxwell pascal volta turing ampere ada hopper blackwell".split()  # oldest first
+    nvidias = "kepler maxwell pascal volta turing ampere ada hopper blackwell".split()  # oldest first
+    assert architectures == [*nvidias, *"cdna2 cdna3 cdna4 rdna rdna2 rdna3".split()]  # other makers' after them
     assert {path.stem for path in CATALOGUE_FOLDER.iterdir()} == {*architectures, "sources", "machines", "mig"}
 
 
-@every_gpu
+@each_of_nvidias
 def test_figures_lie_in_the_range_of_gpus_that_exist(row: Gpu) -> None:
     assert 2012 <= row.launch_year <= 2026
     assert 3 <= row.streaming_multiprocessors <= 192
@@ -74,7 +80,7 @@ def test_float32_peak_is_lanes_times_clock_times_two(row: Gpu) -> None:
     assert row.peak_flops_per_second["float32"] == pytest.approx(2 * lanes * row.boost_clock_hz, rel=0.05)
 
 
-@every_gpu
+@each_of_nvidias
 def test_float64_peak_is_that_of_the_lanes_or_twice_that_of_tensor_cores(row: Gpu) -> None:
     stated, lanes = row.peak_flops_per_second["float64"], row.lanes_peak("float64")
     has_tensor_cores = row.compute_capability in {(8, 0), (9, 0)} and row.name not in WITHOUT_FLOAT64
@@ -84,7 +90,7 @@ def test_float64_peak_is_that_of_the_lanes_or_twice_that_of_tensor_cores(row: Gp
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in CATALOGUE if row.compute_capability >= (7, 0) and row.name not in THROTTLED],
+    [row for row in NVIDIAS if row.compute_capability >= (7, 0) and row.name not in THROTTLED],
     ids=lambda row: row.name,
 )
 def test_tensor_peaks_are_dense_and_accumulate_in_float32(row: Gpu) -> None:
@@ -108,7 +114,7 @@ def test_peaks_are_in_physical_order(row: Gpu) -> None:
         assert peak["int8"] >= peak["float32"]
 
 
-@every_gpu
+@each_of_nvidias
 def test_dtypes_are_those_of_the_architecture(row: Gpu) -> None:
     capability, stated = row.compute_capability, row.peak_flops_per_second.keys()
     assert ("tf32" in stated) == (capability >= (8, 0))
@@ -158,7 +164,7 @@ def test_sources_are_titled_dated_and_two_unless_marked(row: Gpu) -> None:
     assert len({source.url for source in row.sources["*"]}) >= (1 if row.single_source else 2)
 
 
-@every_gpu
+@each_of_nvidias
 def test_l2_bandwidth_names_its_own_measurement(row: Gpu) -> None:
     (source,) = row.sources["l2_bytes_per_second"]
     assert "measured" in source.title
@@ -228,7 +234,7 @@ def test_the_highest_clock_is_the_boost_clock_or_what_its_driver_allows(row: Gpu
     assert 1.0 <= row.overclock <= 1.8  # the RTX A2000's boost clock of 1200 MHz is the lowest, of 2100
 
 
-@every_gpu
+@each_of_nvidias
 def test_measured_products_lie_below_the_peak_at_the_highest_clock(row: Gpu) -> None:
     for dtype, rate in row.measured_flops_per_second.items():
         assert 0.35 <= rate / (row.peak_flops_per_second[dtype] * row.overclock) <= 1.0, dtype

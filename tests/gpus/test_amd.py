@@ -1,0 +1,114 @@
+"""AMD's rows: figures by hand, names that people type, and NVIDIA's rules that must not reach them."""
+
+from __future__ import annotations
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
+from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.gpus.records import AMD, GENERATIONS
+from lightning_predict.kernels.fabric import collective
+from lightning_predict.testing import example_trace
+from lightning_predict.tracing.recorded_on import gpu_in_use
+from lightning_predict.tracing.trace import Trace
+
+ROWS = [one for one in map(gpu, gpu_names()) if one.vendor == AMD]
+
+each = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+MATRIX_RATE = {(9, 0): 1024, (9, 4): 2048, (9, 5): 4096, (11, 0): 512, (10, 1): 256, (10, 3): 256}
+"""FLOP in 16 bits of a compute unit and clock: matrix cores of CDNA 2, 3 and 4 (AMD's white papers), RDNA 3's matrix
+instructions (2 x 128 lanes x 2), packed instructions of RDNA and RDNA 2 (64 lanes x 2 x 2)."""
+
+HALF_AS_FAST = {(9, 0): 2, (9, 4): 2, (9, 5): 1}
+"""float64 of CDNA's matrix cores over that of its lanes; CDNA 4 halved it."""
+
+
+@each
+def test_peaks_are_compute_units_times_clock(row: Gpu) -> None:
+    per_second = row.streaming_multiprocessors * row.boost_clock_hz
+    peak = row.peak_flops_per_second
+    assert peak["float32"] == pytest.approx(2 * row.cores_per_multiprocessor * per_second, rel=0.01)
+    assert peak["float16"] == pytest.approx(MATRIX_RATE[row.compute_capability] * per_second, rel=0.01)
+    factor = HALF_AS_FAST.get(row.compute_capability, 1)
+    assert peak["float64"] == pytest.approx(factor * row.lanes_peak("float64"), rel=0.03)
+
+
+@each
+def test_dtypes_are_those_that_the_units_compute(row: Gpu) -> None:
+    is_cdna = row.compute_capability < (10, 0)
+    stated = row.peak_flops_per_second
+    assert ("tf32" in stated) == (row.compute_capability == (9, 4))  # CDNA 3 alone
+    assert ("bfloat16" in stated) == (is_cdna or row.compute_capability >= (11, 0))
+    assert ("float8" in stated) == (is_cdna and row.compute_capability >= (9, 4))
+
+
+@each
+def test_measured_rates_are_below_the_peaks_and_most_of_the_figures_are_cited(row: Gpu) -> None:
+    for dtype, rate in row.measured_flops_per_second.items():
+        assert 0.25 <= rate / row.peak_flops_per_second[dtype] <= 1.0
+    (cache,) = row.sources["l2_bytes_per_second"]
+    assert "not measured" in cache.title  # makers' peaks: nobody's measurement was read
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("7900 xtx", "RX-7900-XTX"),
+        ("rx 6800 xt", "RX-6800-XT"),
+        ("mi300x", "MI300X"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Radeon RX 7900 XTX", "RX-7900-XTX"),
+        ("AMD Radeon 780M Graphics", "Radeon-780M"),
+        ("680m", "Radeon-680M"),
+    ],
+)
+def test_names_that_people_and_torch_give(typed: str, name: str) -> None:
+    assert gpu(typed).name == name
+
+
+def test_one_die_of_the_mi250x_is_one_gpu() -> None:
+    row = gpu("MI250X")  # the module: 220 compute units, 128 GiB, 383 TFLOP/s
+    assert (row.streaming_multiprocessors, row.memory_bytes / 2**30) == (220 / 2, 128 / 2)
+    assert row.peak("float16") == 383e12 / 2
+
+
+def test_a_tf32_request_runs_in_float32_where_there_is_none() -> None:
+    row = gpu("MI355X")
+    assert row.peak("tf32") == row.peak("float32")
+    assert gpu("MI300X").peak("tf32") == 653.7e12
+
+
+@each
+def test_networks_take_each_for_a_generation_that_they_know(row: Gpu) -> None:
+    assert row.generation in GENERATIONS[AMD].values()
+    assert row.network_capability == row.generation.taken_for
+    assert (row.network_capability >= (7, 0)) == row.generation.has_tensor_cores
+    assert not row.generation.has_group_products  # Hopper's kernels
+
+
+def test_no_default_is_amds() -> None:
+    assert not set(DEFAULT_GPUS) & {row.name for row in ROWS}
+
+
+def test_several_are_refused_in_words() -> None:
+    expected = r"8xMI300X has 8 GPUs of AMD's; collectives are known of NVIDIA's alone .* Ask for one: 'MI300X'\."
+    with pytest.raises(InvalidArgumentError, match=expected):
+        collective("all_reduce", 1e6, layout_of("8xMI300X"))
+    with pytest.raises(InvalidArgumentError, match=expected):
+        lp.predict(example_trace(), ["8xMI300X"], history=False)
+
+
+def test_a_recording_on_one_corrects_nothing() -> None:
+    trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="AMD Instinct MI300X")
+    assert gpu_in_use(trace) is None
+
+
+def test_predictions_are_marked_and_told_to_be_orders_of_size() -> None:
+    text = str(lp.predict(example_trace(), ["MI300X", "T4"], history=False))
+    assert "MI300X †" in text
+    words = " ".join(text.split())
+    assert "MI300X: made by AMD, but timed by networks and rules that know NVIDIA's GPUs and libraries alone" in words
+    assert "an order of size" in words
