@@ -24,8 +24,7 @@ from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import AMD, NVIDIA
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds

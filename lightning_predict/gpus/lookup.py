@@ -231,8 +231,9 @@ def _unknown_message(name: str) -> str:
     """State that no GPU has this name, and list the nearest names."""
     if is_of_another_maker(name):
         return (
-            f"{name!r} is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of size, "
-            'describe it in a TOML file given as gpus_file: [gpu.NAME], like = "one of NVIDIA\'s", and its own figures.'
+            f"{name!r} is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of "
+            'size, describe it in a TOML file given as gpus_file: [gpu.NAME], like = "one of NVIDIA\'s", and its own '
+            "figures."
         )
     index = _catalogue_index()
     own = next((f" {words}" for end, words in _WITHOUT_ROW.items() if normalise(name).endswith(end)), "")

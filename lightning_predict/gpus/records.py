@@ -53,7 +53,7 @@ class Gpu:
         vendor: Who makes it.
         architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`; AMD's
             `cdna2` to `cdna4` and `rdna` to `rdna3`.
-        compute_capability: CUDA compute capability, (major, minor); of AMD's, the numbers after `gfx`, as torch reports.
+        compute_capability: CUDA compute capability, (major, minor); of AMD's, as in `gfx942`: (9, 4).
         launch_year: Year of release.
         streaming_multiprocessors: Number of SMs that are enabled; of AMD's, compute units.
         cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
@@ -293,9 +293,9 @@ what little is loaded at first, 426 MiB (RTX 6000 Ada, torch 2.10: github.com/un
 "around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888); in whole trainings, read off as the constant
 of lines over batch sizes, 920 MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet).
 The middle of generations without a measurement is that of the one before, or of the little that is loaded at first.
-AMD's are NVIDIA's that come nearest, by the units they have and by the process of their chips, chosen before any step was
-looked at: CDNA 2 as Ampere, CDNA 3 and 4 as Hopper without what its own kernels bring, RDNA and RDNA 2 as Pascal, RDNA 3
-as Ampere's GeForce boards. That is a frame to put a data sheet in, not a finding."""
+AMD's are NVIDIA's that come nearest, by the units they have and by the process of their chips, chosen before any step
+was looked at: CDNA 2 as Ampere, CDNA 3 and 4 as Hopper without what its own kernels bring, RDNA and RDNA 2 as Pascal,
+RDNA 3 as Ampere's GeForce boards. That is a frame to put a data sheet in, not a finding."""
 
 
 @lru_cache(maxsize=256)

@@ -162,7 +162,7 @@ def test_a_row_may_state_its_highest_clock_and_measured_rates(tmp_path: Path) ->
         (
             '"GDDR6"',
             '"GDDR"',
-            "ampere.toml: gpu.X.memory_kind is 'GDDR'; expected one of GDDR5, GDDR5X, GDDR6, GDDR6X, GDDR7, DDR5, LPDDR5,",
+            "ampere.toml: gpu.X.memory_kind is 'GDDR'; expected one of GDDR5, GDDR5X, GDDR6, GDDR6X, GDDR7, DDR5,",
         ),
         (
             "power_watts = 75",

@@ -49,6 +49,6 @@ def test_a_slice_that_a_gpu_does_not_have_is_refused_with_those_that_it_has() ->
 def test_accelerators_of_other_makers_are_refused_as_such(name: str) -> None:
     with pytest.raises(
         UnknownGpuError,
-        match=rf"'{name}' is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of size",
+        match=rf"'{name}' is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of",
     ):
         gpu(name)
