@@ -69,6 +69,7 @@ from benchmarks.accuracy import (
 )
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
+from lightning_predict.gpus.records import AMD
 from lightning_predict.kernels.models import kernel_models
 
 SOURCES: Final = {
@@ -191,11 +192,17 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                 steps = vision.read_torchvision_cases(folder / name)
                 console.print(f"{name}:")
                 found = vision.evaluate_vision(steps, cache=options.cache, weights=options.weights)
-                vision.print_report(found, console)
+                for vendor in sorted({one.case.vendor for one in found}, reverse=True):
+                    console.print(f"{vendor}:")
+                    vision.print_report([one for one in found if one.case.vendor == vendor], console)
     elif options.of in SOURCES:
         rows = tuple(published_steps.READERS[SOURCES[options.of]](folder))
         scored = source_scores.scored_steps(rows, cache=options.cache or RECORDED_STEPS, weights=options.weights)
         source_scores.print_scores(scored, console, title=SOURCES[options.of])
+        if options.of == "milabench":
+            others = tuple(published_steps.milabench_steps(folder, vendor=AMD))
+            scored = source_scores.scored_steps(others, cache=options.cache or RECORDED_STEPS, weights=options.weights)
+            source_scores.print_scores(scored, console, title=f"{SOURCES[options.of]}, {AMD}")
         if options.of == "lin":
             source_scores.print_peers(published_steps.lin_errors(folder / published_steps.LIN_TABLE), console)
     elif options.of == "products":

@@ -76,6 +76,11 @@ class VisionCase:
     software: str
     measured_seconds: float
 
+    @property
+    def vendor(self) -> str:
+        """Who makes the GPU."""
+        return find_gpu(self.gpu).vendor
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)

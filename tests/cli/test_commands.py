@@ -127,12 +127,12 @@ def test_predict_takes_a_price_file_and_keeps_listed_prices_of_other_gpus(
 def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: Run, tmp_path: Path) -> None:
     file = tmp_path / "cloud.csv"
     file.write_text(
-        "InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region\na,T4,1,0.5,0.1,r\nb,MI300X,8,16,8,r\n"
+        "InstanceType,AcceleratorName,AcceleratorCount,Price,SpotPrice,Region\na,T4,1,0.5,0.1,r\nb,Gaudi2,8,16,8,r\n"
     )
     found = run("predict", trace, "--gpus", "T4", "--offers", file, "--spot", "--json").json
     assert found["predictions"][0]["usd_per_hour"] == 0.1
     assert "spot" in found["predictions"][0]["offer"]
-    assert found["notes"][-1].endswith("whose accelerator is not in the catalogue: MI300X (1).")
+    assert found["notes"][-1].endswith("whose accelerator is not in the catalogue: Gaudi2 (1).")
 
 
 @pytest.mark.parametrize(

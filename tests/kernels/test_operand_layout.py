@@ -86,7 +86,7 @@ def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slowe
 
     for tf32 in (False, True):
         assert (seconds(turned, tf32=tf32) >= seconds(one, tf32=tf32)).all()
-    assert (seconds(turned, tf32=True) <= seconds(turned, tf32=False)).all()
+    assert (seconds(turned, tf32=True) <= (1 + 1e-6) * seconds(turned, tf32=False)).all()  # equal but for rounding
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("L40S", 1.33), ("T4", 1.0)])
