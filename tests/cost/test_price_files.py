@@ -221,8 +221,8 @@ g5.xlarge,A10G,1.0,4.0,16.0,"{{'Gpus': [{{'Name': 'A10G', 'Count': 1}}]}}",1.0,0
 p3.16xlarge,V100,8.0,64.0,488.0,,24.48,,us-east-1,a
 vast-1,RTX4090,2,16,32,,0.8,0.00,"Oslo, NO",
 frac,L4,0.125,1,4,,0.2,0.1,us-east-1,a
-amd,MI300X,8,8,8,,16.0,8.0,us-east-1,a
-amd2,MI300X,1,8,8,,2.0,1.0,us-east-1,a
+amd,MI100,8,8,8,,16.0,8.0,us-east-1,a
+amd2,MI100,1,8,8,,2.0,1.0,us-east-1,a
 unpriced,T4,1,8,8,,,0.1,us-east-1,a
 """
 
@@ -248,7 +248,7 @@ def test_what_a_catalogue_has_that_we_cannot_use_is_counted_and_said(tmp_path: P
     assert read_offer_file(catalogue(tmp_path)).notes == (
         "vms.csv: left out machines with a part of a GPU, or without a number of GPUs: 1.",
         "vms.csv: left out machines without an on-demand price: 1.",
-        "vms.csv: left out machines whose accelerator is not in the catalogue: MI300X (2).",
+        "vms.csv: left out machines whose accelerator is not in the catalogue: MI100 (2).",
     )
 
 

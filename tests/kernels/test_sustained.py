@@ -89,7 +89,7 @@ def test_the_base_sees_rates_instead_of_peaks() -> None:
 def test_rates_lie_below_the_peak_and_lower_precision_is_no_slower(card: Gpu) -> None:
     rates = {dtype: sustained_flops(card, dtype) for dtype in units_of(card)}
     for dtype, rate in rates.items():
-        assert 0.3 <= rate / (card.peak_flops_per_second[dtype] * card.overclock) <= 1.0, dtype
+        assert 0.25 <= rate / (card.peak_flops_per_second[dtype] * card.overclock) <= 1.0, dtype
         assert rate >= rates["float32"]
 
 
