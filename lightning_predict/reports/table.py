@@ -261,8 +261,8 @@ def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
     for maker, names in makers.items():
         yield (
             f"{', '.join(names)}: made by {maker}, but timed by networks and rules that know NVIDIA's GPUs and "
-            "libraries alone, from a data sheet; no kernel was measured there, which intervals do not count: an order "
-            "of size."
+            "libraries alone, from a data sheet; no kernel was measured there, so intervals are twice as wide each "
+            "way: an order of size."
         )
 
 

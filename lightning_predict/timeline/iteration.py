@@ -35,7 +35,7 @@ import numpy as np
 
 from lightning_predict import checked
 from lightning_predict.errors import WeightsFormatError
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.operations import Array
@@ -203,7 +203,9 @@ def iterations(
     python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
     host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
     beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
-    low, high = _ends(middle, own, beyond_operations.applied(*_spread(timed, correlation)), host_ends)
+    wider = np.array([OTHER_MAKERS_SPREAD if gpu.vendor != NVIDIA else 1.0 for gpu in gpus])
+    least, most = beyond_operations.applied(*_spread(timed, correlation))
+    low, high = _ends(middle, own, (least / wider, most * wider), host_ends)
     doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
@@ -436,6 +438,9 @@ def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
 
 
 # --- How far whole steps scatter
+
+OTHER_MAKERS_SPREAD: Final = 2.0
+"""Factor either way by which the device's time is less known where another maker's libraries run: assumed."""
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
 

@@ -44,8 +44,9 @@ def fitted(small: Small, folder: Path, time: Clock, bar: Any, predictor: Runtime
 
 @pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
 def test_the_whole_run_stands_in_lightnings_own_bar_until_it_ends(
-    small: Small, tmp_path: Path, time: Clock, bar: str
+    small: Small, tmp_path: Path, time: Clock, bar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # room for the interval
     own = getattr(small.lightning.callbacks, bar)()
     predictor = RuntimePredictor(["T4"], print_table=False, learn_from_history=False)
     shown = fitted(small, tmp_path, time, own, predictor)

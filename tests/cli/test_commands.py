@@ -189,7 +189,7 @@ def test_a_report_is_one_file_by_its_ending(command: str, trace: Path, run: Run,
     assert json.loads((tmp_path / "r.json").read_text())["ranking"]["cheapest"] == "T4"
     page = (tmp_path / "r.html").read_text()
     assert "<svg" in page
-    assert page.index("What to change first") < page.index("Where it goes") < page.index("All GPUs")
+    assert page.index("All GPUs") < page.index("What to change first") < page.index("Where it goes")
     found = run(command, trace, "--gpus", "T4", "--output", tmp_path / "r.md", "--json").json
     assert found["written"] == [str(tmp_path / "r.md")]
     assert found["energy"].keys() == {"T4"}

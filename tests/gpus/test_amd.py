@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.gpus.records import AMD, GENERATIONS
+from lightning_predict.gpus.records import AMD, GENERATIONS, NVIDIA
+from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fabric import collective
+from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
+from lightning_predict.timeline.iteration import OTHER_MAKERS_SPREAD, iterations
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
+GPT2 = Path(__file__).parents[2] / "examples" / "gpt2.json.gz"
 ROWS = [one for one in map(gpu, gpu_names()) if one.vendor == AMD]
 
 each = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -111,3 +118,12 @@ def test_predictions_are_marked_and_told_to_be_orders_of_size() -> None:
     words = " ".join(text.split())
     assert "MI300X: made by AMD, but timed by networks and rules that know NVIDIA's GPUs and libraries alone" in words
     assert "an order of size" in words
+
+
+def test_intervals_are_twice_as_wide_each_way() -> None:
+    trace, ours = lp.Trace.load(str(GPT2)), gpu("MI300X")  # bound by the device
+    gpus = [ours, replace(ours, name="twin", vendor=NVIDIA)]
+    found, twin = iterations(trace, timed_work(trace, gpus, origin=None, models=kernel_models(())), gpus)
+    assert found.seconds == pytest.approx(twin.seconds)
+    assert found.low_seconds == pytest.approx(twin.low_seconds / OTHER_MAKERS_SPREAD)
+    assert found.high_seconds == pytest.approx(twin.high_seconds * OTHER_MAKERS_SPREAD)
