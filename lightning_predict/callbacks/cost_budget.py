@@ -303,7 +303,7 @@ class CostBudget(Callback):
     ) -> None:
         """Time the batches of validation."""
         if (clock := self._clock) is not None:
-            clock.validation_batch_starts()
+            clock.validation.batch_starts()
 
     @never_raises
     def on_validation_batch_end(
@@ -328,7 +328,7 @@ class CostBudget(Callback):
             return
         if trainer.sanity_checking:
             if fit.clock is not None:
-                fit.clock.validation_batch_ends()
+                fit.clock.validation.batch_ends()
             return
         fit.validated_batches += 1
         interval = 1 if isinstance(fit.meetings, Alone) else fit.validation_interval
@@ -582,7 +582,7 @@ class CostBudget(Callback):
         if fit.watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
         verdict = GO_ON if judge is None else judge()
-        validation = clock.validation_times()
+        validation = clock.validation.times()
         batch_seconds = None if validation is None or validation.batch is None else validation.batch.middle
         decision: dict[str, Any] = {
             "action": "go on",
@@ -601,7 +601,7 @@ class CostBudget(Callback):
 
     def _validation_batch_ends(self, trainer: Trainer, fit: _Fit) -> None:
         if fit.clock is not None:
-            fit.clock.validation_batch_ends()
+            fit.clock.validation.batch_ends()
         if fit.watch is not None:
             self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
@@ -611,11 +611,11 @@ class CostBudget(Callback):
             return
         fit.clock.validation_ends()
         if fit.watch is not None and self.on_exceed == "stop":
-            fit.watch.ends_in(end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation_times()))
+            fit.watch.ends_in(end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation.times()))
 
     def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
         """Judge the use of the budget during a validation."""
-        validation, batches = None if fit.clock is None else fit.clock.validation_times(), _validation_batches(trainer)
+        validation, batches = None if fit.clock is None else fit.clock.validation.times(), _validation_batches(trainer)
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
             rest = max(0, batches - fit.validated_batches) * (validation.batch.middle + validation.wait.middle)

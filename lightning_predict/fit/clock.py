@@ -96,6 +96,9 @@ FIRST_EPOCH_DOUBT: Final = 3.2
 WARM_WAITS: Final = 32
 """Waits of later epochs after which those of the first no longer cast a doubt."""
 
+TURNS_BELIEVED: Final = 2
+"""Waits for each worker before which a later one may be as long as the first."""
+
 UNSEEN_LONGER: Final = 1.5
 """How much longer what was only seen at the start (a sanity check, the first fetch) may take later."""
 
@@ -247,8 +250,18 @@ class ValidationTimer:
                 self._waits.add(run.waited / len(every))
         return now
 
-    def times(self, batch_seconds: float | None, made_in: Interval[float], ahead: float) -> ValidationTimes | None:
-        """See `RunClock.validation_times`."""
+    def times(
+        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
+    ) -> ValidationTimes | None:
+        """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
+
+        Args:
+            batch_seconds: What a training batch takes. A sanity check that takes longer was cold or is slow: the
+                geometric mean of both.
+            made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
+                were ready before they were asked for.
+            ahead: Validation runs still to come.
+        """
         around = self._around.believed(ahead=ahead)
         found = self._batches.believed(of_each=self._batches_per_run, ahead=ahead)
         if found is not None and around is not None:
@@ -291,6 +304,7 @@ class RunClock:
         batches_per_epoch: Batches of the last epoch that was trained whole; None before one was.
         windows: Counts the training batches that have ended, and the windows that they make.
         checkpoints: Times checkpoint files.
+        validation: Times validation runs, and is told of their batches.
         memory: Sizes of what a checkpoint holds; None before a step was recorded.
         buffered: Batches that the loader's workers have ready after a break.
         began: When the first batch began; None before.
@@ -320,7 +334,7 @@ class RunClock:
         self._steps, self._waits, self._cycles, self._pauses = Evidence(), Evidence(), Evidence(), Evidence()
         self._last_step = 0.0
         self._first_pause: float | None = None
-        self._validation = ValidationTimer(clock)
+        self.validation = ValidationTimer(clock)
 
     @property
     def batches(self) -> int:
@@ -339,7 +353,7 @@ class RunClock:
     def interrupt(self) -> None:
         """Note that something happens before the next batch that will not happen again: a prediction."""
         self._gap = None
-        self._waits_to_skip = self.buffered
+        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch that follows is the first of these
 
     # Events of training.
 
@@ -360,8 +374,8 @@ class RunClock:
             wait = now - gap.since
             if self.checkpoints.is_pending:
                 self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
-            elif self._waits_to_skip:
-                self._waits_to_skip -= 1
+            elif self._waits_to_skip:  # of what was made meanwhile, until one shows that nothing is left of it
+                self._waits_to_skip = self._waits_to_skip - 1 if wait <= self._last_step else 0
             else:
                 self._waits.add(wait)
                 if self._is_asynchronous:
@@ -419,7 +433,7 @@ class RunClock:
     def validation_starts(self, *, is_check: bool) -> None:
         """Note that a validation run, or the sanity check, begins."""
         self.has_begun = True
-        if self._validation.is_under_way:
+        if self.validation.is_under_way:
             return
         now, gap = self._clock(), self._gap
         before = now if gap is None else gap.since
@@ -428,23 +442,11 @@ class RunClock:
             before = now
         self._batch_start = None
         self._gap = gap if gap is not None and gap.is_pause else None
-        self._validation.starts(before=before, is_check=is_check)
-
-    def validation_batch_starts(self) -> None:
-        """Note that a batch is about to be validated."""
-        self._validation.batch_starts()
-
-    def validation_batch_is_recorded(self) -> None:
-        """Note that the batch under way takes longer than others, as it is recorded."""
-        self._validation.batch_is_recorded()
-
-    def validation_batch_ends(self) -> None:
-        """Note that a batch was validated."""
-        self._validation.batch_ends()
+        self.validation.starts(before=before, is_check=is_check)
 
     def validation_ends(self) -> None:
         """Note that the validation run has ended."""
-        now = self._validation.ends()
+        now = self.validation.ends()
         if now is not None:
             self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
 
@@ -456,13 +458,14 @@ class RunClock:
         Args:
             batches_per_window: Batches in turn that differ by their place.
             workers: Workers that make the batches, 0 without any. They start together, so that one long wait stands for
-                a batch of each; and at first they hand over what they made while they started.
+                a batch of each.
             ahead: Batches still to come.
         """
-        buffered = self.buffered if workers else 0
-        waits = self._waits.believed(together=max(1, workers), turns=1, after=buffered, ahead=ahead)
+        waits = self._waits.believed(together=max(1, workers), turns=1, ahead=ahead)
         wait = NOTHING if waits is None else waits.mean
-        if workers and self._waits.count <= buffered:  # all were ready; how fast others are made is not known
+        if (
+            self._waits.count < TURNS_BELIEVED * workers
+        ):  # all were ready, or none: how fast others are made shows later
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU the host waits for the loader while the device still computes: only both together are known.
         found = (
@@ -499,20 +502,6 @@ class RunClock:
         less = max(0.5, 1 - FIRST_EPOCH_DOUBT / self._waits.count)
         low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
-
-    def validation_times(
-        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
-    ) -> ValidationTimes | None:
-        """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
-
-        Args:
-            batch_seconds: What a training batch takes. A sanity check that takes longer was cold or is slow: the
-                geometric mean of both.
-            made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
-                were ready before they were asked for.
-            ahead: Validation runs still to come.
-        """
-        return self._validation.times(batch_seconds, made_in, ahead)
 
     def pause(self, *, starts_workers: bool, ahead: float = math.inf) -> Interval[float]:
         """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.

@@ -74,7 +74,7 @@ FALLS_ON: Final = 0.5
 FALLS_HIDDEN: Final = 0.4
 """Part of the difference between the halves of settled values by which they may be lower yet: what noise hides."""
 
-SETTLED_SHARE: Final = 0.5
+SETTLED_SHARE: Final = 0.55
 """Share of the values that must agree for them to have settled; noise hides a slow fall in fewer."""
 
 SETTLED_VALUES: Final = 32
@@ -129,7 +129,7 @@ class Evidence:
                 self._size *= 2
 
     def believed(
-        self, *, together: int = 1, turns: int = 4, after: int = 0, of_each: int = 1, ahead: float = math.inf
+        self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
     ) -> Belief | None:
         """Return what is believed of the next values; None before the first.
 
@@ -137,12 +137,10 @@ class Evidence:
             together: Values in turn that differ by their place, as the batches of an accumulation window do, or what
                 several workers hand over at once: the mean of as many is one value.
             turns: Such means from which on they count, in place of single values.
-            after: First values that say little, such as waits for what was made beforehand; half at most are left out.
             of_each: Values of which each of these is the mean.
             ahead: Values still to come.
         """
         values, size = self._means, self._size
-        values = values[min(after // size, len(values) // 2) :] if after else values
         if size < together and len(values) >= turns * together:
             each = together // size
             starts = range(len(values) % each, len(values), each)
@@ -269,7 +267,9 @@ def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[f
     if times == 1:
         return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / ahead))
     gaps = [after - before for before, after in pairwise(at)]
-    if times > 2 and max(gaps) - min(gaps) <= 1:
+    if (
+        times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1
+    ):  # one that is overdue has no period
         found = Interval.around((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
         return Interval(max(0.0, found.low - 1 / ahead), found.middle, found.high + 1 / ahead)
     rate = times / count

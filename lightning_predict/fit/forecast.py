@@ -157,10 +157,10 @@ def rest_of(
         ahead=_or_many(counts.batches),
     )
     ahead = _or_many(counts.validation_runs)
-    validation = clock.validation_times(ahead=ahead)
+    validation = clock.validation.times(ahead=ahead)
     if batch_times is not None:
         batch_times = _of_whole_batches(batch_times, position)
-        validation = clock.validation_times(
+        validation = clock.validation.times(
             batch_seconds=batch_times.step.middle,
             made_in=_made_in(batch_times) if facts.validation_has_workers else NOTHING,
             ahead=ahead,

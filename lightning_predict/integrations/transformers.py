@@ -160,8 +160,8 @@ class RuntimePredictorCallback(TrainerCallback):
         """Time the batches of an evaluation, which are told of at their ends."""
         if self._run is not None:
             self._run.clock.validation_starts(is_check=False)
-            self._run.clock.validation_batch_ends()
-            self._run.clock.validation_batch_starts()
+            self._run.clock.validation.batch_ends()
+            self._run.clock.validation.batch_starts()
 
     @never_raises
     def on_evaluate(

@@ -36,6 +36,7 @@ class Scenario:
         accumulation: Batches of a window.
         workers: Workers that make the batches of training and of validation.
         last_share: Samples of an epoch's last batch over those of others.
+        predicts: Batch after which a prediction is made, and its seconds; None if none is.
     """
 
     step: Of
@@ -48,6 +49,7 @@ class Scenario:
     accumulation: int = 1
     workers: int = 0
     last_share: float = 1.0
+    predicts: tuple[int, float] | None = None
 
     @property
     def buffered(self) -> int:
@@ -103,7 +105,16 @@ PREFETCHED: Final = 2
 """Batches that a worker of torch's loader makes ahead."""
 
 
-def waits_for(make: Of, *, step: float, workers: int, batches: int, runs: int, starts: float = 0.05) -> list[float]:
+def waits_for(
+    make: Of,
+    *,
+    step: Of,
+    workers: int,
+    batches: int,
+    runs: int,
+    starts: float = 0.05,
+    predicts: tuple[int, float] | None = None,
+) -> list[float]:
     """Return the waits for each batch that workers make in turn, each one ahead, in runs of so many batches.
 
     Args:
@@ -113,7 +124,9 @@ def waits_for(make: Of, *, step: float, workers: int, batches: int, runs: int, s
         batches: Batches of a run.
         runs: How many.
         starts: Seconds until a worker has started.
+        predicts: Batch after which a prediction is made, while the workers go on, and its seconds.
     """
+    after, seconds = predicts or (0, 0.0)
     waits = []
     for run in range(runs):
         now, free, ready = 0.0, [starts] * workers, list[float]()
@@ -123,7 +136,8 @@ def waits_for(make: Of, *, step: float, workers: int, batches: int, runs: int, s
                 free[worker] = max(free[worker], now) + make(run * batches + len(ready))
                 ready.append(free[worker])
             waits.append(max(0.0, ready[number] - now))
-            now = max(now, ready[number]) + step
+            now = max(now, ready[number]) + step(run * batches + number)
+            now += seconds * (run * batches + number + 1 == after)
     return waits
 
 
@@ -131,7 +145,7 @@ def made_by_workers(make: Of, *, step: float, workers: int, batches: int = 100, 
     """A run that waits for its workers, in training and in validation, of whose check all batches were ready."""
     epochs = 4
     waits, later = (
-        waits_for(make, step=seconds, workers=workers, batches=count, runs=epochs)
+        waits_for(make, step=listed((), seconds), workers=workers, batches=count, runs=epochs)
         for seconds, count in ((step, batches), (step / 3, validation))
     )
     return Scenario(
@@ -226,6 +240,28 @@ def family(seed: int) -> Scenario:
     )
 
 
+def family_of_workers(seed: int) -> Scenario:
+    """A run at random whose workers keep up or do not, and go on while its first steps are predicted from."""
+    draws = random.Random(seed)
+    workers, step = draws.choice([1, 2, 2, 4, 8]), 10 ** draws.uniform(-2.5, -0.5)
+    make = noisy(listed((), step * workers * 10 ** draws.uniform(-0.7, 1.3)), draws.uniform(0.0, 0.3), seed)
+    of = decay(draws.uniform(0.0, 2.0), draws.uniform(3, 30), step)
+    if draws.random() < 0.3:
+        of = listed([draws.uniform(1.5, 20.0), *(draws.uniform(1.0, 3.0) for _ in range(draws.randrange(4)))], step)
+    of, predicts = noisy(of, draws.uniform(0.0, 0.15), seed + 1), (draws.randrange(4, 10), draws.uniform(0.2, 1.0))
+    epochs, batches = draws.randrange(1, 5), draws.randrange(60, 200)
+    starts = draws.uniform(0.03, 0.15)
+    waits = waits_for(make, step=of, workers=workers, batches=batches, runs=epochs, starts=starts, predicts=predicts)
+    return Scenario(
+        step=of,
+        wait=lambda batch: waits[batch],
+        epochs=epochs,
+        batches=batches,
+        workers=workers,
+        predicts=predicts,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """What was believed at a moment, against what then came.
@@ -284,6 +320,9 @@ def told(scenario: Scenario, clock: object, advance: Callable[[float], None], af
             advance(scenario.step(batch))
             tell.batch_ends()
             after(batch + 1)
+            if scenario.predicts is not None and scenario.predicts[0] == batch + 1:
+                advance(scenario.predicts[1])
+                tell.interrupt()
         if scenario.validation(epoch):
             validate(tell, scenario.validation(epoch), advance, is_check=False)
         tell.epoch_ends()
@@ -295,7 +334,7 @@ def validate(tell: Any, batches: Sequence[float], advance: Callable[[float], Non
     """Tell a clock of a validation run."""
     tell.validation_starts(is_check=is_check)
     for seconds in batches:
-        tell.validation_batch_starts()
+        tell.validation.batch_starts()
         advance(seconds)
-        tell.validation_batch_ends()
+        tell.validation.batch_ends()
     tell.validation_ends()

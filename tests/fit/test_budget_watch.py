@@ -194,8 +194,10 @@ def test_where_steps_settle_early_an_overrun_is_seen_within_32_of_them(name: str
     assert stopped(SCENARIOS[name], 1 / 1.3)[1] <= 32
 
 
-def test_a_slow_fall_beneath_noise_is_not_taken_for_an_overrun() -> None:
-    run = family(159)  # from 0.45 s to 0.3 s in 60 steps, with noise of 14 %: it was stopped after 32
+# Falls to between a third and two thirds within some 60 steps, beneath noise: they were stopped after 18 to 32.
+@pytest.mark.parametrize("seed", [159, 236, 251])
+def test_a_slow_fall_beneath_noise_is_not_taken_for_an_overrun(seed: int) -> None:
+    run = family(seed)
     assert stopped(run, 1.05)[1] == run.steps
 
 

@@ -36,9 +36,9 @@ class Fit:
         self.passes(start)
         for number, seconds in enumerate(batches):
             self.passes(wait if number else 0.0)
-            self.clock.validation_batch_starts()
+            self.clock.validation.batch_starts()
             self.passes(seconds)
-            self.clock.validation_batch_ends()
+            self.clock.validation.batch_ends()
         self.clock.validation_ends()
 
     def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
@@ -49,7 +49,7 @@ class Fit:
 
 def test_before_a_step_was_timed_nothing_is_known() -> None:
     assert RunClock().batch_times(batches_per_window=1) is None
-    assert RunClock().validation_times() is None
+    assert RunClock().validation.times() is None
     assert RunClock().training_seconds == 0.0
 
 
@@ -79,21 +79,29 @@ def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither
         fit.batch(wait=0.5)
     fit.clock.interrupt()
     fit.passes(100.0)
-    fit.batch(wait=0.0)
     for _ in range(4):
         fit.batch(wait=0.0)
     for _ in range(20):
         fit.batch(wait=0.5)
-    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(0.5)
+    found = fit.batch_times(workers=2)
+    assert found.waits == 7 + 20
+    assert found.wait_seconds == pytest.approx(0.5)
 
 
-def test_of_the_first_waits_for_workers_those_count_that_were_not_made_beforehand() -> None:
+def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None:
+    # Four may be in store, but the second has to be waited for: what follows counts, here one wait of 2 s for each two.
     fit = Fit()
     fit.clock.buffered = 4
-    for wait in (0.0, 0.0, 0.0, 0.0, 0.0, 0.4, 0.4, 0.4, 0.4, 0.4):
-        fit.batch(wait=wait)
-    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(0.4)
-    assert fit.batch_times().wait_seconds < 0.4
+    for _ in range(2):
+        fit.batch()
+    fit.clock.interrupt()
+    fit.batch(wait=0.0)
+    fit.batch(wait=1.5)
+    for _ in range(4):
+        fit.batch(wait=0.0)
+        fit.batch(wait=2.0)
+    assert fit.batch_times(workers=2).waits == 1 + 8
+    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(1.0)
 
 
 def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_first() -> None:
@@ -187,7 +195,7 @@ def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
 def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_recorded_one() -> None:
     fit = Fit()
     fit.validate([9.0, 2.0], start=5.0, wait=0.5, is_check=True)
-    found = fit.clock.validation_times()
+    found = fit.clock.validation.times()
     assert found is not None
     assert found.batch is not None
     assert (found.around.middle, found.wait.middle, found.batch.middle) == (5.0, 0.5, 2.0)
@@ -197,13 +205,13 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
     fit = Fit()
     fit.clock.validation_starts(is_check=True)
     for seconds in (6.0, 9.0):
-        fit.clock.validation_batch_starts()
+        fit.clock.validation.batch_starts()
         if seconds == 9.0:
-            fit.clock.validation_batch_is_recorded()
+            fit.clock.validation.batch_is_recorded()
         fit.passes(seconds)
-        fit.clock.validation_batch_ends()
+        fit.clock.validation.batch_ends()
     fit.clock.validation_ends()
-    found = fit.clock.validation_times()
+    found = fit.clock.validation.times()
     assert found is not None
     assert found.batch is not None
     assert found.batch.middle == 6.0  # Both are too long; the shorter is nearer.
@@ -212,7 +220,7 @@ def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_rec
 def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
     fit = Fit()
     fit.validate([4.0, 4.0], is_check=True)
-    found = fit.clock.validation_times(batch_seconds=1.0)
+    found = fit.clock.validation.times(batch_seconds=1.0)
     assert found is not None
     assert found.batch is not None
     assert found.batch.middle == 2.0  # the geometric mean
@@ -227,7 +235,7 @@ def test_validation_runs_are_timed_whole() -> None:
         fit.batch()
         fit.passes(1.5)  # Its workers start before any event is told.
         fit.validate(batches, start=0.5, wait=0.25)
-    found = fit.clock.validation_times()
+    found = fit.clock.validation.times()
     assert found is not None
     assert found.batch is not None
     assert (found.around.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches

@@ -66,6 +66,12 @@ def test_what_comes_with_a_period_counts_by_the_period_and_not_by_where_it_was_a
         assert believed(values[:number]).mean.middle == pytest.approx(1.4)
 
 
+def test_what_is_overdue_has_no_period() -> None:
+    # Three slow ones, two and one apart, and none in the 40 that follow: three of 44, not two of three.
+    values = [1.0, 1.0, 3.0, 1.0, 3.0, 3.0, *[1.0] * 40]
+    assert believed(values).mean.middle == pytest.approx(1 + 2 * 3 / 45, rel=0.01)
+
+
 def test_what_comes_rarely_may_be_to_come() -> None:
     # 16 alike: one in 25 that takes ten times as long would make 1.36.
     assert believed([1.0] * 17).mean.holds(1.35)
@@ -80,13 +86,8 @@ def test_batches_of_a_window_are_one_value_together() -> None:
 
 def test_what_workers_hand_over_together_is_one_value_from_the_first_turn_on() -> None:
     # Two workers, a second for each batch: every other wait takes it, and half a second is the mean.
-    assert believed([0.0, 1.0, 0.0], together=2, turns=1, after=4).mean.middle == 0.5
-    assert believed([0.0, 1.0, 0.0], after=4).mean.middle == 0.0
-
-
-def test_waits_for_what_was_made_beforehand_are_left_out() -> None:
-    assert believed([0.0] * 4 + [1.0] * 8, after=4).mean.middle == 1.0
-    assert believed([0.0] * 4 + [1.0] * 2, after=100).mean.middle > 0.5  # half of them count at least
+    assert believed([0.0, 1.0, 0.0], together=2, turns=1).mean.middle == 0.5
+    assert believed([0.0, 1.0, 0.0]).mean.middle < 0.5
 
 
 def test_any_number_of_values_is_kept_in_bounds() -> None:

@@ -22,9 +22,9 @@ def clock(*, step: float = 1.0, wait: float = 0.0, batches: int = 20, check: flo
     if check is not None:
         made.validation_starts(is_check=True)
         for _ in range(2):
-            made.validation_batch_starts()
+            made.validation.batch_starts()
             seconds += check
-            made.validation_batch_ends()
+            made.validation.batch_ends()
         made.validation_ends()
     made.epoch_starts()
     for _ in range(batches):

@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from tests.fit.scenarios import SCENARIOS, Score, family
-from tests.fit.simulating import scores
+from tests.fit.scenarios import SCENARIOS, Score, family, family_of_workers
+from tests.fit.simulating import forecasts, scores
 
 
 @cache
@@ -61,6 +61,20 @@ def test_the_intervals_hold_to_the_end_of_the_run() -> None:
 def test_random_runs_that_nothing_was_chosen_on_are_as_well_believed() -> None:
     assert median_error(at("16 steps", unseen())) <= 0.12
     assert median_error(at("25 %", unseen())) <= 0.05
+
+
+def test_what_workers_made_while_was_predicted_hides_for_some_steps_only_how_slow_they_are() -> None:
+    # Up to 16 batches are in store then. Until each worker has been waited for twice, the interval is a wide one.
+    errors, held = [], []
+    for seed in range(1, 120, 2):
+        found, end = forecasts(family_of_workers(seed), {32})
+        ((now, rest),) = found.values()
+        assert rest.forecast is not None
+        errors.append(abs(rest.forecast.middle / (end - now) - 1))
+        held.append(rest.forecast.holds(end - now))
+    assert statistics.median(errors) <= 0.08
+    assert max(errors) <= 0.4
+    assert statistics.mean(held) >= 0.85
 
 
 @pytest.mark.parametrize("name", ["constant", "validation", "accumulation"])

@@ -34,6 +34,22 @@ def test_it_is_written_once_a_minute_with_the_pace_of_this_process(tmp_path: Pat
     assert read_progress(tmp_path / "of" / "bert.json") == second
 
 
+def test_no_pace_is_told_before_batches_were_trained_for_a_minute() -> None:
+    now = [0.0]
+    keeper = ProgressKeeper(batches=200, place=None, clock=lambda: now[0], wall_clock=lambda: now[0])
+    keeper.after(5)
+    now[0] = 90.0
+    waited = keeper.after(5)  # a minute and a half without a batch
+    assert waited is not None
+    assert waited.whole_seconds is None
+    keeper = ProgressKeeper(batches=200, place=None, clock=lambda: now[0], wall_clock=lambda: now[0])
+    keeper.after(5)
+    now[0] = 149.0
+    ended = keeper.after(35, has_ended=True)  # thirty batches, in 59 s
+    assert ended is not None
+    assert ended.whole_seconds is None
+
+
 def test_a_run_of_unknown_length_writes_nothing() -> None:
     assert ProgressKeeper(batches=None, place=None).after(5) is None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.distributed.memory import HeldMemory, memory_on, shared_memory_bytes
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -78,6 +78,32 @@ def test_each_strategy_by_hand() -> None:
     assert memory("fsdp", 4) == 3600 - 0.75 * (1200 + 600 + 800) + 600
     # Inside machines of two only, however many machines there are.
     assert memory("hybrid", 2, 8) == 3600 - 0.5 * (1200 + 600 + 800) + 600
+
+
+def test_experts_are_shared_by_fewer_and_a_pipeline_holds_its_units_at_once() -> None:
+    held = HeldMemory(
+        peak_bytes=3600,
+        parameter_bytes=800,
+        gradient_bytes=600,
+        optimizer_state_bytes=1200,
+        trainable_bytes=600,
+        trained_elements=150,
+        unit_bytes=(400, 200, 100),
+        unit_elements=(100, 50, 25),
+        activation_bytes=1000,
+        expert_share=0.5,
+    )
+
+    def each(count: int, strategy: Strategy) -> float:
+        return memory_on(held, Layout(L4, count, 1), strategy)
+
+    # Experts that are dealt out to four of eight GPUs are there twice: two share what eight share of the other half.
+    share = 0.5 / 8 + 0.5 / 2
+    assert each(8, Strategy(data="zero2", expert=4)) == 800 + (1200 + 600) * share + 1000
+    # Two stages of a pipeline leave four GPUs to share, and all units of a stage are whole.
+    assert each(8, Strategy(data="fsdp", pipeline=2)) == (1200 + 800 + 600) / 4 + 400 + 200 + 100 + 1000
+    # Two replicas keep buckets as large as what is trained.
+    assert each(2, Strategy()) == 1200 + 800 + 600 + 1000 + 600
 
 
 @given(st.sampled_from(["zero1", "zero2", "fsdp"]), st.integers(2, 64))

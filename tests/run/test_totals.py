@@ -41,6 +41,20 @@ def test_validation_without_a_capture_is_the_forward_share_of_one_batch() -> Non
     assert run.validation_is_estimated
 
 
+def test_a_step_is_one_batch_where_nothing_else_is_said() -> None:
+    workload = Workload(
+        training_iterations=100,
+        validation_iterations=20,
+        samples_per_iteration=32,
+        loader=Loader(seconds_per_batch=0.25),
+    )
+    run = run_of(STEP, workload)
+    assert run.validation_seconds == 20 * 0.2
+    assert run.loader_seconds == 0.25
+    assert run.samples_per_iteration == 32  # of one replica
+    assert run_of(STEP, workload, replicas=4).samples_per_iteration == 4 * 32
+
+
 def test_no_validation_is_not_an_estimate() -> None:
     run = run_of(STEP, Workload(training_iterations=1, validation_iterations=0))
     assert run.validation_seconds == 0
@@ -105,6 +119,12 @@ def test_waits_for_a_loader_without_workers_add_to_every_step() -> None:
     # The loader's part is measured: only the step has an interval.
     assert run.total is not None
     assert run.total.low == pytest.approx(10 * (0.4 + 0.5))
+
+
+def test_the_ends_of_a_wait_are_those_of_the_total() -> None:
+    # Ten steps of 5 s, and ten waits of 0.5 s, of which each may be half as long or twice as long.
+    run = run_of(taking(5.0), Workload(training_iterations=10, loader=Loader(seconds_per_batch=0.5, spread=(0.5, 2.0))))
+    assert run.total == Interval(50 + 2.5, 50 + 5, 50 + 10)
 
 
 @pytest.mark.parametrize(("step_seconds", "total"), [(0.5, 10 * 0.7), (0.7, 10 * 0.7), (2.0, 10 * 2.0)])
