@@ -57,7 +57,7 @@ INPUTS ?= 100000
 soak: $(VENV)/installed
 	$(BIN)/python -m pytest -n logical --hypothesis-profile search
 	$(BIN)/python -m tests.soak.ranks
-	$(BIN)/python -m tests.soak.faults
+	$(BIN)/python -m tests.soak.faults --sample 5000
 	$(BIN)/python -m tests.soak.combined
 	$(BIN)/python -m tests.soak.hostile --inputs $(INPUTS)
 	$(BIN)/python -m tests.soak.mutations --sample 200

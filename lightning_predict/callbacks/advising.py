@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question, earlier_runs
-from lightning_predict.callbacks.showing import log_values
+from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.changes.advice import advice_for
 from lightning_predict.changes.advice_text import Advice, short_lines
 from lightning_predict.distributed.strategy import Strategy
@@ -26,14 +26,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-def tell_advice(
-    trainer: Trainer, pl_module: LightningModule, trace: Trace, question: Question, *, iterations: int | None
-) -> Advice | None:
+def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iterations: int | None) -> Advice | None:
     """Print at most three lines of advice and log its gains, on rank zero; None on the others, and after a warning.
 
     Args:
         trainer: The Trainer.
-        pl_module: Its module, which prints.
         trace: The recorded step.
         question: What the user asked for.
         iterations: Steps still to come; None if not known.
@@ -47,7 +44,7 @@ def tell_advice(
     except LightningPredictError as error:  # the predictions hold without it
         warn(f"RuntimePredictor could not advise: {error}")
         return None
-    pl_module.print("\n".join(short_lines(advice)) + "\n")
+    print_beside(trainer, "\n".join(short_lines(advice)) + "\n")
     told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
     for refusal in log_values(trainer, "predict", told):
         warn(refusal)

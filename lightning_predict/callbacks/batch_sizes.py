@@ -20,7 +20,7 @@ import torch
 
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
-from lightning_predict.callbacks.showing import log_values
+from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.errors import CaptureError
 from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
@@ -29,7 +29,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.what_if import batch_size_lines, batch_sizes_that_fit
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
 _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
 """Precision of the steps on the meta device, by the autocast dtype of the Trainer's own step."""
@@ -64,16 +64,14 @@ def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tu
         return ()
 
 
-def show_batch_sizes(
-    options: Sequence[BatchSizeOption], trainer: Trainer, pl_module: LightningModule, *, with_table: bool
-) -> None:
+def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, with_table: bool) -> None:
     """Print the options, and log them at the current step."""
     if not options:
         return
     lines = batch_size_lines(options)
     if with_table:
-        pl_module.print("Largest batch size (from steps captured on the meta device):")
-        pl_module.print("\n".join(lines) + "\n")
+        print_beside(trainer, "Largest batch size (from steps captured on the meta device):")
+        print_beside(trainer, "\n".join(lines) + "\n")
     values = {}
     for option in options:
         if option.batch_size is not None and option.samples_per_second is not None:

@@ -20,7 +20,7 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.predicting import Answer, Question, earlier_runs, predict_rest
 from lightning_predict.callbacks.progress_bar import left_in_words
-from lightning_predict.callbacks.showing import Manner, deliver, log_values, say
+from lightning_predict.callbacks.showing import Manner, deliver, log_values, print_beside, say
 from lightning_predict.callbacks.trainer_state import batches_in_store, batches_of_fit, facts_of
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import RunClock
@@ -185,7 +185,7 @@ class FollowUp:
             when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
             if self.manner.with_table:
-                trainer.lightning_module.print("\n".join(lines) + "\n")
+                print_beside(trainer, "\n".join(lines) + "\n")
         elif has_left or cheapest_of(predictions) != choice:
             left = said.left(now)
             instead = None if left is None else max(0.0, left.middle)

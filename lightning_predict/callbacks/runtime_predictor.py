@@ -43,7 +43,7 @@ from lightning_predict.callbacks.showing import Manner, show
 from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
 from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import Charges, UserPrice
-from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.fit.clock import device_clock, run_clock_of
@@ -179,7 +179,7 @@ class RuntimePredictor(Callback):
         batches_per_epoch: int | None = None,
         samples_per_epoch: int | None = None,
         learn_from_history: bool = True,
-        strategy: str | Strategy | None = None,
+        strategy: str | Strategy | LightningStrategy | None = None,
         interconnect: Interconnect | None = None,
         cores_per_node: int | None = None,
         release: str | None = None,
@@ -347,7 +347,7 @@ class RuntimePredictor(Callback):
         if fit.follow_up.is_due():
             self.predictions = fit.follow_up.renew(trainer, moment="batch end") or self.predictions
         if fit.following is not None and fit.following.batch_ends():
-            self._tell_advice(trainer, pl_module, fit, fit.following)
+            self._tell_advice(trainer, fit, fit.following)
         trace = fit.recording.batch_ends(batch)
         if trace is not None:
             is_first = self.trace is None
@@ -355,7 +355,7 @@ class RuntimePredictor(Callback):
             self._predict_recorded(trainer, pl_module, fit, trace)
             if self.meta_step is not None and is_first:
                 options = try_batch_sizes(self.meta_step, trace, self._question)
-                show_batch_sizes(options, trainer, pl_module, with_table=self.manner.with_table)
+                show_batch_sizes(options, trainer, with_table=self.manner.with_table)
                 self.batch_sizes = options
 
     @never_raises
@@ -378,9 +378,9 @@ class RuntimePredictor(Callback):
         if fit is None:
             return
         is_recorded = fit.recording.validation_batch_starts(trainer)
-        fit.clock.validation_batch_starts()
+        fit.clock.validation.batch_starts()
         if is_recorded:
-            fit.clock.validation_batch_is_recorded()
+            fit.clock.validation.batch_is_recorded()
 
     @never_raises
     def on_validation_batch_end(
@@ -394,7 +394,7 @@ class RuntimePredictor(Callback):
     ) -> None:
         """End the recording of a validation batch."""
         if self._fit is not None:
-            self._fit.clock.validation_batch_ends()
+            self._fit.clock.validation.batch_ends()
             self._fit.recording.validation_batch_ends(batch)
 
     @never_raises
@@ -425,7 +425,7 @@ class RuntimePredictor(Callback):
                 f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
             )
         if fit.following is not None:
-            self._tell_advice(trainer, pl_module, fit, fit.following)
+            self._tell_advice(trainer, fit, fit.following)
         if fit.progress_file is not None:
             fit.progress_file.batch_ends(trainer, fit.clock, has_ended=True)
         self.outcome = fit.follow_up.look_back(trainer)
@@ -473,7 +473,7 @@ class RuntimePredictor(Callback):
         follow_up, validation = fit.follow_up, fit.recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
-        show(self.predictions, trainer, pl_module, manner=self.manner, reason=reason, advises=follow_up.advises)
+        show(self.predictions, trainer, manner=self.manner, reason=reason, advises=follow_up.advises)
         if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
             from lightning_predict.callbacks.advising import Following
 
@@ -481,7 +481,7 @@ class RuntimePredictor(Callback):
             if following.is_useful(self.trace) and moment == "batch end":
                 fit.following = following
             else:
-                self._tell_advice(trainer, pl_module, fit, following)
+                self._tell_advice(trainer, fit, following)
         if self.trace is not None:
             fit.memory_ahead.tell(trainer, self.trace, validation=validation)
         if self.progress_bar and fit.in_bar is None:
@@ -490,7 +490,7 @@ class RuntimePredictor(Callback):
         if validation is not None or not trainer.enable_validation:
             fit.recording.forget_validation()
 
-    def _tell_advice(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, following: Following) -> None:
+    def _tell_advice(self, trainer: Trainer, fit: _Fit, following: Following) -> None:
         """Keep what was followed of the step, and say what to change first."""
         from lightning_predict.callbacks.advising import tell_advice
 
@@ -500,7 +500,7 @@ class RuntimePredictor(Callback):
             self.trace = following.trace
             self._save(trainer)
         left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
-        self.advice = tell_advice(trainer, pl_module, following.trace, self._question, iterations=left)
+        self.advice = tell_advice(trainer, following.trace, self._question, iterations=left)
         if self.advice is not None:
             fit.follow_up.foretold = self.advice.foretold()
 

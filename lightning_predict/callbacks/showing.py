@@ -2,7 +2,7 @@
 
 Example::
 
-    show(predictions, trainer, pl_module, manner=Manner(verbose=True))
+    show(predictions, trainer, manner=Manner(verbose=True))
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
 from lightning_predict.reports.table import print_table
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ProgressBar
 
 
 @final
@@ -56,7 +57,6 @@ class Manner:
 def show(
     predictions: Predictions,
     trainer: Trainer,
-    pl_module: LightningModule,
     *,
     manner: Manner,
     reason: str | None = None,
@@ -65,9 +65,9 @@ def show(
     """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
     ranking = rank(predictions, deadline_hours=manner.deadline_hours)
     if manner.with_table:
-        pl_module.print(table_text(predictions, verbose=manner.verbose, reason=reason))
+        print_beside(trainer, table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
-            pl_module.print("\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
+            print_beside(trainer, "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
     deliver(predictions, ranking, trainer, manner)
 
 
@@ -113,11 +113,27 @@ def write_file(predictions: Predictions, trainer: Trainer, manner: Manner) -> No
 
 def say(trainer: Trainer, sentence: str) -> None:
     """Say a sentence next to the progress bar, which only the bar can do without breaking it; without one, log it."""
-    bar = trainer.progress_bar_callback
-    if bar is not None and getattr(bar, "is_enabled", True):
-        trainer.lightning_module.print(sentence)
-    else:
+    if shown_bar(trainer) is None:
         rank_zero_info(sentence)
+    else:
+        print_beside(trainer, sentence)
+
+
+def print_beside(trainer: Trainer, text: str) -> None:
+    """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`."""
+    if not trainer.is_global_zero:
+        return
+    bar = shown_bar(trainer)
+    if bar is None:
+        print(text)
+    else:
+        bar.print(text)
+
+
+def shown_bar(trainer: Trainer) -> ProgressBar | None:
+    """Return the progress bar that is drawn: one of the user's own need not say whether it is."""
+    bar = trainer.progress_bar_callback
+    return bar if bar is not None and getattr(bar, "is_enabled", True) else None
 
 
 def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:

@@ -41,7 +41,7 @@ from lightning_predict.fit.recorder import Session, StepRecorder
 from lightning_predict.fit.remaining import Position
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.guard import log_sentence
+from lightning_predict.guard import FAILURES, as_error, gives_instead, log_sentence, never_raises
 from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
@@ -201,11 +201,17 @@ class WatchedRun:
         self._watch: BudgetWatch | None = None
         self._outlook: Outlook | None = None
         self._said: Outlook | None = None
-        self._is_in_step = False
+        self._is_in_step = self._is_off = False
         self._timer: OutcomeTimer | None = None
         self._waits_outside = False
 
     def __enter__(self) -> WatchedRun:
+        self._opens()
+        return self
+
+    @never_raises
+    def _opens(self) -> None:
+        """Begin to count what the loop takes."""
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
         if usd is not None:
@@ -218,8 +224,8 @@ class WatchedRun:
         limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
         self._watch = BudgetWatch(limits, self._ledger, moments=Moments(batches=self._total_steps)) if limits else None
         self.clock.epoch_starts()
-        return self
 
+    @never_raises
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
@@ -229,6 +235,7 @@ class WatchedRun:
         if self.outcome is not None:
             self._show(f"{self.outcome.sentence}.")
 
+    @never_raises
     def stop(self) -> None:
         """Stop whatever is being recorded, and the budget's clock."""
         self._ledger.close()
@@ -236,7 +243,21 @@ class WatchedRun:
         if recorder is not None:
             recorder.stop()
 
+    def give_up(self, error: Exception) -> None:
+        """Stop recording, predict nothing more and keep no budget: the loop goes on as without this; say it once."""
+        if self._is_off:
+            return
+        recorder, self._recorder = self._recorder, None
+        self._is_off, self._timer = True, None
+        with contextlib.suppress(*FAILURES):  # what stopping would say is a consequence of the error
+            if recorder is not None:
+                recorder.stop()
+        self.fails(error)
+        if self._terms[:2] != (None, None):
+            log_sentence("watch keeps no budget from here on, as it failed itself.")
+
     @property
+    @gives_instead(lambda: None, give_up)
     def remaining(self) -> Interval[float] | None:
         """Seconds left on the machine in use, with their 90 % interval; None before they are known."""
         left = None if self._outlook is None else self._outlook.left(self.clock.now())
@@ -254,6 +275,7 @@ class WatchedRun:
             self.starts()
             yield batch
 
+    @never_raises
     def step(self) -> None:
         """Note that an optimizer step is done, and that the next begins.
 
@@ -264,9 +286,10 @@ class WatchedRun:
         if not self._waits_outside:
             self.starts()
 
+    @never_raises
     def starts(self) -> None:
         """Note that a step begins; nothing where one has begun."""
-        if self._is_in_step:
+        if self._is_in_step or self._is_off:
             return
         self._is_in_step = True
         self.clock.batch_starts()
@@ -278,12 +301,15 @@ class WatchedRun:
                 if recorder.is_recording:
                     self.clock.batch_is_recorded()
 
+    @never_raises
     def ends(self) -> None:
         """Note that a step has ended.
 
         Raises:
             BudgetExceededError: The budget is exceeded, and that was asked for.
         """
+        if self._is_off:
+            return
         self._is_in_step = False
         self._steps += 1
         self.clock.batch_ends(lambda: self._steps)
@@ -395,11 +421,11 @@ class WatchedRun:
         """Keep what fails in predicting from the loop: it is said once, and nothing more is predicted."""
         try:
             yield
-        except Exception as error:
+        except FAILURES as error:
             recorder, self._recorder, self.trace = self._recorder, None, None
             if recorder is not None:
                 recorder.stop()
-            self.fails(error)
+            self.fails(as_error(error))
 
     def _plain_facts(self, steps: int) -> Facts:
         position = Position(

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, final
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
 from lightning_predict.fit.watched_loop import WatchedRun, watch
+from lightning_predict.guard import log_sentence, never_raises
 
 Batch = TypeVar("Batch")
 
@@ -59,9 +60,23 @@ class FabricPredictor:
                 "would stop; leave the budget out, or train with a Trainer and CostBudget, whose ranks stop together."
             )
         if fabric.is_global_zero:
-            self.run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
-            self.run.world_size = fabric.world_size
+            self._begins(fabric, module)
 
+    @never_raises
+    def _begins(self, fabric: Any, module: Any) -> None:
+        """Watch the loop that trains a module."""
+        run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
+        run.world_size = fabric.world_size
+        self.run = run
+
+    def give_up(self, error: Exception) -> None:
+        """Predict nothing more and keep no budget: the loop goes on as without this."""
+        if self.run is not None:
+            self.run.give_up(error)
+        else:
+            log_sentence(f"FabricPredictor predicts nothing, and the loop goes on: {type(error).__name__}: {error}")
+
+    @never_raises
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Note that the step under way has made an update."""
         self._has_stepped = True

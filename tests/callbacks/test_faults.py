@@ -9,32 +9,45 @@ import pytest
 import torch
 
 from tests.processes import run
-from tests.soak.faults import ENDS, ERRORS, fit, injected, reached, sampled
+from tests.soak.faults import ENDS, ERRORS, Fault, drawn, fit, injected, reached, sampled
 
-SAMPLE: Final = 23
-"""One function in so many is taken."""
+SAMPLES: Final = {"trainer": 23, "device": 211, "fabric": 151, "torch": 151, "transformers": 211}
+"""One function in so many is taken; what a Trainer with both callbacks reaches is what most users run."""
 
 KINDS: Final = tuple(kind for kind in ERRORS if kind not in ENDS)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_no_fault_of_ours_reaches_a_fit_or_leaves_anything_behind(tmp_path: Path, said: list[str]) -> None:
-    plain = fit(tmp_path, with_callbacks=False)
-    names = reached(tmp_path)
+@pytest.mark.parametrize("loop", SAMPLES)
+def test_no_fault_of_ours_reaches_a_fit_or_leaves_anything_behind(
+    tmp_path: Path, said: list[str], capsys: pytest.CaptureFixture[str], loop: str
+) -> None:
+    alone = fit(tmp_path, with_callbacks=False, loop=loop)
+    names = reached(tmp_path, loop)
     assert len(names) > 200
-    drawn = sampled(names, SAMPLE)
-    assert len(names) / SAMPLE / 2 < len(drawn) < len(names) / SAMPLE * 2
+    chosen = sampled(names, SAMPLES[loop])
+    assert len(names) / SAMPLES[loop] / 2 < len(chosen) < len(names) / SAMPLES[loop] * 2
     faults = 0
-    for number, name in enumerate(drawn):
-        kind = KINDS[number % len(KINDS)]
-        result, was_reached = injected(tmp_path, name, 0, ERRORS[kind])
+    for number, name in enumerate(chosen):
+        fault = Fault(loop, name, KINDS[number % len(KINDS)], 0)
+        result, was_reached = injected(tmp_path, fault)
         faults += was_reached  # What is kept from one fit to the next is computed in the first alone.
-        assert result.left == (), (kind, name)
-        assert result.error is None, (kind, name)
-        assert result.batches == plain.batches, (kind, name)
-        assert torch.equal(result.weights, plain.weights), (kind, name)
-    assert faults > len(drawn) / 2
+        assert result.left == (), fault
+        assert result.error is None, fault
+        assert result.batches == alone.batches, fault
+        assert torch.equal(result.weights, alone.weights), fault
+    assert faults > len(chosen) / 2
     said.clear()
+
+
+def test_faults_are_drawn_anew_with_each_seed() -> None:
+    calls = {"trainer": {"a.py f": 3, "a.py g": 1}, "torch": {"b.py h": 100}, "fabric": {}}
+    found = drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
+    assert found == drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=1)
+    assert found != drawn(calls, ["RuntimeError", "StopIteration"], 200, seed=2)
+    assert all(0 <= fault.call < calls[fault.loop][fault.name] for fault in found)
+    assert {fault.name for fault in found} == {"a.py f", "a.py g", "b.py h"}
+    assert len({fault.call for fault in found if fault.name == "b.py h"}) > 30  # later calls, too
 
 
 def test_the_same_functions_are_drawn_in_every_process_and_order() -> None:

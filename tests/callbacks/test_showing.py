@@ -50,6 +50,19 @@ def test_beside_a_progress_bar(small: Small, tmp_path: Path, capsys: pytest.Capt
     assert "Epoch 0" in captured.out + captured.err
 
 
+def test_beside_a_bar_of_the_users_own(small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class OwnBar(small.lightning.callbacks.ProgressBar):  # type: ignore[misc, name-defined]
+        """As in Lightning's documentation: without `is_enabled`, which `LightningModule.print` asks for."""
+
+        def disable(self) -> None: ...
+
+    predictor = RuntimePredictor(["T4", "L4"])
+    fit(small, tmp_path, callbacks=[OwnBar(), predictor], enable_progress_bar=True)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert set(table_lines(predictor)) <= set(printed)
+    assert predictor.outcome is not None
+
+
 def test_the_table_holds_what_the_plain_one_holds(lightning: Small, tmp_path: Path) -> None:
     predictor = fit(lightning, tmp_path)
     assert predictor.predictions is not None

@@ -121,6 +121,57 @@ def test_what_fails_in_predicting_does_not_reach_the_loop(
     assert "watch predicts no more, and the loop goes on: ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("error", [RuntimeError("x"), StopIteration(), GeneratorExit()])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "lightning_predict.fit.watched_loop.Ledger.open",
+        "lightning_predict.fit.watched_loop.RunClock.batch_starts",
+        "lightning_predict.fit.watched_loop.RunClock.batch_ends",
+        "lightning_predict.fit.watched_loop.BudgetWatch.question",
+        "lightning_predict.fit.watched_loop.StepRecorder.stop",
+        "lightning_predict.fit.watched_loop.Ledger.close",
+        "lightning_predict.fit.watched_loop.OutcomeTimer.ends",
+    ],
+)
+def test_nothing_of_ours_that_fails_reaches_the_loop(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, error: BaseException
+) -> None:
+    def fails(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(place, fails)
+    loop = Loop(time)
+    run = loop.watched(20, usd=1e6, usd_per_hour=1.0, print_table=False)
+    assert loop.steps == 20
+    assert not run.should_stop
+    assert _get_current_dispatch_mode_stack() == []
+    if not place.endswith("StepRecorder.stop"):  # which is not called again once the step was recorded
+        assert caplog.text.count("watch predicts no more, and the loop goes on: ") == 1
+        assert type(error).__name__ in caplog.text
+        assert caplog.text.count("watch keeps no budget") == 1
+        assert run.outcome is None
+
+
+def test_what_is_left_is_not_known_where_it_fails(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Loop(time).watched(20, print_table=False)
+    assert run.remaining is not None
+    monkeypatch.setattr("lightning_predict.fit.watched_loop.Outlook.left", lambda *args: 1 / 0)
+    assert run.remaining is None
+    assert "the loop goes on: ZeroDivisionError" in caplog.text
+
+
+def test_an_error_of_the_loop_passes_even_where_ours_fails_at_the_end(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_predict.fit.watched_loop.Ledger.close", lambda *args: 1 / 0)
+    with pytest.raises(KeyError, match="of the loop"), lp.watch(total_steps=20, print_table=False):
+        raise KeyError("of the loop")
+    assert "the loop goes on: ZeroDivisionError" in caplog.text
+
+
 @pytest.mark.parametrize("given", [{"usd": 0}, {"hours": -1.0}, {"total_steps": 0}, {"on_exceed": "cry"}])
 def test_what_can_be_put_right_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(given))):

@@ -1,11 +1,13 @@
 """Fail in every function of ours that a fit reaches, and see that the fit does not notice.
 
-    python -m tests.soak.faults [--every N] [--errors RuntimeError,...] [--calls 0,1]
+    python -m tests.soak.faults [--loops trainer,...] [--every N] [--errors RuntimeError,...] [--calls 0,1]
+    python -m tests.soak.faults --sample 200 --seed 1
 
-A fit with both callbacks is traced once, to learn which functions it calls. Then it is run again and again, and each
-time one of them fails at its first or second call. What is watched: weights, number of batches, an error that reaches
-`fit` (KeyboardInterrupt and SystemExit do, as they end any fit), and what is left behind: modes, hooks, profilers,
-files, threads.
+Five loops are watched: a Trainer with both callbacks; one as on a GPU, with advice, a progress bar and files that are
+written each minute; Fabric; a loop in plain torch; the Trainer of transformers. Each is traced once, to learn which
+functions of ours it calls, and how often. Then it is run again and again, and each time one of them fails at its first
+or second call, or, of a sample, at any. What is watched: weights, number of batches, an error that reaches the loop
+(KeyboardInterrupt and SystemExit do, as they end any), what is left behind: modes, hooks, profilers, files, threads.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import io
+import itertools
 import logging
 import os
+import random
 import sys
 import sysconfig
 import tempfile
@@ -22,21 +27,28 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+import pytest
 import torch
 import torch.nn.functional as functional
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lightning_predict
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from tests.callbacks.small import Small
+from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.integrations.fabric import FabricPredictor
+from tests.callbacks.fake_device import FakeDevice
+from tests.callbacks.small import FEATURES, Small, network
+from tests.callbacks.test_on_a_device import small_document
 
 OURS: Final = str(Path(lightning_predict.__file__).parent)
 ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
@@ -62,9 +74,15 @@ ENTRANCES: Final = (
     "tracing/modes.py WholeCallMode.__torch_function__",
     "tracing/modes.py _Dispatcher.__call__",
     "registration.py callbacks_from_environment",
+    "fit/watched_loop.py WatchedRun.__enter__",
+    "fit/watched_loop.py WatchedRun.batches",
+    "integrations/fabric.py FabricPredictor.__enter__",
+    "integrations/fabric.py FabricPredictor.__exit__",
+    "integrations/fabric.py FabricPredictor.batches",
+    "integrations/fabric.py FabricPredictor.on_after_setup",
 )
-"""Functions that torch or Lightning calls and that guard all others: nothing is around them that could catch what fails
-before their first line, so they are left out."""
+"""Functions that torch, Lightning or a loop calls and that guard all others: nothing is around them that could catch
+what fails before their first line, so they are left out."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +102,16 @@ class Result:
     left: tuple[str, ...]
 
 
-def fit(folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], None] | None = None) -> Result:
-    """Fit a small model with validation and a checkpoint; tell of the calls of our functions meanwhile."""
+Loop = Callable[[Path, bool], tuple[Any, Callable[[], object]]]
+"""Makes a model that counts its `batches_trained`, and what trains it in a folder: with our part, or without."""
+
+
+def in_trainer(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
+    """Train with Lightning's Trainer, validation and a checkpoint."""
     small = Small("lightning.pytorch")
-    torch.manual_seed(3)
     model = small.model(validates=True)
     callbacks: list[Any] = []
-    if with_callbacks:
+    if is_watched:
         callbacks = [
             RuntimePredictor(["T4", "8xL4"], print_table=False, warmup_steps=1, progress_file=folder / "progress.json"),
             CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
@@ -102,11 +123,159 @@ def fit(folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], Non
         enable_checkpointing=True,
         logger=small.lightning.loggers.CSVLogger(folder),
     )
+    return model, lambda: trainer.fit(model, small.loader(6), small.loader(2))
+
+
+def on_device(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
+    """Train as on a GPU whose batches take 20 s, so that what is renewed each minute is, with advice and a bar."""
+    small = Small("lightning.pytorch")
+    fake = FakeDevice(small_document(), host_seconds=10.0, device_seconds=20.0)
+    model = fake.drives(small.model(validates=True))
+
+    class Quiet(small.lightning.callbacks.ProgressBar):  # type: ignore[misc,name-defined]
+        is_enabled = False  # what is printed goes past it
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            self.get_metrics(trainer, pl_module)
+
+    callbacks: list[Any] = [Quiet()]
+    if is_watched:
+        with clock_of_fits(fake.host_clock, device=fake.device_clock):
+            callbacks += [
+                RuntimePredictor(["T4"], warmup_steps=1, advice=True, progress_file=folder / "progress.json"),
+                CostBudget(usd=1e6, usd_per_hour=1.0, warmup_steps=2),
+            ]
+
+    def train() -> None:
+        strategy = small.lightning.strategies.SingleDeviceStrategy
+        with pytest.MonkeyPatch.context() as patches, fake.plugged_in(patches, strategy):
+            trainer = small.trainer(folder, max_epochs=2, callbacks=callbacks, enable_progress_bar=True)
+            trainer.fit(model, small.loader(10), small.loader(2))
+
+    return model, train
+
+
+class Counted(nn.Module):
+    """The small network, with its loss and a count of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = network()
+        self.batches_trained = 0
+
+    def forward(self, rows: Tensor) -> dict[str, Tensor]:
+        self.batches_trained += 1
+        return {"loss": self.network(rows).square().mean()}
+
+
+STEPS: Final = 30
+ASKED: Final[dict[str, Any]] = {"gpus": ["T4"], "usd": 1e6, "usd_per_hour": 1.0, "print_table": False}
+
+
+def in_fabric(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
+    """Train in a loop of Fabric, in two epochs."""
+    from lightning.fabric import Fabric
+
+    model, rows = Counted(), list(torch.ones(STEPS // 2, 4, FEATURES))
+    predictor = FabricPredictor(total_steps=STEPS, warmup_steps=1, **ASKED) if is_watched else None
+
+    def train() -> None:
+        loop = Fabric(accelerator="cpu", callbacks=[] if predictor is None else [predictor])
+        ready, optimizer = loop.setup(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        with contextlib.nullcontext() if predictor is None else predictor:
+            for _ in range(2):
+                for batch in rows if predictor is None else predictor.batches(rows):
+                    loop.backward(ready(batch)["loss"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    return model, train
+
+
+def in_torch(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
+    """Train in a loop of plain torch."""
+    model, rows = Counted(), list(torch.ones(STEPS, 4, FEATURES))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch: Tensor) -> None:
+        model(batch)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def train_alone() -> None:
+        for batch in rows:
+            step(batch)
+
+    if not is_watched:
+        return model, train_alone
+    run = lightning_predict.watch(total_steps=STEPS, warmup_steps=1, model=model, optimizers=[optimizer], **ASKED)
+
+    def train() -> None:
+        with run:
+            for batch in run.batches(rows):
+                step(batch)
+                run.step()
+                assert run.remaining is None or run.remaining.low >= 0
+                if run.should_stop:
+                    break
+
+    return model, train
+
+
+def in_transformers(folder: Path, is_watched: bool) -> tuple[Any, Callable[[], object]]:
+    """Train with the Trainer of transformers, with an evaluation."""
+    from transformers import Trainer, TrainingArguments
+
+    from lightning_predict.integrations.transformers import RuntimePredictorCallback
+
+    model, rows = Counted(), [{"rows": row} for row in torch.ones(STEPS * 4, FEATURES)]
+    asked: dict[str, Any] = {"usd": 1e6, "run_usd_per_hour": 1.0, "print_table": False}
+    callbacks: list[Any] = [RuntimePredictorCallback(["T4"], warmup_steps=1, **asked)] if is_watched else []
+
+    def train() -> None:
+        arguments = TrainingArguments(
+            output_dir=str(folder),
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+            eval_strategy="steps",
+            eval_steps=10,
+        )
+        Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=rows[:8],
+            callbacks=callbacks,
+        ).train()
+
+    return model, train
+
+
+LOOPS: Final[dict[str, Loop]] = {
+    "trainer": in_trainer,
+    "device": on_device,
+    "fabric": in_fabric,
+    "torch": in_torch,
+    "transformers": in_transformers,
+}
+
+
+def fit(
+    folder: Path, *, with_callbacks: bool, on_call: Callable[[CodeType], None] | None = None, loop: str = "trainer"
+) -> Result:
+    """Train a small model in one of the loops; tell of the calls of our functions meanwhile."""
+    torch.manual_seed(3)
+    model, train = LOOPS[loop](folder, with_callbacks)
     before, error = held(), None
     already = left_behind(before)
     try:
         with traced(on_call) if on_call is not None else contextlib.nullcontext():
-            trainer.fit(model, small.loader(6), small.loader(2))
+            train()
     except BaseException as caught:
         error = caught
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -223,16 +392,12 @@ def entrances(run: Callable[[], object]) -> dict[str, set[str]]:
     return found
 
 
-def reached(folder: Path) -> list[str]:
-    """Functions that a fit calls from its hooks."""
-    found: dict[str, None] = {}
-    fit(folder, with_callbacks=True)  # imports happen before
-
-    def note(code: CodeType) -> None:
-        found[name_of(code)] = None
-
-    fit(folder, with_callbacks=True, on_call=note)
-    return [name for name in found if "<module>" not in name and name not in ENTRANCES]
+def reached(folder: Path, loop: str = "trainer") -> dict[str, int]:
+    """Functions that a loop calls of ours, each with the number of its calls."""
+    found: Counter[str] = Counter()
+    fit(folder, with_callbacks=True, loop=loop)  # imports happen before
+    fit(folder, with_callbacks=True, on_call=lambda code: found.update((name_of(code),)), loop=loop)
+    return {name: calls for name, calls in found.items() if "<module>" not in name and name not in ENTRANCES}
 
 
 def sampled(names: Iterable[str], every: int) -> list[str]:
@@ -240,71 +405,120 @@ def sampled(names: Iterable[str], every: int) -> list[str]:
     return sorted(name for name in names if zlib.crc32(name.encode()) % every == 0)
 
 
-def injected(folder: Path, name: str, call: int, error: Callable[[], BaseException]) -> tuple[Result, bool]:
-    """Fit with a fault; whether it was reached."""
-    seen = [0]
+@dataclass(frozen=True)
+class Fault:
+    """An error in one call of one function.
+
+    Attributes:
+        loop: In which it is called.
+        name: Of the function.
+        error: Its kind.
+        call: Counted from 0.
+    """
+
+    loop: str
+    name: str
+    error: str
+    call: int
+
+    def __str__(self) -> str:
+        return f"{self.loop}: {self.error} in call {self.call} of {self.name}"
+
+
+def drawn(calls: Mapping[str, Mapping[str, int]], errors: Sequence[str], sample: int, seed: int) -> list[Fault]:
+    """Draw faults: a loop, a function that it reaches, one of its calls, and an error."""
+    draw = random.Random(seed)
+    loops = sorted(loop for loop in calls if calls[loop])
+    found = []
+    for _ in range(sample):
+        loop = draw.choice(loops)
+        name = draw.choice(sorted(calls[loop]))
+        found.append(Fault(loop, name, draw.choice(errors), draw.randrange(calls[loop][name])))
+    return found
+
+
+def injected(folder: Path, fault: Fault) -> tuple[Result, bool]:
+    """Train with a fault; whether it was reached."""
+    seen = 0
 
     def fail(code: CodeType) -> None:
-        if name_of(code) != name or seen[0] > call:
+        nonlocal seen
+        if seen > fault.call or name_of(code) != fault.name:
             return
-        seen[0] += 1
-        if seen[0] > call:
-            raise error()
+        seen += 1
+        if seen > fault.call:
+            raise ERRORS[fault.error]()
 
-    result = fit(folder, with_callbacks=True, on_call=fail)
-    return result, seen[0] > call
+    result = fit(folder, with_callbacks=True, on_call=fail, loop=fault.loop)
+    return result, seen > fault.call
 
 
-def study(
-    names: list[str], errors: list[str], calls: list[int], folder: Path
-) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Inject each fault; counts by error, and what went wrong in words."""
-    plain = fit(folder, with_callbacks=False)
-    counts = {error: dict.fromkeys(("faults", "harmed", "left behind"), 0) for error in errors}
+def study(faults: Sequence[Fault], folder: Path) -> tuple[dict[tuple[str, str], dict[str, int]], list[str]]:
+    """Inject each fault; counts by loop and error, and what went wrong in words."""
+    alone = {loop: fit(folder, with_callbacks=False, loop=loop) for loop in {fault.loop for fault in faults}}
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     words = []
-    for name in names:
-        for error in errors:
-            for call in calls:
-                result, was_reached = injected(folder, name, call, ERRORS[error])
-                if not was_reached:
-                    continue
-                counts[error]["faults"] += 1
-                ends = error in ENDS
-                is_whole = result.batches == plain.batches and torch.equal(result.weights, plain.weights)
-                if not ends and (result.error is not None or not is_whole):
-                    counts[error]["harmed"] += 1
-                    words.append(f"{error} in call {call} of {name}: {result.error!r}, {result.batches} batches")
-                if result.left:
-                    counts[error]["left behind"] += 1
-                    words.append(f"{error} in call {call} of {name} leaves {', '.join(result.left)}")
-                    clear()
+    for fault in faults:
+        result, was_reached = injected(folder, fault)
+        count = counts.setdefault((fault.loop, fault.error), dict.fromkeys(("faults", "harmed", "left behind"), 0))
+        if not was_reached:
+            continue
+        count["faults"] += 1
+        unharmed = alone[fault.loop]
+        is_whole = result.batches == unharmed.batches and torch.equal(result.weights, unharmed.weights)
+        if fault.error not in ENDS and (result.error is not None or not is_whole):
+            count["harmed"] += 1
+            words.append(f"{fault}: {result.error!r}, {result.batches} batches")
+        if result.left:
+            count["left behind"] += 1
+            words.append(f"{fault} leaves {', '.join(result.left)}")
+            clear()
     return counts, words
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--every", type=int, default=1, help="take one function in so many only")
     parser.add_argument("--only", default="", help="take functions whose name holds this only")
     parser.add_argument("--errors", default=",".join(ERRORS))
     parser.add_argument("--calls", default="0,1")
+    parser.add_argument("--sample", type=int, help="draw so many faults, at any call, in place of --calls")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     for package in ("lightning.pytorch", "lightning_predict", "lightning"):
         logging.getLogger(package).setLevel(logging.CRITICAL)
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None
-    with tempfile.TemporaryDirectory() as place:
+    errors = options.errors.split(",")
+    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         os.environ["LIGHTNING_PREDICT_HISTORY"] = f"{place}/history.jsonl"
         folder = Path(place)
-        names = sampled((name for name in reached(folder) if options.only in name), options.every)
+        calls: dict[str, dict[str, int]] = {}
+        for loop in options.loops.split(","):
+            found = reached(folder, loop)
+            calls[loop] = {
+                name: found[name] for name in sampled((one for one in found if options.only in one), options.every)
+            }
         start = time.monotonic()
-        calls = [int(call) for call in options.calls.split(",")]
-        counts, words = study(names, options.errors.split(","), calls, folder)
-    print(f"{len(names)} functions, {time.monotonic() - start:.0f} s\n")
-    print("| error | faults | runs harmed | runs that leave something behind |\n|---|---:|---:|---:|")
-    for error, count in counts.items():
-        print(f"| {error} | {count['faults']:,} | {count['harmed']} | {count['left behind']} |")
+        if options.sample is None:
+            numbers = [int(call) for call in options.calls.split(",")]
+            every = itertools.product(errors, numbers)
+            faults = [
+                Fault(loop, name, error, call)
+                for (error, call), loop in itertools.product(every, calls)
+                for name in calls[loop]
+            ]
+        else:
+            faults = drawn(calls, errors, options.sample, options.seed)
+        counts, words = study(faults, folder)
+    by_loop = ", ".join(f"{len(names)} of {loop}" for loop, names in calls.items())
+    print(f"functions: {by_loop}; {time.monotonic() - start:.0f} s\n")
+    print("| loop | error | faults | runs harmed | runs that leave something behind |\n|---|---|---:|---:|---:|")
+    for (loop, error), count in sorted(counts.items()):
+        print(f"| {loop} | {error} | {count['faults']:,} | {count['harmed']} | {count['left behind']} |")
     print("", *words, sep="\n")
     if words:
         raise SystemExit(1)

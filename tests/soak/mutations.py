@@ -2,9 +2,10 @@
 
 A random sample of places in `kernels`, `timeline`, `cost`, `run` and `distributed`, as many of each: a comparison, an
 operator, a constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of
-them where none does: tests elsewhere may notice more, so that the share of survivors is an upper bound. They run in a
-fork of one process that has imported torch already, without recordings. A change whose tests need more than a limit of
-processor time counts as noticed.
+them where none does, without slow ones: tests elsewhere may notice more, so that the share of survivors is an upper
+bound. Files run one after another, those that name the module and the smallest first, up to the first that fails;
+left out is what takes them beyond a limit of processor time without a change. Each runs in a fork of one process that
+has imported torch already, without recordings. A change with which a file needs three times as long counts as noticed.
 
     python -m tests.soak.mutations --sample 40 --seed 0
 """
@@ -23,7 +24,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -138,17 +139,14 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def tests_of(path: str) -> list[str]:
-    """Find the test files of a module: those of its subject that import it, else all; that of its name comes first."""
+    """Find the test files of a module: those of its subject that import it, else all; those that name it come first."""
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
-    subject = path.split("/")[1]
-    found, files = [], sorted(ROOT.glob(f"tests/{subject}/test_*.py"))
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        if f"from {module} import" in text or f"from {package} import {name}\n" in text or file.stem == f"test_{name}":
-            found.append(str(file.relative_to(ROOT)))
-    found = found or [str(file.relative_to(ROOT)) for file in files]
-    return sorted(found, key=lambda file: (Path(file).stem != f"test_{name}", file))
+    own, imports = f"test_{name}", (f"from {module} import", f"from {package} import {name}\n")
+    texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob(f"tests/{path.split('/')[1]}/test_*.py")}
+    found = [file for file, text in texts.items() if file.stem == own or any(one in text for one in imports)]
+    found = sorted(found or texts, key=lambda file: (file.stem != own, name not in texts[file], len(texts[file])))
+    return [str(file.relative_to(ROOT)) for file in found]
 
 
 class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -169,8 +167,21 @@ class _Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return compile(self._mutant.code, self._mutant.path, "exec")
 
 
-def is_noticed(mutant: Mutant | None, files: Sequence[str], *, seconds: float) -> bool:
-    """Run the tests in a fork, with the change; True where one fails or its processor time is up.
+@dataclass(frozen=True)
+class Ran:
+    """How a test file ended.
+
+    Attributes:
+        passed: Every test did.
+        seconds: Processor time.
+    """
+
+    passed: bool
+    seconds: float
+
+
+def ran(mutant: Mutant | None, file: str, *, seconds: float) -> Ran:
+    """Run a test file in a fork, with the change; it fails where its processor time is up.
 
     What waits for ever uses none of it: ten times as long by the clock ends that, even beside other programs.
     """
@@ -186,23 +197,63 @@ def is_noticed(mutant: Mutant | None, files: Sequence[str], *, seconds: float) -
         if mutant is not None:
             sys.meta_path.insert(0, _Changed(mutant))
         code = 99
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not slow"]
         try:
-            code = int(
-                pytest.main(
-                    ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *files]
-                )
-            )
+            code = int(pytest.main([*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", file]))
         finally:
             os._exit(code)
     end = time.monotonic() + 10 * seconds
     while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, used = os.wait4(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status) != 0
+            code = os.waitstatus_to_exitcode(status)
+            is_empty = code == pytest.ExitCode.NO_TESTS_COLLECTED  # all of them are slow
+            return Ran(code == 0 or is_empty, used.ru_utime + used.ru_stime)
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return True
+    return Ran(False, seconds)
+
+
+LONGER: Final = 3.0
+"""Times as long as without a change a file may take; what is changed into more is noticed by whoever waits for it."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test files, each with what it takes without a change, found out when it is first asked for.
+
+    Attributes:
+        seconds: Processor time that the tests of one change may take, without a change.
+        known: What is known of files so far.
+    """
+
+    seconds: float
+    known: dict[str, Ran]
+
+    def unchanged(self, file: str) -> Ran:
+        """Run a file without a change, once."""
+        if file not in self.known:
+            self.known[file] = ran(None, file, seconds=self.seconds)
+        return self.known[file]
+
+    def notices(self, mutant: Mutant) -> bool:
+        """Run the tests of a change until one fails.
+
+        Raises:
+            SystemExit: No test file passes, and in time, without the change.
+        """
+        left, has_run = self.seconds, False
+        for file in tests_of(mutant.path):
+            plain = self.unchanged(file)
+            if not plain.passed or plain.seconds > left:
+                continue
+            left, has_run = left - plain.seconds, True
+            if not ran(mutant, file, seconds=LONGER * plain.seconds + 5).passed:
+                return True
+        if not has_run:
+            raise SystemExit(f"The tests of {mutant.path} fail, or take longer, without a change; nothing can be told.")
+        return False
 
 
 def sampled(subject: str, sample: int, seed: int) -> list[Mutant]:
@@ -219,30 +270,32 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=50, help="changes of each subject")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--subjects", default=",".join(SUBJECTS))
-    parser.add_argument("--seconds", type=float, default=300, help="processor time for the tests of one change")
+    parser.add_argument("--seconds", type=float, default=60, help="processor time of the tests of one change")
     parser.add_argument("--only", default="", help="changes whose place (path:line) holds this only")
     options = parser.parse_args()
     os.chdir(ROOT)
     os.environ.setdefault("LIGHTNING_PREDICT_RECORDINGS", os.devnull)
     importlib.import_module("lightning.pytorch")  # once, for all forks
 
-    rows, survivors = [], []
+    suite, rows, survivors = Suite(options.seconds, {}), [], []
     for subject in options.subjects.split(","):
         drawn = [
             one for one in sampled(subject, options.sample, options.seed) if options.only in f"{one.path}:{one.line}"
         ]
-        if drawn and is_noticed(None, tests_of(drawn[0].path), seconds=options.seconds):
-            raise SystemExit(f"{', '.join(tests_of(drawn[0].path))} fail without a change; nothing can be told.")
         alive = 0
         for mutant in drawn:
-            files = tests_of(mutant.path)
-            if not is_noticed(mutant, files, seconds=options.seconds):
+            words = f"{mutant.path}:{mutant.line}: {mutant.words}"
+            is_noticed = suite.notices(mutant)
+            print("noticed" if is_noticed else "ALIVE", words, file=sys.stderr, flush=True)
+            if not is_noticed:
                 alive += 1
-                survivors.append(f"{mutant.path}:{mutant.line}: {mutant.words}")
-                print(survivors[-1], file=sys.stderr, flush=True)
+                survivors.append(words)
         rows.append(f"| `{subject}` | {len(drawn)} | {alive} | {alive / max(len(drawn), 1):.0%} |")
+    left_out = sorted(file for file, plain in suite.known.items() if not plain.passed)
     print(f"seed {options.seed}, {options.sample} changes of each subject\n")
     print("| subject | changes | survived | share |\n|---|---:|---:|---:|", *rows, "", *survivors, sep="\n")
+    if left_out:
+        print(f"\nLeft out, as they fail or take longer than {options.seconds:g} s without a change:", *left_out)
 
 
 if __name__ == "__main__":
