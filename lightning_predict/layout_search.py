@@ -24,7 +24,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
 from lightning_predict.distributed.memory import ModelMemory, memory_on
 from lightning_predict.distributed.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.strategy import Float8, Strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
@@ -92,6 +92,7 @@ def best_layouts(
     budget_usd: float | None = None,
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
+    fp8: Float8 | None = None,
     reliability: Reliability | None = None,
     count: int = 10,
     offers: Sequence[Offer] | None = None,
@@ -115,6 +116,8 @@ def best_layouts(
         budget_usd: Leave out what costs more; needs `iterations`.
         global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
         max_micro_batch: Most samples that a group works on at once.
+        fp8: Float8 that the products of the blocks may run in, by its scales: `tensorwise`, `rowwise`, `blockwise` or
+            `mx`. It changes what is computed, so that it is looked at only where you take it; None for none.
         reliability: How often GPUs fail and how fast a run is saved; the budget then pays for that, too.
         count: How many to return.
         offers: See `predict`.
@@ -160,7 +163,7 @@ def best_layouts(
     ranked = list[RankedLayout]()
     for layout in layouts:
         wanted = count if budget_usd is None else SPARE * count
-        found = _found(step, layout, batch, count=wanted, on_progress=on_progress)
+        found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
         goodput = None
         if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
             goodput = goodput_of(size, layout.count, reliability)
@@ -171,7 +174,13 @@ def best_layouts(
 
 
 def _found(
-    step: Step, layout: Layout, batch: BatchLimits, *, count: int, on_progress: Callable[[int, int], None]
+    step: Step,
+    layout: Layout,
+    batch: BatchLimits,
+    fp8: Float8 | None,
+    *,
+    count: int,
+    on_progress: Callable[[int, int], None],
 ) -> tuple[FoundStrategy, ...]:
     (single,) = step.kinds
     row = step.setting.gpus.index(layout.gpu)
@@ -196,6 +205,7 @@ def _found(
             wanted=count,
             interconnect=step.setting.interconnect,
             batch=batch,
+            fp8=fp8,
             on_progress=on_progress,
         )
     except InvalidArgumentError:

@@ -20,7 +20,7 @@ from typing import Final
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
-from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
@@ -46,7 +46,7 @@ def predict(
     *,
     iterations: int | None = None,
     num_nodes: int = 1,
-    strategy: str | Strategy = "ddp",
+    strategy: str | Strategy | LightningStrategy = "ddp",
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
     usd_per_hour: UserPrice = None,

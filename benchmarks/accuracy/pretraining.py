@@ -126,6 +126,10 @@ LOSS_NOT_COMPILED: Final = ("docs/performance.md", "h100_202412")
 errors, turning off for now", its `train.py` of December 2024); from 2025 on it is compiled, too."""
 
 
+POWER_LIMITED: Final = "H100-SXM-96GB"
+"""What torchtitan's rows ran on whose note says 500 W: Meta's H100."""
+
+
 def read_torchtitan_cases(path: Path) -> Cases:
     """Read the rows of `torchtitan.csv`.
 
@@ -162,7 +166,7 @@ def read_torchtitan_cases(path: Path) -> Cases:
                     compiles_loss=words["compile"] == "1"
                     and not any(page in words["source"] for page in LOSS_NOT_COMPILED),
                 ),
-                layout=_layout(words["gpu"], count),
+                layout=_layout(POWER_LIMITED if "500 W" in words["gpu_note"] else words["gpu"], count),
                 strategy=Strategy(
                     data="fsdp",
                     tensor=tensor,

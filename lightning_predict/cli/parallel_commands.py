@@ -25,6 +25,7 @@ def parallel(
     machine: str | None = None,
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
+    fp8: Literal["tensorwise", "rowwise", "blockwise", "mx"] | None = None,
     iterations: int | None = None,
     budget: float | None = None,
     mtbf_hours: float | None = None,
@@ -50,6 +51,7 @@ def parallel(
         machine: Cloud's name of a machine, p5.48xlarge, that --gpus are so many of; its network and price count.
         global_batch: Samples of all GPUs between two updates; record a batch of few samples, which must divide it.
         max_micro_batch: Most samples that a data-parallel group works on at once.
+        fp8: Look at the blocks' products in float8 with such scales, too; it changes what is computed.
         iterations: Recorded steps still to come, for the cost of the run.
         budget: Dollars that the run may cost; with --iterations.
         mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
@@ -94,6 +96,7 @@ def parallel(
             budget_usd=budget,
             global_batch=global_batch,
             max_micro_batch=max_micro_batch,
+            fp8=fp8,
             reliability=reliability,
             count=count,
             usd_per_hour=usd_per_hour,

@@ -1,14 +1,15 @@
-"""Read how others say what GPUs share, as words of `strategy_of`: Megatron's and NeMo's arguments, and files.
+"""Read how others say what GPUs share, as words of `strategy_of`: arguments, files, and Lightning's own objects.
 
-Files are torchtitan's TOML and DeepSpeed's JSON. Each argument becomes an option, or is refused where no option says
-it; of a file, what has a word here is taken, what changes how GPUs share and has none is refused, and what is not about
-sharing (logging, data, learning rates) is passed over. Example::
+Arguments are Megatron's and NeMo's, files torchtitan's TOML and DeepSpeed's JSON. Each argument becomes an option, or
+is refused where no option says it; of a file or an object, what has a word here is taken, what changes how GPUs share
+and has none is refused, and what is not about sharing (logging, data, learning rates) is passed over. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,overlap_grad_reduce=false'
 
     strategy_of("train_configs/llama3_70b.toml")  # what torchtitan --job.config_file reads
     strategy_of("ds_config.json")
+    strategy_of(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # lightning.pytorch's or Fabric's
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_predict.checked import read_json, read_toml
+from lightning_predict.checked import read_json, read_toml, shown
 from lightning_predict.errors import InvalidArgumentError
 
 # --- Arguments
@@ -29,6 +30,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "expert-model-parallel-size": "expert",
     "moe-expert-capacity-factor": "capacity",
     "virtual-pipeline-model-parallel-size": "virtual",
+    "decoder-last-pipeline-num-layers": "last_stage",
 }
 """Options with a number, by Megatron's name."""
 
@@ -62,7 +64,11 @@ def strategy_of_arguments(text: str) -> str:
         known = name.removeprefix("--").replace("_", "-")
         if known in _NUMBERS:
             number = _value(name, words)
-            options += [] if number in ("1", "1.0") else [f"{_NUMBERS[known]}={number}"]
+            options += (
+                []
+                if number in ("1", "1.0") and known != "decoder-last-pipeline-num-layers"
+                else [f"{_NUMBERS[known]}={number}"]
+            )
         elif known in _CHOICES:
             value = _value(name, words)
             if value not in _CHOICES[known]:
@@ -259,3 +265,78 @@ def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
         f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
         "say the sharing as 'fsdp,tensor=8'."
     )
+
+
+# --- Lightning's objects
+
+_SHARDED: Final[Mapping[str, str]] = {
+    "FULL_SHARD": "fsdp",
+    "SHARD_GRAD_OP": "zero2",
+    "HYBRID_SHARD": "hybrid",
+    "NO_SHARD": "ddp",
+}
+"""torch's `ShardingStrategy`."""
+
+
+def strategy_of_object(found: object) -> str:
+    """Translate a strategy of Lightning's or Fabric's into words.
+
+    Known are DDP, FSDP, model parallelism and DeepSpeed, and what is derived of them, by the names of their classes,
+    as two packages have them and some cannot be imported without an extra.
+
+    Raises:
+        InvalidArgumentError: An object of another kind, or something in it that no option says.
+    """
+    names = [parent.__name__ for parent in type(found).__mro__]
+    name = names[0]
+    if "DeepSpeedStrategy" in names:
+        return ",".join(_of_deepspeed(getattr(found, "config", None) or {}, name))
+    if "FSDPStrategy" in names:
+        return ",".join(_of_fsdp(found, name))
+    if "ModelParallelStrategy" in names:
+        return ",".join(_of_model_parallel(found, name))
+    if "DDPStrategy" in names:
+        bucket = getattr(found, "_ddp_kwargs", {}).get("bucket_cap_mb")
+        return "ddp" if bucket is None else f"ddp,bucket_cap_mb={bucket}"
+    raise InvalidArgumentError(
+        f"strategy={shown(found)} is neither words, as 'ddp', nor a Strategy, nor a strategy of Lightning's that "
+        "shares work among GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
+    )
+
+
+def _of_fsdp(found: Any, name: str) -> list[str]:
+    sharding = getattr(found, "sharding_strategy", None)
+    sharded = str(getattr(sharding, "name", sharding or "FULL_SHARD")).upper()
+    if sharded not in _SHARDED:
+        raise _refused(name, "sharding_strategy", sharded)
+    if getattr(getattr(found, "cpu_offload", None), "offload_params", False):
+        raise _refused(name, "cpu_offload", True)
+    if getattr(found, "_activation_checkpointing_kwargs", None):
+        raise InvalidArgumentError(
+            f"strategy={name!r}: which modules activation_checkpointing_policy computes again is known when they are "
+            "wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
+        )
+    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning's, Fabric's
+    words, mesh = [_SHARDED[sharded]], options.get("device_mesh")
+    if words == ["hybrid"] and isinstance(mesh, tuple):  # replicas, and GPUs that split
+        words.append(f"shard={mesh[1]}")
+    mixed = getattr(found, "mixed_precision", None)
+    for option in ("param_dtype", "reduce_dtype"):
+        dtype = getattr(mixed, option, None)
+        words += [] if dtype is None or words[0] == "ddp" else [f"{option}={str(dtype).removeprefix('torch.')}"]
+    return words
+
+
+def _of_model_parallel(found: Any, name: str) -> list[str]:
+    """Read FSDP 2 with tensor parallelism; `auto` is told by a Trainer, once it runs."""
+    sizes = {part: getattr(found, f"_{part}_parallel_size", None) for part in ("data", "tensor")}
+    tensor = sizes["tensor"]
+    if tensor == "auto":
+        raise InvalidArgumentError(
+            f"strategy={name!r}: tensor_parallel_size is 'auto', the GPUs of the machine that it runs in; write the "
+            "number, as other machines may have more."
+        )
+    for part, size in sizes.items():
+        if size != "auto":
+            _whole(size, name, f"{part}_parallel_size")
+    return ["fsdp", *([f"tensor={tensor}"] if tensor != 1 else [])]

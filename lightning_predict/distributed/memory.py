@@ -47,6 +47,7 @@ class HeldMemory:
         gradient_bytes: Gradients.
         optimizer_state_bytes: State of the optimizers.
         trainable_bytes: Parameters that have a gradient.
+        trained_elements: Number of their values.
         unit_bytes: Parameters of each unit that FSDP gathers.
         unit_elements: Number of values of each of them.
         activation_bytes: What lives in the passes alone.
@@ -61,6 +62,7 @@ class HeldMemory:
     gradient_bytes: float
     optimizer_state_bytes: float
     trainable_bytes: float
+    trained_elements: int
     unit_bytes: tuple[float, ...]
     unit_elements: tuple[int, ...]
     activation_bytes: float = 0.0
@@ -105,7 +107,7 @@ class ModelMemory:
         self._behind = _behind_passes(trace)
         self._early = _early_share(trace)
         self._kept: tuple[_Kept, ...] | None = None
-        self._stages: dict[tuple[int, int, int, int], list[HeldMemory]] = {}
+        self._stages: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
         """Derive what the fullest GPU holds; see `held_memory`."""
@@ -125,7 +127,7 @@ class ModelMemory:
                 update_bytes=written,
             )
         model = self._split(strategy)
-        key = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert)
+        key = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.last_stage, strategy.expert)
         if key not in self._stages:
             self._stages[key] = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
         stages = self._stages[key]
@@ -226,7 +228,7 @@ def _shares(
     Most of it is what the backward pass reads. The rest, such as the gradient of the logits, goes by it where layers or
     stages are dealt out, and stays where blocks are only computed again.
     """
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
     micro_batches = _micro_batches(trace, strategy)
     held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
@@ -416,6 +418,7 @@ def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemor
         gradient_bytes=trained * gradients,
         optimizer_state_bytes=state,
         trainable_bytes=trainable,
+        trained_elements=sum(math.prod(one.shape) for one in parameters if one.requires_grad),
         unit_bytes=tuple(unit_bytes(replace(trace, parameters=parameters)).values()),
         unit_elements=tuple(unit_elements(parameters).values()),
         expert_share=_trainable_bytes(tuple(filter(is_of_expert, parameters))) / trainable if trainable else 0.0,
@@ -440,11 +443,12 @@ GATHERED_UNITS: Final = 2
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
     """Derive the peak memory of each GPU of a layout.
 
-    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`). ZeRO 1 leaves
-    each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all three (Rajbhandari et
-    al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a pipeline keeps them all
-    from the first micro-batch to the last one. Copies of the parameters that the optimizer updates are part of its
-    state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
+    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`); gradients that
+    are exchanged in a dtype of their own have a buffer of that dtype, which they are added up in, however few replicas
+    there are. ZeRO 1 leaves each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all
+    three (Rajbhandari et al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a
+    pipeline keeps them all from the first micro-batch to the last one. Copies of the parameters that the optimizer
+    updates are part of its state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
     """
     if layout.count == 1:
         return single_bytes
@@ -466,6 +470,8 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
         state, updated = state * share, updated * share
     if split.gradients:
         gradients, early = gradients * share, early * share
+    elif strategy.reduce_dtype is not None:
+        buckets = held.trained_elements * DTYPE_BYTES[strategy.reduce_dtype]
     elif split.state or count > 1:
         buckets = held.trainable_bytes
     if split.parameters:

@@ -114,7 +114,7 @@ def model_stages(
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
@@ -257,7 +257,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
     Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
     first's.
     """
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
+    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
     behind = _modules_behind(trace, model)
     stages: list[list[Parameter]] = [[] for _ in range(strategy.pipeline)]
     for parameter in trace.parameters:

@@ -63,12 +63,25 @@ def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
     return min((strategy.pipeline - stage) * more, float(micro_batches))
 
 
-def stage_of_blocks(blocks: int, stages: int, virtual: int = 1) -> tuple[int, ...]:
+def stage_of_blocks(blocks: int, stages: int, virtual: int = 1, last_stage: int | None = None) -> tuple[int, ...]:
     """Assign blocks to stages: as evenly as possible, the first ones with one more block; interleaved, in rounds.
+
+    Args:
+        blocks: Their number.
+        stages: Of the pipeline.
+        virtual: Stages of each GPU.
+        last_stage: Blocks of the last stage, the others sharing the rest; None for as many as they have.
 
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
     """
+    if last_stage is not None:
+        if blocks - last_stage < stages - 1:
+            raise InvalidArgumentError(
+                f"strategy: last_stage={last_stage} of {blocks} transformer block(s) leaves less than one to each of "
+                f"{stages - 1} other stages; choose at most {max(blocks - stages + 1, 1)}."
+            )
+        return (*stage_of_blocks(blocks - last_stage, stages - 1), *([stages - 1] * last_stage))
     if virtual > 1:
         if blocks < stages * virtual:
             raise InvalidArgumentError(

@@ -1,7 +1,8 @@
 """Find the strategies with the highest throughput of a layout within its memory.
 
 All combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
-recomputation are listed; what does not fit in memory is left out. Each of the others has a bound that its time cannot
+recomputation are listed, with and without products in float8 where a user takes them; what does not fit in memory is
+left out. Each of the others has a bound that its time cannot
 fall below: what its slowest stage computes and exchanges, where blocks that do the same are computed once. In the order
 of their bounds they are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
 
@@ -25,7 +26,7 @@ from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.model_parallel import needs_blocks
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
-from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Recompute, Strategy
+from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import Cut, SplitModel, TransformerBlock, WorkCutter, block_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
@@ -127,6 +128,7 @@ def strategies_for(
     is_fused: bool,
     length: int = 1,
     batch: BatchLimits = BatchLimits(),
+    fp8: Float8 | None = None,
 ) -> Iterator[Strategy]:
     """List every strategy to look at.
 
@@ -139,6 +141,7 @@ def strategies_for(
         is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
         length: Tokens of a sequence that a ring of GPUs may share; 1 where none can.
         batch: What the user says of a step's batch.
+        fp8: Float8 that the blocks' products may run in, beside their own dtype; None for none.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
@@ -151,6 +154,7 @@ def strategies_for(
         recomputed = ("none", "full") if is_fused else RECOMPUTED
     contexts = [2**power for power in range(max(length // LEAST_CONTEXT, 1).bit_length())]
     experts = count_experts(trace)
+    recipes = (fp8, None) if fp8 is not None and blocks else (None,)
     for tensor, pipeline, context, micro_batches, recompute in product(tensors, pipelines, contexts, parts, recomputed):
         replicas, rest = divmod(layout.count, tensor * pipeline * context)
         accumulate = None if rest else batch.accumulate(samples * trace.batches, replicas)
@@ -160,7 +164,8 @@ def strategies_for(
             if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
                 continue
             for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
-                for expert in _expert_degrees(experts, replicas, data):
+                degrees, lasts = _expert_degrees(experts, replicas, data), _last_stages(blocks, pipeline, virtual)
+                for expert, recipe, last_stage in product(degrees, recipes, lasts):
                     yield Strategy(
                         data=data,
                         tensor=tensor,
@@ -170,8 +175,10 @@ def strategies_for(
                         micro_batches=micro_batches,
                         accumulate=accumulate,
                         virtual=virtual,
+                        last_stage=last_stage,
                         sequence=tensor > 1,
                         recompute=recompute,
+                        fp8=recipe,
                     )
 
 
@@ -204,6 +211,12 @@ def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int
     return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
+def _last_stages(blocks: int, pipeline: int, virtual: int) -> tuple[int | None, ...]:
+    """List how many blocks the last stage may have: where all have as many, one less, for the output layer."""
+    even, rest = divmod(blocks, pipeline)
+    return (None, even - 1) if pipeline > 1 and virtual == 1 and not rest and even > 1 else (None,)
+
+
 def best_strategies(
     shared: SharedStep,
     layout: Layout,
@@ -215,6 +228,7 @@ def best_strategies(
     wanted: int,
     interconnect: Interconnect = CATALOGUE,
     batch: BatchLimits = BatchLimits(),
+    fp8: Float8 | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[FoundStrategy, ...]:
     """Find the strategies with the least time for each sample, the fastest first.
@@ -229,12 +243,13 @@ def best_strategies(
         wanted: How many to find.
         interconnect: What is known of the links.
         batch: What the user says of a step's batch.
+        fp8: Float8 that the blocks' products may run in; None for none.
         on_progress: Called with the number of candidates done and their total.
 
     Raises:
         InvalidArgumentError: No strategy fits.
     """
-    candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch))
+    candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
     bounds = Bounds(shared, step, row, interconnect)
     bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
     bounded.sort(key=lambda one: one.bound)
@@ -259,6 +274,7 @@ def _fitting(
     memory_of: Callable[[Strategy], float | None],
     usable_bytes: float,
     batch: BatchLimits,
+    fp8: Float8 | None,
 ) -> Iterator[StrategyCandidate]:
     trace = shared.trace
     try:
@@ -282,6 +298,7 @@ def _fitting(
         is_fused=is_fused,
         length=length,
         batch=batch,
+        fp8=fp8,
     ):
         needed = memory_of(strategy)
         least = min(least, needed or 0.0)
@@ -347,6 +364,7 @@ class Bounds:
             context=strategy.context,
             micro_batches=strategy.micro_batches,
             sequence=strategy.sequence,
+            fp8=strategy.fp8,
         )
         if own not in self._known:
             self._known[own] = self._least(own)
@@ -356,7 +374,7 @@ class Bounds:
         in_blocks += self._exchanging(strategy, layout)
         everything = in_blocks + self._factor * least.outside
         host = self._host(strategy)
-        stages = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual)
+        stages = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
         longest = max(map(stages.count, set(stages))) / len(stages) if stages else 1.0
         slowest = max(in_blocks * longest, everything / strategy.pipeline, host / strategy.pipeline)
         together = max(everything, host, slowest)
@@ -407,6 +425,7 @@ class Bounds:
             1 / strategy.tensor,
             context=strategy.context,
             sequence=strategy.sequence,
+            fp8=strategy.fp8,
         )
         seconds = self._cutters[blocks].cut(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0

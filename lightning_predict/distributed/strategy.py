@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, final, get_args
+from typing import Any, Final, Literal, Protocol, final, get_args
 
-from lightning_predict.checked import shown
-from lightning_predict.distributed.foreign import strategy_of_arguments, strategy_of_file
+from lightning_predict.distributed.foreign import strategy_of_arguments, strategy_of_file, strategy_of_object
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
@@ -99,6 +98,8 @@ class Strategy:
         accumulate: Batches as large as the recorded one whose gradients add up before an update.
         bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
         virtual: Stages of each GPU of a pipeline (Megatron's interleaved schedule).
+        last_stage: Blocks of a pipeline's last stage, which has the output layer and the loss besides; None for as many
+            as the others have.
         schedule: In which order a pipeline's stages work: `1f1b`, `gpipe` (all forward, then all backward), or
             `zero_bubble` (gradients of weights fill the gaps: ZB-H1 of Qi et al., 2024).
         sequence: Norms, dropouts and shortcuts between the blocks' shared layers are shared, too (Megatron's sequence
@@ -120,7 +121,8 @@ class Strategy:
         overlap_tensor: Collectives of tensor parallelism run in parts behind the products beside them (torch's async
             tensor parallelism, Megatron's tp-comm-overlap); the first part stays exposed.
         param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
-        reduce_dtype: What gradients are exchanged in; None for their own, under FSDP for `param_dtype`.
+        reduce_dtype: What gradients are exchanged in, and, where each replica holds all of them, added up in (a buffer
+            of that dtype, as Megatron and nanotron have it); None for their own, under FSDP for `param_dtype`.
         embedding: How embedding tables are shared: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
             `column_wise` or `data_parallel` for all of them, or the plan that `lightning-predict shard` wrote; None
             for a copy on each GPU, like any other layer.
@@ -135,6 +137,7 @@ class Strategy:
     micro_batches: int | None = None
     bucket_cap_mb: float = 25.0
     virtual: int = 1
+    last_stage: int | None = None
     schedule: PipelineSchedule = "1f1b"
     sequence: bool = False
     context: int = 1
@@ -177,6 +180,11 @@ class Strategy:
         yield (
             self.virtual > 1 and self.pipeline == 1,
             f"virtual={self.virtual} interleaves the stages of a pipeline; ask for pipeline=2 or more, too.",
+        )
+        yield (
+            self.last_stage is not None and (self.pipeline == 1 or self.virtual > 1),
+            f"last_stage={self.last_stage} is of a pipeline of one stage a GPU; ask for pipeline=2 or more, and "
+            "leave out virtual.",
         )
         yield (
             self.schedule != "1f1b" and self.pipeline == 1,
@@ -324,7 +332,9 @@ class Strategy:
         return wanted
 
 
-_NUMBERS: Final = ("tensor", "pipeline", "micro_batches", "virtual", "context", "expert", "shard", "accumulate")
+_NUMBERS: Final = (
+    *("tensor", "pipeline", "micro_batches", "virtual", "last_stage", "context", "expert", "shard", "accumulate"),
+)
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = ("sequence", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
 _TEXTS: Final = ("embedding",)
@@ -340,10 +350,18 @@ _MAY_BE_NONE: Final = frozenset({"fp8", "param_dtype", "reduce_dtype"})
 _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
-def strategy_of(words: str | Strategy) -> Strategy:
+class LightningStrategy(Protocol):
+    """A strategy of Lightning's or Fabric's, as `ModelParallelStrategy(...)`; see `foreign.strategy_of_object`."""
+
+    @property
+    def root_device(self) -> Any:
+        """Its device."""
+
+
+def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
     """Return the strategy of these words, of Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or of a file.
 
-    Files are torchtitan's TOML and DeepSpeed's JSON.
+    Files are torchtitan's TOML and DeepSpeed's JSON; a strategy of Lightning's may stand for its words.
 
     Raises:
         InvalidArgumentError: A name or an option that is not known.
@@ -351,10 +369,8 @@ def strategy_of(words: str | Strategy) -> Strategy:
     if isinstance(words, Strategy):
         return words
     if not isinstance(words, str):
-        raise InvalidArgumentError(
-            f"strategy={shown(words)} is neither a string nor a Strategy; expected for example 'ddp'."
-        )
-    if words.lstrip().startswith("--"):
+        words = strategy_of_object(words)
+    elif words.lstrip().startswith("--"):
         words = strategy_of_arguments(words)
     elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
         words = strategy_of_file(words)

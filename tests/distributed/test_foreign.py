@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from importlib import import_module
+from typing import Any
 
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecision
+
+import lightning_predict as lp
+from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 
@@ -48,3 +55,78 @@ def test_arguments_say_what_the_words_do(arguments: str, expected: Strategy) -> 
 def test_what_no_option_says_is_refused(arguments: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         strategy_of(arguments)
+
+
+def made(module: str, name: str, options: dict[str, Any]) -> Any:
+    """Make a strategy; Fabric's model parallelism is told who shares the model."""
+    if name == "ModelParallelStrategy" and "fabric" in module:
+        options = {"parallelize_fn": lambda model, _mesh: model, **options}
+    return getattr(import_module(module), name)(**options)
+
+
+STRATEGIES = [*(f"{package}.strategies" for package in PACKAGES), "lightning.fabric.strategies"]
+
+
+@pytest.mark.parametrize("module", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("ModelParallelStrategy", {"data_parallel_size": 4, "tensor_parallel_size": 8}, "fsdp,tensor=8"),
+        ("ModelParallelStrategy", {"tensor_parallel_size": 2}, "fsdp,tensor=2"),
+        ("ModelParallelStrategy", {"data_parallel_size": 8, "tensor_parallel_size": 1}, "fsdp"),
+        ("FSDPStrategy", {}, "fsdp"),
+        ("FSDPStrategy", {"sharding_strategy": "SHARD_GRAD_OP"}, "zero2"),
+        ("FSDPStrategy", {"sharding_strategy": "NO_SHARD"}, "ddp"),
+        ("FSDPStrategy", {"sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, 4)}, "hybrid,shard=4"),
+        (
+            "FSDPStrategy",
+            {"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+            "fsdp,param_dtype=bfloat16,reduce_dtype=float32",
+        ),
+        ("DDPStrategy", {}, "ddp"),
+        ("DDPStrategy", {"bucket_cap_mb": 100}, "ddp,bucket_cap_mb=100"),
+    ],
+)
+def test_a_strategy_of_lightnings_says_what_the_words_do(
+    module: str, name: str, options: dict[str, Any], words: str
+) -> None:
+    assert strategy_of(made(module, name, options)) == strategy_of(words)
+
+
+@pytest.mark.parametrize("module", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ModelParallelStrategy", {}, "tensor_parallel_size is 'auto', the GPUs of the machine .* write the number"),
+        ("ModelParallelStrategy", {"tensor_parallel_size": 0}, "tensor_parallel_size=0; expected a whole number"),
+        ("FSDPStrategy", {"cpu_offload": True}, "cpu_offload = True has no word here"),
+        ("FSDPStrategy", {"activation_checkpointing_policy": {torch.nn.Linear}}, "say 'fsdp,recompute=full'"),
+    ],
+)
+def test_what_an_object_says_and_no_option_is_refused(
+    module: str, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        strategy_of(made(module, name, options))
+
+
+@pytest.mark.parametrize("module", STRATEGIES)
+def test_a_strategy_that_shares_nothing_is_refused(module: str) -> None:
+    single = import_module(module).SingleDeviceStrategy(device=torch.device("cpu"))
+    with pytest.raises(InvalidArgumentError, match="nor a strategy of Lightning's that shares work"):
+        strategy_of(single)
+
+
+def test_the_answer_is_that_of_the_words(linear_step: lp.Trace) -> None:
+    strategy = import_module("lightning.pytorch.strategies").FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
+    said = lp.predict(linear_step, ["2xT4"], strategy=strategy, history=False)
+    assert said["2xT4"] == lp.predict(linear_step, ["2xT4"], strategy="zero2", history=False)["2xT4"]
+
+
+@pytest.fixture
+def linear_step() -> lp.Trace:
+    """A step of two linear layers."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+        data = torch.zeros(16, 64)
+    return lp.capture(lambda: model(data).sum().backward(), samples_per_step=16)

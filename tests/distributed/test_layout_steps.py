@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.layout_steps import on_layouts
-from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
+from lightning_predict.distributed.layout_steps import _across, on_layouts
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, Links, slowest_of
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
@@ -193,3 +193,17 @@ def test_the_slowest_of_n() -> None:
     assert slowest_of(1) == 0
     assert slowest_of(2) == pytest.approx(0.564, abs=0.03)
     assert slowest_of(8) == pytest.approx(1.424, abs=0.02)
+
+
+def test_copies_of_a_sharding_group_lie_in_the_same_machines_first() -> None:
+    # Four machines of eight, in groups of four: eight hold the same share, two in each machine, where four such
+    # groups send at once.
+    h100 = gpu("H100-SXM-80GB")
+    whole = Links(Layout(h100, 8, 4), CATALOGUE, 1.0)
+    across = _across(whole, replace(whole, layout=Layout(h100, 4, 1)))
+    assert across.layout == Layout(h100, 2, 4)
+    assert across.groups_per_node == 4
+    # Groups as large as a machine: one in each.
+    across = _across(whole, replace(whole, layout=Layout(h100, 8, 1)))
+    assert across.layout == Layout(h100, 1, 4)
+    assert across.groups_per_node == 8

@@ -73,6 +73,20 @@ def test_blocks_over_two_gpus() -> None:
     assert memory("ddp", 4, tensor=2) == pytest.approx(expected + WEIGHT_BYTES)
 
 
+def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffer() -> None:
+    half = replace(TRACE, parameters=tuple(replace(one, dtype="bfloat16") for one in TRACE.parameters))
+    # Two blocks of so many values; nanotron and Megatron keep 4 bytes for each, of a single replica and of two.
+    elements = 2 * WEIGHT_BYTES / 4
+    for data, count, tensor in (("ddp", 2, 2), ("ddp", 2, 1), ("zero1", 2, 1)):
+        own = {"data": data, "tensor": tensor}
+        layout = Layout(H100, count)
+        without = shared_memory_bytes(SINGLE_BYTES, half, layout, Strategy(**own))  # type: ignore[arg-type]
+        exchanged = Strategy(**own, reduce_dtype="float32")  # type: ignore[arg-type]
+        buckets = 0 if tensor == 2 else 2 * elements  # torch's own: as large as the gradients, where there are replicas
+        found = shared_memory_bytes(SINGLE_BYTES, half, layout, exchanged)
+        assert found == pytest.approx(without - buckets + 4 * elements / tensor)
+
+
 def test_a_pipeline_of_two_stages() -> None:
     # The first stage holds one block, and two of four micro-batches at once.
     assert memory("ddp", 2, pipeline=2, micro_batches=4) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 2)

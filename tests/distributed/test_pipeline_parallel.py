@@ -14,7 +14,7 @@ from lightning_predict.distributed.pipeline_parallel import (
     stages_of,
     turns,
 )
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -36,6 +36,17 @@ def test_stages_differ_by_one_block_at_most(blocks: int, stages: int) -> None:
     assert list(found) == sorted(found)
     assert sum(counts) == blocks
     assert max(counts) - min(counts) <= 1
+
+
+def test_the_last_stage_may_have_other_blocks_than_the_rest() -> None:
+    assert stage_of_blocks(8, 4, last_stage=1) == (0, 0, 0, 1, 1, 2, 2, 3)
+    assert stage_of_blocks(8, 2, last_stage=5) == (0, 0, 0, 1, 1, 1, 1, 1)
+    with pytest.raises(InvalidArgumentError, match="leaves less than one to each of 3 other stages; choose at most 5"):
+        stage_of_blocks(8, 4, last_stage=6)
+    for words in ("ddp,last_stage=3", "ddp,pipeline=2,virtual=2,last_stage=3"):
+        with pytest.raises(InvalidArgumentError, match="is of a pipeline of one stage a GPU"):
+            strategy_of(words)
+    assert strategy_of("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 1").last_stage == 1
 
 
 def test_the_bubble() -> None:

@@ -12,7 +12,7 @@ from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu
+from lightning_predict.gpus import Gpu, gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE
 from lightning_predict.timeline.iteration import Iteration, iterations
@@ -20,16 +20,16 @@ from lightning_predict.units import GIBIBYTE
 from tests.distributed.example_blocks import HEADS, LENGTH, MODELS, timed_as, trace_of
 from tests.distributed.test_large_runs import mixture
 
-A100 = gpu("A100-SXM-80GB")
+A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
 SINGLE_BYTES = 3 * GIBIBYTE
 
 
-def prepared(blocks: int, *, scale: float = 1e-3) -> tuple[SharedStep, Iteration]:
+def prepared(blocks: int, *, scale: float = 1e-3, on: Gpu = A100) -> tuple[SharedStep, Iteration]:
     """Round numbers of milliseconds, so that launches and links count beside them."""
     trace, seconds = trace_of(blocks)
     timed = timed_as(trace, [scale * each for each in seconds])
-    shared = SharedStep(trace, timed, [A100], models=MODELS)
-    return shared, iterations(trace, timed, [A100])[0]
+    shared = SharedStep(trace, timed, [on], models=MODELS)
+    return shared, iterations(trace, timed, [on])[0]
 
 
 @pytest.mark.parametrize("layout", [Layout(A100, 4), Layout(A100, 2, 2), Layout(A100, 8)], ids=lambda one: one.name)
@@ -77,6 +77,14 @@ def test_no_step_is_faster_than_its_bound(scale: float) -> None:
         assert bounds.seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (1 + 1e-9), strategy
 
 
+def test_sequence_parallelism_exchanges_as_much_in_twice_the_calls() -> None:
+    # A reduce-scatter and an all-gather move what an all-reduce does, and wait for the links twice.
+    shared, step = prepared(4)
+    bounds, layout = Bounds(shared, step, 0, CATALOGUE), Layout(A100, 4)
+    plain, sequence = (bounds._exchanging(Strategy(tensor=4, sequence=one), layout) for one in (False, True))
+    assert plain < sequence < 2 * plain
+
+
 def test_rings_and_dealt_out_experts_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "LEAST_CONTEXT", LENGTH // 2)
     trace, seconds = mixture(2, 4)
@@ -98,6 +106,32 @@ def test_rings_and_dealt_out_experts_are_looked_at_too(monkeypatch: pytest.Monke
     best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5)
     each = sorted(seconds_of_it / one.replicas(layout) for one, seconds_of_it in zip(looked_at, times, strict=True))
     assert [one.seconds_per_batch for one in best] == pytest.approx(each[:5])
+
+
+def test_float8_is_looked_at_where_it_is_taken_and_no_step_is_faster_than_its_bound() -> None:
+    shared, step = prepared(4, on=H100)
+    layout = Layout(H100, 4)
+    looked_at = list(
+        strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=True, fp8="tensorwise")
+    )
+    without = [one for one in looked_at if one.fp8 is None]
+    assert set(looked_at) == {*without, *(replace(one, fp8="tensorwise") for one in without)}
+    assert len(looked_at) == 2 * len(without)
+    assert {one.last_stage for one in without if one.pipeline == 2 and one.virtual == 1} == {None, 1}  # of four blocks
+    bounds = Bounds(shared, step, 0, CATALOGUE)
+    times = {one: shared.on(layout, step, 0, one).seconds for one in looked_at}
+    for strategy, seconds in times.items():
+        assert bounds.seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
+    best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5, fp8="tensorwise")
+    each = sorted(seconds / one.replicas(layout) for one, seconds in times.items())
+    assert [one.seconds_per_batch for one in best] == pytest.approx(each[:5])
+    assert best[0].candidate.strategy.fp8 == "tensorwise"
+
+
+def test_float8_is_refused_where_a_gpu_has_no_units_for_it() -> None:
+    shared, step = prepared(4)
+    with pytest.raises(InvalidArgumentError, match="A100-SXM-80GB has no units for float8"):
+        best_strategies(shared, Layout(A100, 4), step, 0, lambda _: None, usable_bytes=1.0, wanted=5, fp8="tensorwise")
 
 
 @pytest.mark.parametrize("count", [4, 8])

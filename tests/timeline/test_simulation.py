@@ -179,3 +179,13 @@ def test_an_operation_of_three_kernels_that_were_not_measured_has_a_third_of_its
     (found,) = launchings(trace, timed, np.array([[6e-6], [9e-6]]))
     assert found.seconds == pytest.approx(np.array([[2e-6] * 3, [3e-6] * 3]))
     assert found.streams == (COMPUTE_STREAM,) * 3
+
+
+def test_an_operation_that_starts_nothing_has_no_device_time() -> None:
+    data = TensorInfo((64, 64), "float32")
+    view = Operation(name="aten::view", phase="forward", inputs=(data,), outputs=(data,))
+    trace = Trace(operations=(view,), device="cpu", recorder="dispatch")
+    timed = timed_work(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
+    (found,) = launchings(trace, timed, np.zeros((2, 0)))
+    assert found.seconds.shape == (2, 0)
+    assert found.streams == ()
