@@ -22,6 +22,12 @@ NO_SCORES: Final = (
 )
 """What stands in place of an empty table of scores."""
 
+ANCHORS_FILE: Final = "anchors.toml"
+"""What `measure --quick` writes into its folder."""
+
+TRY_SECONDS: Final = 0.01
+"""How long it repeats each call on a processor."""
+
 _OURS: Final = ("*.safetensors*", "manifest.json*")
 """Names that downloads of weights give to files, finished or not."""
 
@@ -37,6 +43,7 @@ def measure(
     seed: int = 0,
     device: Literal["cuda", "cpu"] = "cuda",
     gpu: str | None = None,
+    quick: bool = False,
 ) -> CommandAnswer:
     """Measure operations on the GPU at hand, into tables that `train` reads.
 
@@ -54,7 +61,11 @@ def measure(
         seed: Seed of the shapes.
         device: Device to time; cpu times the host instead, to try the command out.
         gpu: Our name of the GPU (default: what torch reports).
+        quick: In half a minute, measure no more than the rates of large products and of memory, into a file for
+            --gpus-file; of the options above, device and gpu count.
     """
+    if quick:
+        return _measure_anchors(output, device, gpu)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -91,6 +102,35 @@ def measure(
     if found.left:
         lines.append(f"{found.left} problems are left; the same command goes on with them.")
     return CommandAnswer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))
+
+
+def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:
+    """Measure the anchors of a GPU into a file of the folder."""
+    from rich.console import Console
+
+    from lightning_predict.measuring.anchors import SECONDS, comparison, gpus_file_of, measure_anchors
+
+    console = Console(stderr=True)
+    is_try = device == "cpu"
+    found = measure_anchors(
+        device=device,
+        gpu=gpu,
+        seconds=TRY_SECONDS if is_try else SECONDS,
+        is_trial=is_try,
+        progress=lambda name: console.print(f"Measuring {name}."),
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / ANCHORS_FILE
+    path.write_text(gpus_file_of(found), encoding="utf-8")
+    figures = comparison(found)
+    name = found.measured.name
+    rows = [[one.name, f"{one.measured:.4g}", f"{one.assumed:.4g}", one.unit] for one in figures]
+    lines = [aligned(("", "measured", "assumed before", ""), rows, right={1, 2})]
+    if found.state.held_back_by:
+        lines.append(f"Held back by {' and '.join(found.state.held_back_by)}.")
+    lines.append(f"The GPU by these figures: predict --gpus {name} --gpus-file {path}")
+    data = {"gpu": found.gpu.name, "name": name, "file": str(path), "figures": figures}
+    return CommandAnswer(data=lambda: json_value(data), show=lambda: print("\n".join(lines)))
 
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:

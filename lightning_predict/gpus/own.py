@@ -1,7 +1,8 @@
 """GPUs of the user's own, from a TOML file: each is like one of the catalogue's, but for what the file says.
 
 The keys are those of the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
-`catalogue.py`). `reported_names` is what `torch.cuda.get_device_name` says, so that the GPU is known while in use::
+`catalogue.py`); `measured_tflops` holds what large products were measured to reach, by dtype. `reported_names` is what
+`torch.cuda.get_device_name` says, so that the GPU is known while in use::
 
     [gpu.RTX-4090-48GB]
     like = "RTX-4090"
@@ -15,6 +16,7 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.catalogue import COUNTS, FIGURES, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
+from lightning_predict.gpus.catalogue import COUNTS, FIGURES, MEASURED, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
 from lightning_predict.gpus.lookup import add_to_catalogue, gpu, other_maker_of
 from lightning_predict.gpus.records import Gpu, Source
 from lightning_predict.units import teraflops_to_flops
@@ -68,7 +70,7 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
 
 def _own(name: str, row: Checked, path: Path) -> Gpu:
-    row.check_keys({LIKE}, {*_NAMES, VENDOR, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
+    row.check_keys({LIKE}, {*_NAMES, VENDOR, MEASURED, *FIGURES, *OPTIONAL_FIGURES, *PEAKS, *COUNTS})
     if not NAME_PATTERN.fullmatch(name):
         raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
     whole = gpu(row.member(LIKE).words())
@@ -83,6 +85,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
         for key, dtype in PEAKS.items()
         if row.has(key)
     }
+    measured = _measured(row, {*whole.peak_flops_per_second, *peaks})
     boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
     multiprocessors = figures.get("streaming_multiprocessors", whole.streaming_multiprocessors)
     # What is not stated follows the multiprocessors and their clock, to which lanes, tensor cores and L2 ports belong.
@@ -99,8 +102,18 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
         # What the other card was measured to reach says nothing of new peaks.
         measured_flops_per_second={
             dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
-        },
+        }
+        | measured,
         single_source=True,
         sources={"*": (Source(title=f"{path.name}, like {whole.name}", url="", date=""),)},
         **figures,
     )
+
+
+def _measured(row: Checked, peaks: Collection[str]) -> dict[str, float]:
+    """Parse the rates that products were measured to reach, by dtype; each must be one that there is a peak of."""
+    found = row.member(MEASURED).members() if row.has(MEASURED) else {}
+    for dtype, value in found.items():
+        if dtype not in peaks:
+            raise value.problem(f"is a dtype that there is no peak of; expected one of {', '.join(sorted(peaks))}.")
+    return {dtype: teraflops_to_flops(value.positive("in TFLOP/s")) for dtype, value in found.items()}

@@ -203,7 +203,7 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
 
 def sustained_doubt(gpu: Gpu, dtype: str) -> float:
     """Return the half width of a sustained rate's interval in log(FLOP/s)."""
-    if dtype not in REDUCED or not _has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
+    if dtype not in REDUCED or not has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
     by_power = POWER_DOUBT * (1 - _share_of_power(gpu, dtype))
     return by_power if dtype in gpu.measured_flops_per_second else math.hypot(by_power, UNMEASURED_DOUBT)
@@ -234,7 +234,7 @@ def sustaining(gpu: Gpu) -> Gpu:
     Dtypes that it emulates keep their rates, and so do those that no one measured on any GPU.
     """
     peaks = {
-        dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and _has_units(gpu, dtype) else peak
+        dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and has_units(gpu, dtype) else peak
         for dtype, peak in gpu.peak_flops_per_second.items()
     }
     # The clock that lasts is in the peaks: a base clock far below the boost clock says no more.
@@ -252,7 +252,7 @@ def _drawn_power(gpu: Gpu, dtype: str) -> float:
     return TENSOR_WATTS[gpu.generation.chip] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
 
 
-def _has_units(gpu: Gpu, dtype: str) -> bool:
+def has_units(gpu: Gpu, dtype: str) -> bool:
     """Return whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 

@@ -158,9 +158,8 @@ def measure(
             f"Got minutes={minutes} and problem_seconds={problem_seconds}; expected times above 0, or no minutes to "
             "measure everything."
         )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise CaptureError("No CUDA device here to measure on. Run this where there is one (device='cpu' only tries).")
-    name = _name_of(device, gpu)
+    check_device(device)
+    name = name_of(device, gpu)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     paths = {operation: target / f"own_{operation}.csv.gz" for operation in operations}
@@ -281,14 +280,29 @@ def _is_large(problem: _Problem) -> bool:
 def _timed(problem: _Problem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
     """Time a problem's passes; a reason where it cannot run. Its tensors are gone afterwards."""
     try:
-        with _tf32(allowed=problem.dtype == "tf32"), own_stream(device):
+        with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
             return [(name, time_call(call, device, problem_seconds=problem_seconds)) for name, call in calls.items()]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _name_of(device: str, gpu: str | None) -> str:
+def check_device(device: str) -> None:
+    """Check that there is a device of the kind.
+
+    Raises:
+        CaptureError: No CUDA device.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CaptureError("No CUDA device here to measure on. Run this where there is one (device='cpu' only tries).")
+
+
+def name_of(device: str, gpu: str | None) -> str:
+    """Return our name of the GPU to measure, `cpu` for a processor that no name was given for.
+
+    Raises:
+        UnknownGpuError: The catalogue does not hold it.
+    """
     if gpu is not None:
         return find_gpu(gpu).name
     if device != "cuda":
@@ -372,7 +386,7 @@ def _text(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:.{form}}"
 
 
-class _tf32:  # noqa: N801 (a context, used as `with _tf32(...)`)
+class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)
     """TF32 on or off for products and convolutions while inside, as it was afterwards."""
 
     def __init__(self, *, allowed: bool) -> None:

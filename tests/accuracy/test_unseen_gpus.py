@@ -13,6 +13,7 @@ from benchmarks.accuracy.step_calibration import StepCase
 from benchmarks.accuracy.unseen_gpus import (
     CHIPS,
     UnseenResult,
+    anchored,
     boards_of,
     evaluate_unseen,
     models_without,
@@ -22,7 +23,7 @@ from benchmarks.training.recipes import RECIPES
 from benchmarks.training.tables import read_tables
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.operations import ProblemBatch, problem
 from lightning_predict.kernels.timing import problem_times
 from lightning_predict.training.networks import TrainingPlan
 from tests.accuracy.test_report import TRANSFORMERS
@@ -71,6 +72,21 @@ def test_steps_of_a_chip_are_predicted_with_it_and_without(tables: Path, tmp_pat
         assert one.seen.predicted.middle != one.unseen.predicted.middle
 
 
+def test_anchors_are_read_off_large_products(tables: Path) -> None:
+    groups = read_tables(tables)
+    own, models = gpu("V100-PCIe-32GB"), models_without((), groups, QUICK)
+    assert anchored(gpu("T4"), groups, models) is None  # nothing was measured on it
+    (products,) = [one for one in groups if one.gpu == own.name and one.batch.operation == "linear"]
+    sides = {word: np.full(len(products.seconds), 8192.0) for word in ("m", "n", "k")}
+    large = ProblemBatch("linear", "float32", {**products.batch.columns, **sides})
+    # All of one rate, which is the anchor then; nothing streams in these tables, and memory stays as it is.
+    found = anchored(own, [replace(products, batch=large, seconds=large.flops / 9e12)], models)
+    assert found is not None
+    assert found.name == own.name
+    assert found.measured_flops_per_second["float32"] == pytest.approx(9e12)
+    assert found.dram_bytes_per_second == own.dram_bytes_per_second
+
+
 def test_the_table_gives_errors_with_and_without() -> None:
     def case(predicted: float) -> StepCase:
         interval = Interval(predicted / 1.5, predicted, predicted * 1.5)
@@ -79,14 +95,14 @@ def test_the_table_gives_errors_with_and_without() -> None:
         )
 
     text = StringIO()
-    rows = [UnseenResult("T4", case(1.1), case(0.5)), UnseenResult("L40S", case(1.3), case(0.8))]
-    Console(file=text, width=180).print(unseen_table(rows))
+    rows = [UnseenResult("T4", case(1.1), case(0.5), case(0.9)), UnseenResult("L40S", case(1.3), case(0.8), case(1.2))]
+    Console(file=text, width=300).print(unseen_table(rows))
     lines = [line.split()[2:] for line in text.getvalue().splitlines() if "made up" in line]
     # 1.5 up and down hold 10 and 30 % too slow and 20 % too fast (1 / 0.8 = 1.25), and not half the time.
     assert lines == [
-        ["T4", "1", "10.0", "+10.0", "100", "2.25", "50.0", "-50.0", "0", "2.25"],
-        ["L40S", "1", "30.0", "+30.0", "100", "2.25", "20.0", "-20.0", "100", "2.25"],
-        ["all", "2", "20.0", "+20.0", "100", "2.25", "35.0", "-35.0", "50", "2.25"],
+        ["T4", "1", "10.0", "+10.0", "100", "2.25", "50.0", "-50.0", "0", "2.25", "10.0", "-10.0", "100", "2.25"],
+        ["L40S", "1", "30.0", "+30.0", "100", "2.25", "20.0", "-20.0", "100", "2.25", "20.0", "+20.0", "100", "2.25"],
+        ["all", "2", "20.0", "+20.0", "100", "2.25", "35.0", "-35.0", "50", "2.25", "15.0", "+5.0", "100", "2.25"],
     ]
 
 

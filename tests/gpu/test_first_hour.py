@@ -18,6 +18,7 @@ from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.changes.trying import try_change
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import timed_work
+from lightning_predict.measuring.anchors import comparison, measure_anchors
 from lightning_predict.measuring.benchmarks import BENCHMARKS
 from lightning_predict.measuring.clock import captured, own_stream, time_call
 from lightning_predict.measuring.management import read_state
@@ -183,6 +184,14 @@ def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Pat
     )
     record_property("rows", done.rows)
     assert float(seconds) > 0
+
+
+def test_the_rates_of_large_products_are_as_assumed(record_property: Note) -> None:
+    found = measure_anchors(seconds=2.0)
+    for one in comparison(found):
+        record_property(one.name, f"{one.measured:.4g} {one.unit}, {one.assumed:.4g} assumed")
+        assert one.measured == pytest.approx(one.assumed, rel=0.35)
+    assert found.flops_per_second["float16"] > found.flops_per_second["float32"]
 
 
 def test_the_driver_tells_clock_and_power(record_property: Note) -> None:

@@ -1,0 +1,145 @@
+"""The few figures that say most of a GPU, from times to the file that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_predict.errors import CaptureError, InvalidArgumentError, UnknownGpuError
+from lightning_predict.gpus import Gpu, gpu
+from lightning_predict.gpus.own import read_gpus
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Problem
+from lightning_predict.kernels.timing import problem_times
+from lightning_predict.measuring import anchors
+from lightning_predict.measuring.anchors import (
+    TRIAL_SIDE,
+    Anchors,
+    comparison,
+    explaining_bandwidth,
+    gpus_file_of,
+    largest_rows,
+    largest_side,
+    measure_anchors,
+)
+from lightning_predict.measuring.clock import Timing
+from lightning_predict.measuring.management import GpuState
+
+A10 = gpu("A10")
+RATE = 61e12
+
+
+def found(own: Gpu = A10) -> Anchors:
+    return Anchors(gpu=own, flops_per_second={"float16": RATE, "float32": 11e12}, dram_bytes_per_second=550e9)
+
+
+def seconds_of(problem: Problem, on: Gpu) -> float:
+    return float(problem_times([problem], [on], kernel_models((on.name,))).seconds[0, 0])
+
+
+def test_a_large_product_takes_as_long_as_its_measured_rate_says() -> None:
+    product = Problem("bmm", "float16", (1, 8192, 8192, 8192))
+    before, after = (seconds_of(product, on) for on in (A10, found().measured))
+    # The network's share of the rate is the same, so that times follow the rates: 82.1 were assumed, 61 measured.
+    assert after / before == pytest.approx(82.1 / 61, rel=0.1)
+
+
+def test_what_streams_follows_the_measured_memory() -> None:
+    addition = Problem("add", "float32", (32768, 4096))
+    before, after = (seconds_of(addition, on) for on in (A10, found().measured))
+    assert after / before == pytest.approx(A10.dram_bytes_per_second / 550e9, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.7, 1.0, 1.1])
+def test_the_bandwidth_that_explains_times_is_that_of_the_gpu_that_took_them(share: float) -> None:
+    actual = Anchors(gpu=A10, flops_per_second={}, dram_bytes_per_second=share * A10.dram_bytes_per_second).measured
+    words = {"rows": 32768.0, "cols": 4096.0}
+    timed = [
+        (name, words, seconds_of(Problem(name, "float32", tuple(words.values())), actual)) for name in ("relu", "add")
+    ]
+    assert explaining_bandwidth(A10, timed) == pytest.approx(actual.dram_bytes_per_second, rel=0.03)
+
+
+def test_a_gpu_that_does_as_was_assumed_keeps_its_times(tmp_path: Path) -> None:
+    (tmp_path / "anchors.toml").write_text(gpus_file_of(found()), encoding="utf-8")
+    (own,) = read_gpus(tmp_path / "anchors.toml")
+    assert own.name == "A10-measured"
+    assert own.measured_flops_per_second == pytest.approx({"float16": RATE, "float32": 11e12})
+    assert own.dram_bytes_per_second == pytest.approx(550e9)
+    assert own.peak_flops_per_second == A10.peak_flops_per_second
+    assert own.l2_bytes_per_second == A10.l2_bytes_per_second
+
+
+def test_a_rate_needs_a_peak(tmp_path: Path) -> None:
+    path = tmp_path / "anchors.toml"
+    path.write_text('[gpu.MINE]\nlike = "T4"\nmeasured_tflops = { tf32 = 3.0 }\n', encoding="utf-8")
+    with pytest.raises(
+        InvalidArgumentError, match=r"tf32 is a dtype that there is no peak of; expected one of .*float16"
+    ):
+        read_gpus(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [("H100-SXM-80GB", 8192), ("K80", 8192), ("Quadro-P600", 4096)],  # a quarter of 2 GiB: three of 64 MiB, not of 256
+)
+def test_problems_fit_into_a_quarter_of_the_memory(name: str, side: int) -> None:
+    own = gpu(name)
+    assert largest_side(own) == side
+    assert 3 * 4 * side**2 <= own.memory_bytes / 4
+    assert 3 * 4 * 4096 * largest_rows(own) <= own.memory_bytes / 4
+
+
+TRIAL_FLOP = 2.0 * TRIAL_SIDE**3
+TRIAL_BYTES = 4.0 * TRIAL_SIDE * 4096
+
+
+def test_what_counts_is_the_last_time_before_the_seconds_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By a clock that goes on by a second at each look, a call is begun at 0 and, with 2.5 s, at 1 and 2: three times.
+    # The T4 has units for products in float32 and float16; the card slows down to 4 and to 40 TFLOP/s.
+    times = iter(
+        [*(TRIAL_FLOP / rate for rate in (5e12, 4.5e12, 4e12, 60e12, 50e12, 40e12)), *[2 * TRIAL_BYTES / 250e9] * 3]
+        + [3 * TRIAL_BYTES / 250e9] * 3
+    )
+    ticks = iter(range(1000))
+
+    def timed(_call: Callable[[], object], _device: torch.device) -> Timing:
+        state = GpuState(held_back_by=("power",))
+        return Timing(flushed_seconds=next(times), warm_seconds=None, eager_seconds=9.0, state=state)
+
+    monkeypatch.setattr(anchors, "time_call", timed)
+    names: list[str] = []
+    answer = measure_anchors(
+        device="cpu", gpu="T4", seconds=2.5, is_trial=True, clock=lambda: float(next(ticks)), progress=names.append
+    )
+    assert answer.flops_per_second == pytest.approx({"float32": 4e12, "float16": 40e12})
+    assert names == ["bmm float32", "bmm float16", "relu float32", "add float32"]
+    assert answer.state.held_back_by == ("power",)
+    assert next(times, None) is None
+    told = {one.name: one.measured for one in comparison(answer) if one.unit == "TFLOP/s"}
+    assert told == pytest.approx({"float32 products": 4.0, "float16 products": 40.0})
+
+
+def test_on_a_processor_the_command_is_tried_on_real_calls() -> None:
+    answer = measure_anchors(device="cpu", gpu="A10", seconds=0.001, is_trial=True)
+    assert answer.flops_per_second.keys() == {"float32", "tf32", "float16", "bfloat16"}
+    assert all(0 < rate < 10e12 for rate in answer.flops_per_second.values())
+    assert 0 < answer.dram_bytes_per_second < A10.dram_bytes_per_second
+
+
+def test_wrong_requests_say_what_is_expected() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"Got seconds=0; expected a time above 0"):
+        measure_anchors(device="cpu", gpu="T4", seconds=0)
+    with pytest.raises(InvalidArgumentError, match=r"device='cpu' is no GPU; name the one that the figures stand for"):
+        measure_anchors(device="cpu")
+    with pytest.raises(UnknownGpuError, match=r"'T5' is not a GPU of the catalogue"):
+        measure_anchors(device="cpu", gpu="T5")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_there_is_nothing_to_measure() -> None:
+    with pytest.raises(CaptureError, match=r"No CUDA device here to measure on"):
+        measure_anchors()
