@@ -70,12 +70,8 @@ def is_of_another_maker(name: str) -> bool:
 
 _WITHOUT_ROW: Final = {
     "thor": "Thor shares its memory with its processor, which nothing here models yet.",
-    "quadrogv100": 'It has the chip of a V100 at lower clocks: like = "V100-PCIe-32GB" comes near.',
-    "a80080gbpcie": 'It is an A100 PCIe of 80 GB with slower NVLink: like = "A100-PCIe-80GB" comes near.',
-    "a100sxm64gb": 'It is an A100 with memory of 64 GB: like = "A100-SXM-80GB" comes near.',
-    "gtx1660ti": 'It is a Turing without tensor cores: like = "RTX-2060", float16_tflops = twice float32_tflops.',
 }
-"""What to say of known cards that no two sources give figures for, by the end of their normalised names."""
+"""What to say of known GPUs that nothing here models, by the end of their normalised names."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
 """Drivers report less memory than is sold: ECC takes 6 %, the driver up to 0.6 GiB of the small cards."""
@@ -229,17 +225,19 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 def _unknown_message(name: str) -> str:
     """State that no GPU has this name, and list the nearest names."""
-    if is_of_another_maker(name):
+    index = _catalogue_index()
+    maker = other_maker_of(name)
+    words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
+    rows = {row.name: row for word in words for row in index[word]}
+    names = [row.name for row in rows.values() if maker in (None, row.vendor)][:NEAREST_NAMES]
+    nearest = f"The nearest names are {', '.join(names)}." if names else "No name is near it."
+    if maker is not None:
         return (
             f"{name!r} is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of "
             'size, describe it in a TOML file given as gpus_file: [gpu.NAME], like = "one of NVIDIA\'s", and its own '
-            "figures."
+            f"figures.{f' {nearest}' * bool(names)}"
         )
-    index = _catalogue_index()
     own = next((f" {words}" for end, words in _WITHOUT_ROW.items() if normalise(name).endswith(end)), "")
-    words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
-    names = list(dict.fromkeys(row.name for word in words for row in index[word]))[:NEAREST_NAMES]
-    nearest = f"The nearest names are {', '.join(names)}." if names else "No name is near it."
     return (
         f"{name!r} is not a GPU of the catalogue.{own} {nearest} {LISTING} lists all of them. Yours can be added by a "
         'TOML file given as gpus_file: [gpu.NAME], like = "the nearest one", and the figures that differ.'

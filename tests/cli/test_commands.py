@@ -13,6 +13,7 @@ import yaml
 
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from lightning_predict.gpus.own import read_gpus
 from lightning_predict.measuring import run as measuring
 from lightning_predict.measuring.clock import time_call
 from lightning_predict.training import own
@@ -235,7 +236,7 @@ def test_gpus_shows_one_with_its_sources(run: Run) -> None:
     assert "NVIDIA H100 80GB HBM3" in out
     assert "80 GiB, 3,350 GB/s" in out
     assert "https://www.nvidia.com/en-us/data-center/h100/" in out
-    assert "Others of this name: H100-PCIe-80GB, H100-NVL-94GB." in out
+    assert "Others of this name: H100-SXM-96GB, H100-PCIe-80GB, H100-NVL-94GB." in out
     assert run("gpus", "tesla t4", "--json").json["name"] == "T4"
 
 
@@ -331,6 +332,18 @@ def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path
         "--workers was removed from simulate; use python -m benchmarks.planning"
         in run("simulate", "x", "--workers", "2").err
     )
+
+
+def test_measuring_quickly_writes_a_gpu_that_predict_takes(run: Run, tmp_path: Path) -> None:
+    words = ("measure", tmp_path / "tables", "--quick", "--device", "cpu", "--gpu", "L4")
+    found = run(*words, "--json").json
+    assert found["name"] == "L4-measured"
+    assert found["figures"][0]["name"] == "float32 products"
+    out = run(*words).out
+    assert "assumed before" in out
+    assert f"predict --gpus L4-measured --gpus-file {tmp_path / 'tables' / 'anchors.toml'}" in out
+    (own,) = read_gpus(tmp_path / "tables" / "anchors.toml")
+    assert own.name == "L4-measured"
 
 
 def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

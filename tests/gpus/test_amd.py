@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.gpus.records import AMD, GENERATIONS, NVIDIA
@@ -127,3 +127,8 @@ def test_intervals_are_twice_as_wide_each_way() -> None:
     assert found.seconds == pytest.approx(twin.seconds)
     assert found.low_seconds == pytest.approx(twin.low_seconds / OTHER_MAKERS_SPREAD)
     assert found.high_seconds == pytest.approx(twin.high_seconds * OTHER_MAKERS_SPREAD)
+
+
+def test_what_is_nearly_one_is_told_the_nearest() -> None:
+    with pytest.raises(UnknownGpuError, match=r"'MI300' is not made by NVIDIA; .* The nearest names are MI300X, .*\.$"):
+        gpu("MI300")
