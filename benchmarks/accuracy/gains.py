@@ -3,10 +3,12 @@
 Of each pair the step before is read from a recording, the change is made as advice makes it, and the foretold gain is
 held against the measured one. Beside it stands a constant: the median gain of the other families, each weighing the
 same. What is told of a family, a power of the simulated gain with a shift and an interval, is fitted on the others,
-too, so that errors and coverage are of families that nobody fitted. Mixed precision is foretold as its scripts ran it
+too, so that errors and coverage are of families that nobody fitted; the last two columns are of what advice tells by
+`changes/evidence.py`, whose constants were fitted on them all. Mixed precision is foretold as its scripts ran it
 (float16 parameters and activations, another optimizer), as this is what was measured; `autocast` beside it makes the
-change that a user of a Trainer makes. Pairs without a recorded step, and those that the tables call doubtful or bound
-by launches, are left out. Example::
+change that a user of a Trainer makes. KernelBench's modules were called one at a time, with a wait after each, and are
+foretold so: what the host does before the first launch counts, and a compiled call does more. Pairs without a recorded
+step, and those that the tables call doubtful or bound by launches, are left out. Example::
 
     python -m benchmarks.accuracy validation --of gains
     python -m benchmarks.accuracy validation --of gains --cache more-recordings    # of timm and of the trainings there
@@ -18,7 +20,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -30,15 +32,18 @@ from benchmarks.training.report import report_table
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.changes.batch_size import batch_change
 from lightning_predict.changes.change import Change
+from lightning_predict.changes.evidence import EVIDENCE
 from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.table import CHANGES
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Operation, Trace
 
 PAIRS: Final = "pairs"
 TRACES: Final = "traces_pairs"
+MODULES: Final = "kernelbench"
+"""Folder of the recordings of KernelBench's modules, whose calls were timed one by one."""
 
 HARM: Final = 0.98
 """A gain below is harm: a step that takes at least 2 % longer."""
@@ -47,6 +52,9 @@ COUNTS: Final = 0.05
 """Gains further from 1 than this have a sign that counts."""
 
 LEVEL: Final = 0.9
+
+AUTOCAST: Final = ", autocast"
+"""End of the name of a kind of which a twin was run, and not what its scripts did."""
 
 POWERS: Final = tuple(step / 20 for step in range(12, 33))
 """Powers of the simulated gain to choose from, 0.6 to 1.6: a model that sees a part of what a change does foretells
@@ -121,7 +129,8 @@ def pairs_of(folder: Path, cache: Path | None = None) -> tuple[Pair, ...]:
     found: list[Pair] = []
     for kind, change, by_trace in _tables(folder, cache):
         for path, cases in sorted(by_trace.items()):
-            found += _foretold(kind, change, Trace.load(str(path)), cases)
+            trace = Trace.load(str(path))
+            found += _foretold(kind, change, _waited_for(trace) if MODULES in path.parts else trace, cases)
     return (*found, *_of_trainings(folder, cache))
 
 
@@ -187,6 +196,11 @@ def _counts(row: Checked, table: str) -> bool:
     return all(row.member(each).text() != "True" for each in ("launch_bound", "doubtful"))
 
 
+def _waited_for(trace: Trace) -> Trace:
+    """Let the host wait for the device after each step, so that it calls and launches while the device is idle."""
+    return replace(trace, operations=(*trace.operations, Operation(name="aten::item", phase="other")))
+
+
 def _foretold(kind: str, change: Change, trace: Trace, cases: Sequence[_Case]) -> Iterator[Pair]:
     assumptions = Assumptions()
     layouts = list(layouts_of(tuple(dict.fromkeys(gpu for _, gpu, _, _ in cases))))
@@ -228,7 +242,7 @@ def _trained(model: str, before: int, after: int, cases: Sequence[_Case], cache:
     assumptions = Assumptions()
     one, ran = (predicted_with((), each, layouts, None, assumptions)[1] for each in (small, mixed))
     cast = predicted_with((CHANGES["16-mixed"],), large, layouts, None, assumptions)[1]
-    for kind, other in (("amp train", ran), ("amp train, autocast", cast)):
+    for kind, other in (("amp train", ran), (f"amp train{AUTOCAST}", cast)):
         for family, gpu, name, measured in cases:
             foretold = (one[gpu].cycle_seconds / before) / (other[gpu].cycle_seconds / after)
             yield Pair(kind=kind, family=family, gpu=gpu, model=name, measured=measured, foretold=foretold)
@@ -323,23 +337,14 @@ def left_out(pairs: Sequence[Pair]) -> list[tuple[Pair, Spread, float]]:
 
 
 def print_report(pairs: Sequence[Pair], console: Console) -> None:
-    """Print a row for each kind of change, and the constants of `changes/evidence.py`."""
+    """Print a row for each kind of change: pairs, families, median errors, and the constants fitted to all."""
     columns = (
-        "n",
-        "families",
-        "simulated: median error %",
-        "told: median error %",
-        "constant %",
-        "sign %",
-        "harm",
-        "foreseen %",
-        "right %",
-        "in 90 %",
-        "width",
+        *("n", "of", "simu- lated %", "told %", "con- stant %", "sign %", "harm", "fore- seen %", "right %"),
+        *("in 90 %", "width", "ad- vice %", "in 90 %"),
+        *("power", "shift", "least", "share"),
     )
-    table = report_table(
-        "Gains of changes: foretold beside measured", ("change",), (*columns, "power", "shift", "least", "share")
-    )
+    table = report_table("Gains of changes: foretold beside measured", ("change",), columns, no_wrap=False)
+    table.columns[0].no_wrap = True
     by_kind: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         by_kind[pair.kind].append(pair)
@@ -349,7 +354,9 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
 
 
 def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """Score told gains, each with the power and the spread of the other families."""
+    """Score told gains, each with the power and the spread of the other families, and those of advice."""
+    evidence = EVIDENCE[pairs[0].kind.removesuffix(AUTOCAST)]
+    advised = [(one.measured, evidence.told(one.foretold)) for one in pairs]
     judged = left_out(pairs)
     told = [(one.measured, own.gain(one)) for one, own, _ in judged]
     constant = statistics.median(abs(middle / one.measured - 1) for one, _, middle in judged)
@@ -369,6 +376,8 @@ def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
         _share(warned, lambda one: one[0] < HARM),
         f"{100 * statistics.fmean(own.holds(one) for one, own, _ in judged):.0f}",
         f"x{statistics.median(math.exp(2 * own.half_width(one)) for one, own, _ in judged):.2f}",
+        f"{100 * statistics.median(abs(told.middle / measured - 1) for measured, told in advised):.1f}",
+        f"{100 * statistics.fmean(told.low <= measured <= told.high for measured, told in advised):.0f}",
         f"{spread.power:.2f}",
         f"{spread.shift:.3f}",
         f"{spread.least:.3f}",

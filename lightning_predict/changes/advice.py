@@ -24,7 +24,7 @@ from lightning_predict.changes.gains import gain, predicted_with
 from lightning_predict.changes.layers import layer_table
 from lightning_predict.changes.table import CHANGES
 from lightning_predict.cost.prediction import Prediction, UserPrice
-from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
@@ -52,7 +52,7 @@ def advise(
     iterations: int | None = None,
     allow: Sequence[str] = ("numerics", "memory"),
     followed: Trace | None = None,
-    strategy: str | Strategy = "ddp",
+    strategy: str | Strategy | LightningStrategy = "ddp",
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
     history: bool = True,

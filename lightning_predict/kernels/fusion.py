@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
@@ -82,15 +82,17 @@ def fused(trace: Trace) -> Trace:
             "Only an eager step whose tensors were followed can be fused; record it without torch.compile, on the CPU "
             "or on the meta device."
         )
-    operations = _in_channels_last(_without_biases(tuple(_halves(map(_padded, trace.operations))), trace))
-    trace = replace(trace, operations=operations)
+    operations = tuple(map(_padded, trace.operations))
+    is_last = _prefers_channels_last(operations)
+    operations = _without_biases(tuple(_halves(_strided_rows(operations) if is_last else operations)), trace)
+    trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
     for group in _groups(trace):
         kernel = _kernel([trace.operations[index] for index in group], last=group[-1], last_read=last_read)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
     kept = (replaced.get(index, operation) for index, operation in enumerate(trace.operations))
-    operations = tuple(_entered(operation for operation in kept if operation is not None))
+    operations = tuple(_entered(_apart(operation for operation in kept if operation is not None)))
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
@@ -127,6 +129,23 @@ def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield operation
 
 
+MOST_JOINED: Final = 8
+"""Tensors that a kernel joins at most (Inductor's `max_pointwise_cat_inputs`)."""
+
+
+def _is_joined_apart(operation: Operation) -> bool:
+    return operation.name == "aten::cat" and len(operation.inputs) > MOST_JOINED
+
+
+def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Copy each of many joined tensors to its place by a kernel of its own."""
+    for operation in operations:
+        if _is_joined_apart(operation) and operation.phase in ("forward", "backward"):
+            yield from (_copied(operation, tensor) for tensor in operation.inputs)
+        else:
+            yield operation
+
+
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Split each norm over long rows into its statistics and its normalisation."""
     for operation in operations:
@@ -136,6 +155,8 @@ def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
             continue
         data, statistics = operation.inputs[:large], operation.outputs[1:]
         yield replace(operation, name=STATISTICS, inputs=data, outputs=statistics)
+        if "batch_norm" in operation.name and operation.phase == "forward":  # what blocks added up apart
+            yield replace(operation, name=STATISTICS, inputs=statistics, outputs=statistics)
         yield replace(
             operation,
             name=NORMALISATION,
@@ -188,24 +209,85 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
     return tuple(changed)
 
 
-def _in_channels_last(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """Lay images channels last for convolutions in two dimensions, as Inductor does unless some have groups.
+OPERATIONS_PER_CONVOLUTION: Final = 300
+"""Operations for each convolution from which on Inductor leaves the layout as it is."""
 
-    Kernels between convolutions write what the next one wants; images that come from outside are copied first, and a
-    convolution's result that nothing reads is copied back.
+LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
+"""Time channels last over channels first that Inductor expects of a convolution without gradients, by its kind
+(`GraphLowering.decide_layout_opt`): it lays images channels last where the FLOPs weighted so are fewer."""
+
+
+def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
+    """Return whether Inductor lays images channels last, by its rules: one for inference, others for training."""
+    forward = [one for one in operations if one.name == "aten::convolution" and len(one.inputs) > 1 and one.outputs]
+    if not forward or len(operations) >= OPERATIONS_PER_CONVOLUTION * len(forward):
+        return False
+    kinds = [_layout_kind(convolution) for convolution in forward]
+    if any(operation.phase == "backward" for operation in operations):
+        return not {"grouped", "in_out"} & set(kinds) and set(kinds) != {"small"}
+    flops = [_convolution_flops(convolution) for convolution in forward]
+    weighted = sum(LAYOUT_SHARES[kind] * each for kind, each in zip(kinds, flops, strict=True))
+    return weighted <= sum(flops)
+
+
+def _layout_kind(convolution: Operation) -> str:
+    """Tell the kinds of convolutions apart for which a layout is chosen: groups of several channels, few channels."""
+    most, least, *sides = convolution.inputs[1].shape
+    if int(convolution.arguments.get("groups", 1)) > 1 and least > 1:
+        return "grouped"
+    if max(most, least) <= SMALL_CHANNELS:
+        return "small"
+    return "in_out" if 2 * most <= least and sides[0] > 1 else "default"
+
+
+SMALL_CHANNELS: Final = 64
+
+
+def _convolution_flops(convolution: Operation) -> float:
+    """Count the products of a convolution: each position, of the result or of what is spread out, meets the filter."""
+    spread = convolution.inputs[0] if convolution.arguments.get("transposed") else convolution.outputs[0]
+    return spread.elements / max(spread.shape[1], 1) * convolution.inputs[1].elements
+
+
+def _strided_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Split each softmax along rows of images, which lie apart channels last: read for the largest, the sum, itself."""
+    laid: set[int | None] = set()
+    numbers = (tensor.id for one in operations for tensor in (*one.inputs, *one.outputs) if tensor.id is not None)
+    unused = count(max(numbers, default=0) + 1)
+    for operation in operations:
+        follows = not is_free(operation) and any(tensor.id in laid for tensor in operation.inputs)
+        if follows or _convolves_images(operation):
+            laid |= {tensor.id for tensor in operation.outputs if len(tensor.shape) == len("NCHW")}
+        if follows and operation.name in _SOFTMAXES and int(operation.arguments.get("dim", -1)) % len("NCHW") > 1:
+            (data, *_), (result, *_) = operation.inputs, operation.outputs
+            sums = replace(data, shape=data.shape[:-1], id=next(unused))
+            yield replace(operation, name=STATISTICS, inputs=(data,), outputs=(sums,))
+            yield replace(operation, name=STATISTICS, inputs=(data, sums), outputs=(sums,))
+            yield replace(operation, name=NORMALISATION, inputs=(data, sums), outputs=(result,))
+        else:
+            yield operation
+
+
+_SOFTMAXES: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
+
+
+def _in_channels_last(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Lay images channels last for convolutions in two dimensions.
+
+    Kernels between convolutions write what the next one wants; images and filters that come from outside are copied
+    first, and a convolution's result that nothing reads is copied back.
     """
-    convolutions = [operation for operation in operations if _convolves_images(operation)]
-    if any(_has_groups(convolution) for convolution in convolutions):
-        return operations
     read = {tensor.id for operation in operations for tensor in operation.inputs}
     written: set[int | None] = set()
     laid: list[Operation] = []
     for operation in operations:
         if _convolves_images(operation) and not operation.arguments.get(CHANNELS_LAST):
-            images, result = operation.inputs[IMAGES_AT[operation.name]], operation.outputs[:1]
-            if images.id not in written:
-                laid.append(_copied(operation, images))
-                written.add(images.id)
+            position, result = IMAGES_AT[operation.name], operation.outputs[:1]
+            images, filters = operation.inputs[position : position + 2]
+            for tensor in (images, *((filters,) if _has_layout(filters) else ())):
+                if tensor.id not in written:
+                    laid.append(_copied(operation, tensor))
+                    written.add(tensor.id)
             laid.append(replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True}))
             if operation.phase == "forward" and result and result[0].id not in read:
                 laid.append(_copied(operation, result[0]))
@@ -224,10 +306,10 @@ def _convolves_images(operation: Operation) -> bool:
     return position is not None and len(operation.inputs) > position and len(operation.inputs[position].shape) == 4
 
 
-def _has_groups(convolution: Operation) -> bool:
-    """Return whether it has groups of several channels."""
-    weight = convolution.inputs[IMAGES_AT[convolution.name] + 1]
-    return int(convolution.arguments.get("groups", 1)) > 1 and weight.shape[1] > 1
+def _has_layout(filters: TensorInfo) -> bool:
+    """Return whether channels last order them otherwise: filters of several taps over several channels."""
+    _, channels, *sides = filters.shape
+    return channels > 1 and math.prod(sides) > 1
 
 
 def _is_left_out(operation: Operation) -> bool:
@@ -297,6 +379,8 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
         return False
     if "pool" in operation.name and not _is_small_window(operation):
         return False
+    if _is_joined_apart(operation):
+        return False
     if "softmax" in operation.name and operation.outputs[0].shape and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL:
         return False
     problems = translate(operation, trace.flags)
@@ -313,6 +397,8 @@ def _is_small_window(operation: Operation) -> bool:
     kernel = operation.arguments.get("kernel_size")
     dilation = operation.arguments.get("dilation", 1)
     if operation.phase != "forward" or not isinstance(kernel, list | tuple):
+        return False
+    if "max_pool3d" in operation.name:  # left to PyTorch until torch 2.8
         return False
     whole = all(each == 1 for each in (dilation if isinstance(dilation, list | tuple) else (dilation,)))
     return whole and math.prod(kernel) <= LARGEST_WINDOW

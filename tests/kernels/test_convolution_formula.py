@@ -93,6 +93,17 @@ def test_depthwise_filters_of_four_bytes_wait_for_each_tap_with_channels_last(op
     assert half < seconds / 10  # cuDNN has kernels for these
 
 
+def test_small_squares_of_four_bytes_take_as_long_as_their_traffic_and_few_channels_waste_a_tile() -> None:
+    """KernelBench's modules 82 and 83 on the H100-PCIe: 1.4 and 27 ms compiled, beside the copies of their images."""
+    where = [one.name for one in GPUS].index("H100-PCIe-80GB")
+    words = {"batch": 16, "in_channels": 64, "out_channels": 64, "image_size": 512, "groups": 64, "channels_last": 1}
+    square = by_formula(problem("conv2d", "tf32", kernel_size=3, **words))[where, 0]
+    assert square == pytest.approx(1.4e-3, rel=0.25)
+    words |= {"batch": 64, "in_channels": 8, "out_channels": 8, "groups": 8}
+    row = by_formula(problem("conv2d", "tf32", kernel_height=3, kernel_width=1, **words))[where, 0]
+    assert 27e-3 / 2 <= row <= 27e-3  # an eighth of a tile
+
+
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
 def test_channels_last_is_never_slower_without_groups(item: Problem) -> None:
@@ -130,6 +141,37 @@ def test_large_depthwise_filters_are_slower_channels_last() -> None:
     for taps, gains in ((7, True), (9, False)):
         first, last = (by_formula(grouped("conv2d", 1, channels_last=each, taps=taps))[place] for each in (0, 1))
         assert bool(last < first) is gains
+
+
+@pytest.mark.parametrize(
+    ("words", "is_served"),
+    [
+        ({}, True),
+        ({"kernel_size": 5, "padding": 2}, True),
+        ({"in_channels": 24}, False),
+        ({"image_size": 6}, False),
+        ({"kernel_size": 7, "padding": 3}, False),
+        ({"dilation": 2, "padding": 2}, False),
+        ({"stride": 2}, False),
+        ({"stride": 2, "in_channels": 256}, True),
+        ({"stride": 2, "in_channels": 256, "image_size": 14}, False),
+        ({"stride": 2, "in_channels": 512, "image_size": 14}, True),
+    ],
+)
+def test_depthwise_filters_in_float16_are_handed_to_the_library_as_torch_does(
+    words: dict[str, int], is_served: bool
+) -> None:
+    """As `use_cudnn_depthwise` of PyTorch's Convolution.cpp decides; in bfloat16 it computes them by its own kernel."""
+    shape = {"batch": 256, "in_channels": 192, "image_size": 56, "kernel_size": 3, "padding": 1, **words}
+    shape |= {"out_channels": shape["in_channels"], "groups": shape["in_channels"]}
+    half, brain = (
+        by_formula(problem("conv2d", dtype, **shape))[GPUS.index(gpu("A100-SXM-40GB")), 0]
+        for dtype in ("float16", "bfloat16")
+    )
+    assert bool(half < 0.9 * brain) is is_served
+    if not words:
+        # 200 instructions an output and 10 a tap, of which the library's take 0.4; 9.75e12 a second (19.5 TFLOP/s).
+        assert half == pytest.approx(256 * 192 * 56 * 56 * 290 * 0.4 / 9.75e12, rel=1e-2)
 
 
 @settings(max_examples=25, deadline=None)
@@ -279,6 +321,8 @@ def test_a_bias_is_one_more_pass_over_the_output(is_last: bool) -> None:
 def test_pytorchs_own_depthwise_kernel_adds_the_bias_itself(is_last: bool, passes: int) -> None:
     images, weight = TensorInfo((2, 8, 10, 10), "float32"), TensorInfo((8, 1, 3, 3), "float32")
     assert len(translate(convolution_of(images, weight, groups=8, is_last=is_last, bias=True), Flags())) == passes
+    half, filters = TensorInfo((2, 64, 10, 10), "float16"), TensorInfo((64, 1, 3, 3), "float16")
+    assert len(translate(convolution_of(half, filters, groups=64, is_last=is_last, bias=True), Flags())) == 2  # cuDNN's
 
 
 def test_a_transposed_volume_stays_one() -> None:

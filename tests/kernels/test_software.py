@@ -18,6 +18,8 @@ from lightning_predict.kernels.operations import problem
         ("2.9.1", 0.0),
         ("2.1.0", 0.0),
         ("1.13.0a0+d0d6b1f", 1.0),  # October 2022, a year before 2.1
+        ("1.11.0", 1.6),  # March 2022
+        ("1.10.2", 2.0),  # October 2021
         ("1.7.0a0+7036e91", 3.0),  # October 2020
         ("1.4.0", 3.8),  # January 2020
         ("1.0.1", 3.8),  # counts as 1.4

@@ -291,8 +291,18 @@ indices, and takes 2.5 cycles of an H100's multiprocessor (128 lanes) for an out
 
 TAP_INSTRUCTIONS: Final = 10.0
 
-DEPTHWISE_LAST: Final = 0.4
-"""Instructions of cuDNN's depthwise kernels for channels last over those of PyTorch's for channels first."""
+DEPTHWISE_LIBRARY: Final = 0.4
+"""Instructions of cuDNN's depthwise kernels over those of PyTorch's own."""
+
+LIBRARY_SIDES: Final = (1, 3, 5)
+LIBRARY_CHANNELS: Final = 32
+LIBRARY_WIDTH: Final = 7
+"""Sides of the filters, and least channels and width of the images, of the depthwise convolutions in float16 that
+PyTorch hands to cuDNN channels first, too (`use_cudnn_depthwise` in its Convolution.cpp): all that move by single
+steps, and those of `LIBRARY_STRIDED` that move by two. Channels last it hands over every one."""
+
+LIBRARY_STRIDED: Final = ((512, 0), (256, 28))
+"""Least channels and width, either."""
 
 WIDTHS_LAST: Final = (4, 8, 16)
 """Channels of a group, beside multiples of 32, for which cuDNN has kernels for channels last of their own (its release
@@ -316,12 +326,13 @@ cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
 The four constants were read off timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
 families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
 
-DEPTHWISE_LAST_MEMORY: Final = 1.4
-"""Time of a depthwise convolution's traffic channels last over that channels first: its blocks read a few channels of
-many positions. Chosen on timm's pairs of layouts of 60 families (1.0 to 1.6 in turn; nothing else was)."""
-
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
-"""Dtypes for which cuDNN has no depthwise kernels with channels last but the one that takes any convolution."""
+"""Dtypes for which cuDNN has depthwise kernels channels last for squares of `LIBRARY_SIDES` alone; it leaves others to
+the one that takes any convolution."""
+
+TILED_CHANNELS: Final = 64
+"""Channels of a tile of that one: on the H100-PCIe a 3 x 1 filter of 8 channels takes 27 ms compiled (15 by this), and
+3 x 3 filters as long as their traffic (KernelBench's modules 83, 82 and 84: training data)."""
 
 TAP_WAIT_SECONDS: Final = 1.05 * MICROSECOND
 """Time of a resident thread for one tap of one output there. ConvNeXt-Large, whose blocks permute what its 7 x 7
@@ -367,6 +378,7 @@ class ConvolutionWork:
         is_dilated: The filter has gaps.
         placed: Elements that the pass computes one by one where it is depthwise.
         is_depthwise: Each channel has a filter of its own.
+        by_library: Where it is depthwise, cuDNN computes it.
         is_last: Channels last.
         is_odd: The channels of the images or of the outputs are an odd number.
         is_volume: Three dimensions.
@@ -388,6 +400,7 @@ class ConvolutionWork:
     is_dilated: BoolArray
     placed: Array
     is_depthwise: BoolArray
+    by_library: BoolArray
     is_last: BoolArray
     is_odd: BoolArray
     is_volume: bool
@@ -543,11 +556,13 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
-    instructions = instructions * np.where(work.is_last, DEPTHWISE_LAST, 1.0)
+    instructions = instructions * np.where(work.by_library, DEPTHWISE_LIBRARY, 1.0)
     lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
-    memory = memory * np.where(work.is_last, DEPTHWISE_LAST_MEMORY, 1.0)
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
-    waits = np.where(work.is_last & (work.dtype in SINGLE), work.placed * work.taps * TAP_WAIT_SECONDS / threads, 0.0)
+    is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
+    is_general = work.is_last & (work.dtype in SINGLE) & ~is_square
+    tiles = np.ceil(work.groups / TILED_CHANNELS) * TILED_CHANNELS / work.groups
+    waits = np.where(is_general, work.placed * work.taps * tiles * TAP_WAIT_SECONDS / threads, 0.0)
     longest = np.maximum(np.maximum(instructions / lanes, waits), memory)
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
@@ -576,6 +591,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         is_dilated=(c["dilation_height"] * c["dilation_width"]) > 1,
         placed=elements["images" if plane_pass == "_backward_input" else "outputs"],
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
+        by_library=_by_library(batch.dtype, c),
         is_last=c["channels_last"] > 0,
         is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > LEAST_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
@@ -583,6 +599,17 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         outputs=elements["outputs"],
         moved_bytes=batch.bytes_moved,
     )
+
+
+def _by_library(dtype: str, c: Columns) -> BoolArray:
+    """Tell the depthwise convolutions that PyTorch leaves to cuDNN, booleans of shape (problems,)."""
+    side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
+    is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
+    is_whole = (c["dilation_height"] == 1) & (c["dilation_width"] == 1)
+    is_served = np.isin(side, LIBRARY_SIDES) & (channels >= LIBRARY_CHANNELS) & (width >= LIBRARY_WIDTH)
+    strided = [(channels >= least) & (width >= narrowest) for least, narrowest in LIBRARY_STRIDED]
+    found: BoolArray = is_even & is_whole & is_served & ((step == 1) | ((step == 2) & np.logical_or.reduce(strided)))
+    return (found & (dtype == "float16")) | (c["channels_last"] > 0)
 
 
 def _has_groups(problem: Problem) -> bool:
@@ -836,13 +863,13 @@ _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten:
 def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
     """Time the bias, which PyTorch adds to the output of cuDNN in its own kernel (`Convolution.cpp`, `output.add_`).
 
-    Its own depthwise kernel, for channels first, adds it by itself.
+    Its own depthwise kernel adds it by itself.
     """
-    shape = problem.shape
-    is_own = shape["groups"] == shape["in_channels"] > 1 and not shape["channels_last"]
+    shape, batch = problem.shape, batch_of([problem])
+    is_depthwise = shape["groups"] == shape["in_channels"] > 1
+    is_own = is_depthwise and not bool(_by_library(problem.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
-    batch = batch_of([problem])
     output = float(batch.bytes_written[0])
     return (Problem("transfer", "float32", (output, output, output / batch.element_bytes)),)
 
