@@ -50,6 +50,7 @@ from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, units_per_
 from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
 from benchmarks.training.report import report_table
+from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
@@ -176,6 +177,7 @@ def predicted_steps(
     *,
     cache: Path,
     models_of: Callable[[tuple[str, ...]], BundledModels],
+    seen_as: Mapping[str, Gpu] | None = None,
     jobs: int = 2,
 ) -> tuple[StepCase, ...]:
     """Predict these rows as `whole_steps` does.
@@ -184,26 +186,31 @@ def predicted_steps(
         rows: Rows of the tables.
         cache: Folder that keeps the recorded steps.
         models_of: Gives the models for GPUs by name.
+        seen_as: GPUs that are predicted by other figures than the catalogue's, by name; not where a row has its own.
         jobs: Steps at a time.
     """
     cache.mkdir(parents=True, exist_ok=True)
     found = evaluate_in_groups(
         rows,
         key=lambda row: row.step,
-        evaluate=partial(_predicted, cache=cache, models_of=models_of),
+        evaluate=partial(_predicted, cache=cache, models_of=models_of, seen_as={**(seen_as or {})}),
         jobs=jobs,
     )
     return tuple(case for case in found if case is not None)
 
 
 def _predicted(
-    rows: Sequence[PublishedStep], cache: Path, models_of: Callable[[tuple[str, ...]], BundledModels]
+    rows: Sequence[PublishedStep],
+    cache: Path,
+    models_of: Callable[[tuple[str, ...]], BundledModels],
+    seen_as: dict[str, Gpu],
 ) -> list[StepCase | None]:
     """Cases of rows that ran the same step under one release, which is recorded once."""
     trace = rows[0].recorded(cache)
     if trace is None:
         return [None] * len(rows)
-    gpus = list({row.gpu: row.on for row in rows}.values())
+    others = {row.gpu: row.on for row in rows if row.on != find_gpu(row.gpu)}
+    gpus = list({row.gpu: (seen_as | others).get(row.gpu, row.on) for row in rows}.values())
     names = tuple(gpu.name for gpu in gpus)
     timed = timed_work(trace, gpus, origin=None, models=models_of(names))
     steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.recording_speed [--large]
 
-About five hundred small operations, forward, backward and update, so that what recording adds to each of them shows.
-Its baselines are torch's own FlopCounterMode, and a mode that does nothing. With `--large`, a step of 100,000
-operations is recorded once: the seconds, and the memory that the recording takes. All in processor time of this
-thread.
+Two steps of small operations, forward, backward and update: their difference is what recording adds to an operation,
+what is left is what it adds to a step (most of it the search for a profiler of the user's). Its baselines are torch's
+own FlopCounterMode, and a mode that does nothing. With `--large`, a step of 100,000 operations is recorded once: the
+seconds, and the memory that the recording takes. All in processor time of this thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -24,7 +25,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
 
-LAYERS, WIDTH, REPEATS = 20, 16, 15
+LAYERS: Final = (20, 80)
+"""Of two steps, whose difference is that of their operations."""
+
+WIDTH, REPEATS = 16, 15
 LARGE_OPERATIONS = 100_000
 
 
@@ -49,10 +53,11 @@ def seconds(runs: list[Callable[[], object]]) -> list[float]:
     return [median(taken) for taken in times]
 
 
-def small() -> None:
-    """Print what each mode adds to an operation."""
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(LAYERS)]
-    model = nn.Sequential(*layers)
+def training_step(layers: int) -> Callable[[], None]:
+    """Return a training step of so many layers."""
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(layers))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.zeros(4, WIDTH)
 
@@ -61,24 +66,37 @@ def small() -> None:
         model(data).sum().backward()
         optimizer.step()
 
-    def within(mode: Callable[[], Any]) -> Callable[[], None]:
+    step()
+    return step
+
+
+def small() -> None:
+    """Print what each mode adds to an operation, and what it adds to a step besides: a line through two steps."""
+    steps = [training_step(layers) for layers in LAYERS]
+    counts = [len(lp.capture(step, warmup_steps=0).operations) for step in steps]
+
+    def within(mode: Callable[[], Any], step: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             with mode():
                 step()
 
         return run
 
-    step()
-    count = len(lp.capture(step, warmup_steps=0).operations)
-    modes = {
-        "recorded": lambda: lp.capture(step, warmup_steps=0),
-        "FlopCounterMode": within(lambda: FlopCounterMode(display=False)),
-        "a mode that does nothing": within(Bare),
+    modes: dict[str, Callable[[Callable[[], None]], Callable[[], object]]] = {
+        "recorded": lambda step: partial(lp.capture, step, warmup_steps=0),
+        "FlopCounterMode": lambda step: within(partial(FlopCounterMode, display=False), step),
+        "a mode that does nothing": lambda step: within(Bare, step),
     }
-    plain, *others = seconds([step, *modes.values()])
-    print(f"A step of {count:,} operations: {1e3 * plain:.1f} ms")
-    for name, taken in zip(modes, others, strict=True):
-        print(f"{name}: {1e6 * (taken - plain) / count:.0f} microseconds more for each operation")
+    runs = [run for step in steps for run in (step, *(mode(step) for mode in modes.values()))]
+    taken = seconds(runs)
+    each = len(modes) + 1
+    for count, plain in zip(counts, taken[::each], strict=True):
+        print(f"A step of {count:,} operations: {1e3 * plain:.1f} ms")
+    for number, name in enumerate(modes, start=1):
+        first, last = (taken[number + at] - taken[at] for at in (0, each))
+        more = (last - first) / (counts[1] - counts[0])
+        besides = first - more * counts[0]
+        print(f"{name}: {1e6 * more:.0f} microseconds more for each operation, {1e3 * besides:.0f} ms more for a step")
 
 
 def large() -> None:

@@ -118,6 +118,18 @@ def _used_by(operations: Sequence[Operation]) -> set[int | None]:
     return {tensor.id for operation in operations for tensor in operation.inputs + operation.outputs}
 
 
+def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
+    """Return whether a tensor with a gradient can be a parameter.
+
+    A backward pass that computes its forward pass again makes leaves of activations, and code without gradients sees
+    views of activations as leaves; keeping these would keep what they were computed from.
+    """
+    if in_backward or not tensor.is_leaf:
+        return False
+    whole = tensor._base
+    return whole is None or not whole.requires_grad
+
+
 def _are_alike(one: Operation, other: Operation) -> bool:
     """Return whether two calls take tensors of the same shapes and dtypes."""
     kinds = [[(tensor.shape, tensor.dtype) for tensor in each.inputs] for each in (one, other)]
@@ -443,7 +455,7 @@ class DispatchRecorder:
         for tensor in tensors:
             if tensor.requires_grad:
                 needs_grad = True
-                if tensor.is_leaf and id(tensor) not in self.leaves:
+                if id(tensor) not in self.leaves and _may_be_parameter(tensor, in_backward=in_backward):
                     self.leaves[id(tensor)] = tensor
                     self._note_gradient(tensor)
         phase = self._rules.phase_of(
@@ -476,6 +488,7 @@ class DispatchRecorder:
 
     def _note_freed(self, *, sweep: bool) -> None:
         """Note storages that have been freed, but for those that were used just before."""
+        drain()  # the rows of graphs that were kept for a second backward pass hold what they saved
         lately = _used_by(self.operations[-_ASKED_EVERY:])
         asked = self._numbers.alive if sweep else lately | self._used_before
         self._used_before = lately

@@ -65,6 +65,8 @@ def software_versions() -> dict[str, str]:
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
         versions["cudnn"] = str(torch.backends.cudnn.version())
+    if torch.version.hip is not None:
+        versions["rocm"] = torch.version.hip
     return versions
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from typing import Any, Final, final
+from weakref import ref
 
 INTERVAL: Final = 2_000
 """Nodes from one row to the next: at most some 0.4 MB of stack where no shortcut leads past a row."""
@@ -33,7 +34,7 @@ _keepers: set[int] = set()
 class _Keeper:
     """Holds the next row; released by the graph, it leaves the row to `drain`."""
 
-    __slots__ = ("row",)
+    __slots__ = ("__weakref__", "row")
 
     def __init__(self) -> None:
         self.row: list[Any] = []
@@ -54,16 +55,18 @@ class HeldNodes:
 
     def __init__(self) -> None:
         self._count = 0
-        self._keeper: _Keeper | None = None
+        # The graph's own: held here, it would keep a graph that the step releases.
+        self._keeper: ref[_Keeper] | None = None
 
     def saw(self, node: Any) -> None:
         """Note the next node."""
         position = self._count % INTERVAL
         self._count += 1
-        if self._keeper is not None and position < ROW:
-            self._keeper.row.append(node)
-        if self._keeper is None or position == ROW:  # the next row is held behind this one
-            self._keeper = node.metadata.setdefault(_KEY, _Keeper())
+        keeper = None if self._keeper is None else self._keeper()
+        if keeper is not None and position < ROW:
+            keeper.row.append(node)
+        if keeper is None or position == ROW:  # the next row is held behind this one
+            self._keeper = ref(node.metadata.setdefault(_KEY, _Keeper()))
             if _after_collection not in gc.callbacks:  # for graphs that outlive their recording
                 gc.callbacks.append(_after_collection)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import lightning_predict as lp
 from lightning_predict.tracing import long_graphs
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from tests.processes import run
@@ -101,3 +103,24 @@ def test_every_block_is_recorded_alike_however_many_there_are(layers: int) -> No
     ]
     assert by_block[0]["aten::scaled_dot_product_attention_backward", "backward"] == 1
     assert by_block[1:] == by_block[:1] * (layers - 1) or by_block[1:-1] == by_block[1:2] * (layers - 2)
+
+
+def test_the_time_of_a_layer_does_not_grow_with_their_number() -> None:
+    """By how much a step grows with each layer, from 32 to 64 and from 64 to 256 of them; in a pipeline, too."""
+    steps = {layers: recorded_step(layers) for layers in (32, 64, 256)}
+    for gpu, strategy in (("H100-SXM-80GB", "ddp"), ("8xH100-SXM-80GB", "ddp,pipeline=8,micro_batches=8")):
+        seconds = {
+            layers: lp.predict(step, [gpu], strategy=strategy, history=False)[gpu].iteration_seconds
+            for layers, step in steps.items()
+        }
+        few, many = (seconds[64] - seconds[32]) / 32, (seconds[256] - seconds[64]) / 192
+        assert many == pytest.approx(few, rel=0.03), gpu
+
+
+def recorded_step(layers: int) -> lp.Trace:
+    """A step of so many blocks on the meta device, without the pauses that a busy machine put into it."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block() for _ in range(layers)))
+        data = torch.zeros(8, 4, 16)
+    trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0, samples_per_step=8)
+    return replace(trace, operations=tuple(replace(one, python_seconds=0.0) for one in trace.operations))

@@ -108,6 +108,12 @@ def test_software_names_torch() -> None:
     assert software_versions()["torch"] == torch.__version__
 
 
+def test_a_torch_of_rocm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "rocm" not in software_versions()
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert software_versions()["rocm"] == "6.4.43482"
+
+
 @pytest.mark.parametrize(
     ("layer", "training", "expected"),
     [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import lightning_predict as lp
+from lightning_predict.memory.storages import written_storages
 from lightning_predict.tracing.trace import Operation, Trace
 
 
@@ -121,6 +124,51 @@ def test_what_a_function_of_the_forward_pass_held_is_gone_when_the_backward_pass
     number = written_by(trace, "aten::mul").outputs[0].id
     backward = next(index for index, one in enumerate(trace.operations) if one.phase == "backward")
     assert all(index < backward for index in freed_at(trace, number))
+
+
+class ComputedAgain(torch.autograd.Function):
+    """A layer whose forward pass runs again for its backward pass, as reversible layers do: its graph is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        """Compute without a graph; the view is a leaf there that wants a gradient."""
+        ctx.save_for_backward(data)
+        ctx.layer = layer
+        result: torch.Tensor = layer(data.chunk(1, dim=-1)[0])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        """Compute again with a graph that the first backward pass does not release."""
+        (data,) = ctx.saved_tensors
+        with torch.enable_grad():
+            data = data.detach().requires_grad_()
+            ctx.layer(data).backward(gradient, retain_graph=True)
+        return data.grad, None
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_is(layers: int) -> None:
+    width, samples = 16, 4
+    model = nn.ModuleList(
+        nn.Sequential(nn.Linear(width, 4 * width), nn.Sigmoid(), nn.Linear(4 * width, width)) for _ in range(layers)
+    )
+
+    def step() -> None:
+        result = torch.zeros(samples, width, requires_grad=True) + 1
+        for layer in model:
+            result = ComputedAgain.apply(result, layer)  # type: ignore[no-untyped-call]
+        result.sum().backward()
+
+    trace = recorded(step)
+    wide = 4 * width * samples * 4  # what lies between the two linear layers, in bytes
+    own = [one for one in written_storages(trace) if one.cause == "backward" and one.size_bytes == wide]
+    # Of each layer: the result before and after the sigmoid, and the gradients of both.
+    assert len(own) == 4 * layers
+    assert all(one.death is not None for one in own)
+    # What is freed long after its last use is found 64 operations later at most: in the layer after.
+    levels = [sum(one.birth <= index <= (one.death or 0) for one in own) for index in range(len(trace.operations))]
+    assert max(levels) < 4 * 2
 
 
 def test_lives_are_kept_in_the_file(tmp_path: object) -> None:
