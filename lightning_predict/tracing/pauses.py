@@ -30,8 +30,9 @@ one with six times as many programs as processors, pauses of a step that does no
 PARAMETER_SECONDS: Final = 1e-5
 """What `zero_grad` takes at most for a parameter, between two steps: 3 to 7 us were seen."""
 
-NODE_SECONDS: Final = 1e-6
-"""What autograd takes at most for a node before the first one of a backward pass runs; 0.5 us were seen."""
+NODE_SECONDS: Final = 5e-6
+"""What autograd takes at most for a node before the first one of a backward pass runs: 0.5 to 1.4 us were seen alone,
+3.9 in a crowded process on a busy machine."""
 
 STALE_SECONDS: Final = 5e-4
 """Age up to which a reading of what other programs took of the processor counts as new."""

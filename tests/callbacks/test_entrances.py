@@ -26,10 +26,11 @@ OF_USERS: Final = (
 
 OF_PYTHON: Final = (
     "tracing/long_graphs.py _after_collection",
+    "tracing/long_graphs.py _Keeper.__del__",
     "tracing/pauses.py Pauses._collects",
     "tracing/tensors.py _WeakReferences.__del__",
 )
-"""Called by the garbage collector, which prints what fails and goes on."""
+"""Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
 
 GUARDS: Final = {name for name in ENTRANCES if name.startswith("guard.py")}
 
