@@ -29,6 +29,12 @@ def test_sixteen_thousand_gpus_fail_every_three_hours() -> None:
     assert 0.8 < found.share < 0.95  # more than 90 % of effective training time there, of faster checkpoints
 
 
+def test_what_takes_no_time_to_save_is_saved_all_the_time() -> None:
+    # A restart of 36 s each hour is all that is lost: exp(-0.01) of the time is left.
+    found = goodput_of(0.0, 1, Reliability(mtbf_hours=1, checkpoint_gbps=1, restart_minutes=0.6))
+    assert found.share == pytest.approx(math.exp(-0.01), rel=1e-5)
+
+
 def test_a_drawn_run_takes_as_long() -> None:
     reliability = Reliability(mtbf_hours=100, checkpoint_gbps=1, restart_minutes=10)
     found = goodput_of(120e9, 20, reliability)  # two minutes a checkpoint, a failure every five hours
