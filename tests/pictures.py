@@ -77,7 +77,8 @@ def texts(found: Predictions) -> dict[str, str]:
     tensorboard = [
         ranking_table(ranking).markdown,
         markdown_table(found, verbose=False, width=TENSORBOARD_WIDTH),
-        json.dumps(logged),
+        # Six digits: processors round sums in different ways.
+        json.dumps({name: f"{value:.6g}" for name, value in logged.items()}),
     ]
     return {
         "report.png": re.sub(r"\. \d+ [A-Z][a-z]+ \d{4}\.", ".", shown, count=1),  # the day that it was made on
