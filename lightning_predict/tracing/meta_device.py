@@ -25,8 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
 from importlib import import_module
 from typing import Any, Final, final
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as functional
@@ -45,6 +48,7 @@ from lightning_predict.tracing.precision import (
 )
 from lightning_predict.tracing.signatures import RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, tensors_in
+from lightning_predict.tracing.trace import Trace
 
 _FORWARD: Final = frozenset({"aten::convolution", "aten::_convolution"})
 _BACKWARD: Final = "aten::convolution_backward"
@@ -330,6 +334,82 @@ def fused_optimizers_on_meta() -> Iterator[None]:
         yield
     finally:
         setattr(module, name, devices)
+
+
+@dataclass
+class CudaAutocasts:
+    """What became of the autocasts for CUDA that a step entered on a machine without.
+
+    Attributes:
+        entered: One that is on.
+        lost: One that is off, and may be so because torch turned it off.
+    """
+
+    entered: bool = False
+    lost: bool = False
+
+    def told(self, trace: Trace) -> Trace:
+        """Return the trace with what its user should know of them."""
+        notes = list(trace.notes)
+        if self.entered and trace.device == "cpu":
+            trace = replace(trace, flags=replace(trace.flags, autocast_dtype=None))
+            notes.append(
+                "The step entered an autocast for CUDA, which casts nothing on the CPU: predicted as it ran. Record it "
+                "on the meta device for its casts to be counted."
+            )
+        if self.lost:
+            notes.append(
+                "An autocast for CUDA that the step entered is off: without CUDA, torch turns it off as it is made. "
+                "Make it within the step, or say capture(precision=...), for its casts to be counted."
+            )
+        return replace(trace, notes=tuple(notes))
+
+
+@contextmanager
+def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
+    """Let `torch.autocast("cuda")` be on where there is no CUDA; torch turns it off as it is made, with a warning.
+
+    It acts on tensors of the meta device alone, through `AutocastOnMeta`. One that was made before cannot be told from
+    one that is off by its user's will: it stays off, and that is said.
+
+    Yields:
+        What was entered, as far as the step has run.
+    """
+    found = CudaAutocasts()
+    if torch.cuda.is_available():
+        yield found
+        return
+    plain_init: Callable[..., None] = torch.autocast.__init__
+    plain_enter: Callable[..., Any] = torch.autocast.__enter__
+    made: WeakSet[torch.autocast] = WeakSet()
+
+    @wraps(plain_init)
+    def init(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        is_cuda = device_type == "cuda"
+        plain_init(self, device_type, dtype, enabled and not is_cuda, cache_enabled)
+        if is_cuda:
+            self._enabled = enabled
+            made.add(self)
+
+    @wraps(plain_enter)
+    def enter(self: torch.autocast) -> Any:
+        if self.device == "cuda" and self._enabled:
+            found.entered = True
+        elif self.device == "cuda" and self not in made and autocast_dtype() is None:
+            found.lost = True
+        return plain_enter(self)
+
+    torch.autocast.__init__, torch.autocast.__enter__ = init, enter  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        torch.autocast.__init__, torch.autocast.__enter__ = plain_init, plain_enter  # type: ignore[method-assign]
 
 
 def _is_castable(tensor: torch.Tensor) -> bool:

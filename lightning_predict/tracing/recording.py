@@ -28,7 +28,7 @@ import torch
 from lightning_predict.errors import CaptureError, InvalidArgumentError, LightningPredictError
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.followed import with_followed
-from lightning_predict.tracing.meta_device import fused_optimizers_on_meta
+from lightning_predict.tracing.meta_device import autocast_of_absent_cuda, fused_optimizers_on_meta
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import FEWEST_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
@@ -88,19 +88,20 @@ def capture(
     if wanted is not None and wanted.autocast is not None:
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     before = _cuda_allocations()
-    with fused_optimizers_on_meta():
+    with fused_optimizers_on_meta(), autocast_of_absent_cuda():
         seconds, hosts, block = _warmed_up(step, warmup_steps)
     session = CaptureSession(
         device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
     )
     session.start()
     try:
-        with fused_optimizers_on_meta():
+        with fused_optimizers_on_meta(), autocast_of_absent_cuda() as autocasts:
             step()
     finally:
         session.stop()
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
+    trace = autocasts.told(trace)
     if trace.has_measured_kernels and not trace.compiled:
         trace = _followed(trace, step)
     if wanted is not None:

@@ -232,6 +232,60 @@ def test_an_autocast_of_the_steps_own_is_applied_on_the_meta_device() -> None:
     assert products(step) == [("forward", "bfloat16"), ("backward", "bfloat16")]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
+def test_an_autocast_for_cuda_holds_on_the_meta_device_of_a_machine_without() -> None:
+    layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = layer(data).sum()
+            with torch.autocast("cuda", enabled=False):
+                layer(data)
+        with torch.amp.autocast_mode.autocast("cuda", enabled=False):
+            layer(data)
+        loss.backward()
+
+    assert products(step) == [("forward", "bfloat16"), *[("forward", "float32")] * 2, ("backward", "bfloat16")]
+    assert capture(step).notes == ()
+    with pytest.warns(UserWarning, match="Disabling autocast"):  # torch's own, as before
+        assert not torch.autocast("cuda", dtype=torch.bfloat16)._enabled
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
+def test_an_autocast_for_cuda_that_was_made_before_is_said_to_be_off() -> None:
+    layer, data = nn.Linear(8, 4, device="meta"), torch.zeros(2, 8, device="meta")
+    with pytest.warns(UserWarning, match="Disabling autocast"):
+        context = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        with context:
+            layer(data).sum().backward()
+
+    (note,) = capture(step).notes
+    assert note == (
+        "An autocast for CUDA that the step entered is off: without CUDA, torch turns it off as it is made. Make it "
+        "within the step, or say capture(precision=...), for its casts to be counted."
+    )
+    assert capture(step, precision="bf16-mixed").notes == ()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns it off where there is no CUDA")
+def test_an_autocast_for_cuda_casts_nothing_on_the_cpu_and_that_is_said() -> None:
+    layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            layer(data).sum().backward()
+
+    trace = capture(step)
+    assert trace.flags.autocast_dtype is None
+    assert {o.inputs[-1].dtype for o in trace.operations if o.name in ("aten::mm", "aten::addmm")} == {"float32"}
+    assert (
+        "The step entered an autocast for CUDA, which casts nothing on the CPU: predicted as it ran. Record it on the "
+        "meta device for its casts to be counted."
+    ) in trace.notes
+
+
 def test_a_parameter_that_is_used_twice_is_cast_once_a_forward_pass() -> None:
     layer, data = nn.Linear(8, 8, device="meta", bias=False), torch.zeros(2, 8, device="meta")
 
