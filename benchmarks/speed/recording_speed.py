@@ -1,35 +1,43 @@
 """How long it takes to record a step on the CPU, next to the step itself and two other dispatch modes.
 
-    python -m benchmarks.speed.recording_speed [--large]
+    python -m benchmarks.speed.recording_speed [--large | --accumulation]
 
 Two steps of small operations, forward, backward and update: their difference is what recording adds to an operation,
 what is left is what it adds to a step (most of it the search for a profiler of the user's). Its baselines are torch's
 own FlopCounterMode, and a mode that does nothing. With `--large`, a step of 100,000 operations is recorded once: the
-seconds, and the memory that the recording takes. All in processor time of this thread.
+seconds, and the memory that the recording takes. With `--accumulation`, a Trainer records a window of 1 and of 64
+batches. All in processor time of this thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
+from lightning_predict.callbacks import RuntimePredictor
 
 LAYERS: Final = (20, 80)
 """Of two steps, whose difference is that of their operations."""
 
 WIDTH, REPEATS = 16, 15
 LARGE_OPERATIONS = 100_000
+ACCUMULATED: Final = (1, 64)
+"""Batches of a window."""
 
 
 class Bare(TorchDispatchMode):
@@ -118,11 +126,67 @@ def large() -> None:
     print(f"{len(trace.operations):,} operations: {taken:.1f} s, {grown:.0f} MiB more")
 
 
+class Windows(Callback):
+    """Takes the processor time of each batch, and of what all callbacks do around it."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Begin one."""
+        self.seconds.append(time.process_time())
+
+
+class Deep(LightningModule):
+    """Many layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS[1])))
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        """Run them."""
+        return self.network(batch).mean()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Update them."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def accumulation() -> None:
+    """Print what the window that is recorded takes more than those before and after it."""
+    for batches in ACCUMULATED:
+        for folder in [tempfile.mkdtemp()] * 3:
+            windows, predictor = Windows(), RuntimePredictor(["T4"], warmup_steps=2, print_table=False)
+            trainer = Trainer(
+                max_steps=6,
+                accumulate_grad_batches=batches,
+                accelerator="cpu",
+                callbacks=[windows, predictor],
+                default_root_dir=folder,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(Deep(), DataLoader(torch.zeros(4 * 6 * batches, WIDTH), batch_size=4))  # type: ignore[arg-type]
+            begins = windows.seconds[::batches]
+            taken = [later - earlier for earlier, later in pairwise(begins)]
+            others = median([taken[1], *taken[3:]])
+            assert predictor.trace is not None
+            print(
+                f"{batches} batches, {len(predictor.trace.operations):,} operations: {others:.2f} s a window, and "
+                f"{taken[2] - others:.2f} s more to record and predict it"
+            )
+
+
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--large", action="store_true")
-    large() if parser.parse_args().large else small()
+    parser.add_argument("--accumulation", action="store_true")
+    options = parser.parse_args()
+    accumulation() if options.accumulation else large() if options.large else small()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,19 @@ followed by the dispatch recorder, so that compiling, other batches and the rest
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from lightning_predict.callbacks.bases import warn
+from lightning_predict.callbacks.bases import shapes_of, warn
 from lightning_predict.callbacks.predicting import Question, earlier_runs
 from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.changes.advice import advice_for
 from lightning_predict.changes.advice_text import Advice, short_lines
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.fit.micro_batches import MicroBatches
 from lightning_predict.fit.recorder import Session, stop_for_sure
 from lightning_predict.fit.windows import WindowCount
+from lightning_predict.tracing.environment import autograd_nodes
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
@@ -66,6 +68,7 @@ class Following:
         self.trace = trace
         self._count = count
         self._window: int | None = None
+        self._batches, self._nodes_at_start = MicroBatches(expected=trace.batches), 0
         self._is_in_batch = self._is_over = False
         self._session: Session = CaptureSession(
             device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, follows=True
@@ -76,26 +79,29 @@ class Following:
         """Return whether the window behind a recorded step can tell what the step does not hold."""
         return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
 
-    def batch_starts(self) -> None:
-        """Record the batch that begins, from the beginning of a window on."""
+    def batch_starts(self, batch: Any) -> None:
+        """Record the batch that begins, from the beginning of a window on, unless one that was recorded tells of it."""
         if self._is_over or (self._window is None and not self._count.between_windows):
             return
         if self._window is None:
             self._window = self._count.windows
+        self._is_in_batch, self._nodes_at_start = True, autograd_nodes()
+        if not self._batches.begins(shapes_of(batch), whatever_shape=False):
+            return
         try:
             self._session.start()
         except LightningPredictError as error:
             self._ends(error)
-        else:
-            self._is_in_batch = True
 
     def batch_ends(self) -> bool:
         """End the batch; True once the window is over and `trace` knows its tensors, or cannot come to know them."""
         if self._is_in_batch:
             self.stop()
+            self._batches.ends(autograd_nodes() - self._nodes_at_start)
             if self._count.windows != self._window:
                 try:
-                    self.trace = with_followed(self.trace, self._session.trace(batches=self.trace.batches))
+                    followed = self._session.trace(batches=self.trace.batches, shown_by=self._batches.shown_by or ())
+                    self.trace = with_followed(self.trace, followed)
                 except LightningPredictError as error:
                     self._ends(error)
                 self._is_over = True

@@ -12,6 +12,8 @@ those that the program uses. Example::
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -116,3 +118,33 @@ def _first_sizes(batch: Any) -> list[int]:
         return [size for part in batch for size in _first_sizes(part)]
     shape = getattr(batch, "shape", None)
     return [int(shape[0])] if shape is not None and len(shape) > 0 else []
+
+
+def shapes_of(batch: Any) -> tuple[object, ...] | None:
+    """Return the shapes and dtypes of a batch's arrays, and its whole numbers; None if it holds what cannot be read.
+
+    Args:
+        batch: What a loader yields: tensors or arrays in tuples, lists, mappings and dataclasses.
+    """
+    found = tuple(_shapes(batch))
+    return None if None in found else found
+
+
+def _shapes(value: Any) -> Iterator[object]:
+    if value is None or isinstance(value, (str, bytes, float)):
+        yield type(value)
+    elif isinstance(value, int):
+        yield value
+    elif isinstance(value, Mapping):
+        yield tuple(map(str, value))
+        yield from _shapes(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        yield len(value)
+        for part in value:
+            yield from _shapes(part)
+    elif is_dataclass(value):
+        yield from _shapes(vars(value))
+    else:
+        is_plain = not getattr(value, "is_nested", False) and "strided" in str(getattr(value, "layout", "strided"))
+        shape = getattr(value, "shape", None) if is_plain else None
+        yield None if shape is None else (tuple(shape), str(getattr(value, "dtype", None)))

@@ -4,7 +4,7 @@ It translates between a Trainer's hooks and the two recorders, which know no Tra
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
     recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
-    recording.batch_starts(trainer)
+    recording.batch_starts(trainer, batch)
     # ... the batch is trained ...
     trace = recording.batch_ends(batch)   # None until the last step was recorded
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
-from lightning_predict.callbacks.bases import rank_zero_info, samples_of
+from lightning_predict.callbacks.bases import rank_zero_info, samples_of, shapes_of
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
 from lightning_predict.fit.clock import host_clock
@@ -96,7 +96,7 @@ class FitRecording:
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 
-    def batch_starts(self, trainer: Trainer) -> bool:
+    def batch_starts(self, trainer: Trainer, batch: Any) -> bool:
         """Time or record the step that begins.
 
         Returns:
@@ -110,7 +110,7 @@ class FitRecording:
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
         after = full_windows if full_windows is None or is_short else full_windows - 1
-        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short)
+        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short, shapes=lambda: shapes_of(batch))
         return self._steps.is_recording
 
     def optimizer_steps(self, optimizer: object) -> None:

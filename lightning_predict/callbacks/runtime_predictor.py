@@ -321,9 +321,9 @@ class RuntimePredictor(Callback):
             return
         if fit.clock.batch_starts():
             self.predictions = fit.follow_up.renew(trainer, moment="batch start") or self.predictions
-        is_recorded = fit.recording.batch_starts(trainer)
+        is_recorded = fit.recording.batch_starts(trainer, batch)
         if fit.following is not None and not is_recorded:
-            fit.following.batch_starts()
+            fit.following.batch_starts(batch)
         if is_recorded or fit.following is not None:
             fit.clock.batch_is_recorded()
 

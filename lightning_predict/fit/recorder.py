@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
 from lightning_predict.fit.evidence import settles_at
+from lightning_predict.fit.micro_batches import MicroBatches
 from lightning_predict.fit.windows import (
     Kind,
     Pace,
@@ -100,7 +101,7 @@ class Session(Protocol):
 
     @property
     def takes_batches_from_the_last(self) -> bool:
-        """Whether of a window of many batches the first and the last are enough to record."""
+        """Whether the first and the last batch of a window of many must do, of whatever shapes."""
 
     @property
     def retry(self) -> Callable[[], Session] | None:
@@ -127,9 +128,16 @@ class Session(Protocol):
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
+        shown_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         """Find what was recorded."""
+
+
+_UNLIKE: Final = (
+    "{} of the {} batches of a step have other shapes than those that were recorded, or compute something else; "
+    "predictions take them to be like the last."
+)
 
 
 def stop_for_sure(session: Session) -> None:
@@ -149,18 +157,24 @@ class Recorded:
     Attributes:
         session: Holds the recording.
         window: Its times and counts.
+        batches: Which of its batches were recorded.
         number: Position among all windows, counted from 0.
         optimizers: Positions of the optimizers that made an update in it.
     """
 
     session: Session
     window: Window
+    batches: MicroBatches
     number: int
     optimizers: frozenset[int]
 
 
 def _never() -> int:
     return 0
+
+
+def _unknown() -> None:
+    return None
 
 
 @final
@@ -265,9 +279,12 @@ class SeenWindows:
             loader_seconds=waits,
             samples=window.samples,
             batches=window.batches,
+            shown_by=recorded.batches.shown_by or (),
             # Where Lightning does not see the optimizers, the session does.
             optimizer_steps=window.optimizer_steps or None,
         )
+        if recorded.batches.unlike:
+            trace = replace(trace, notes=(*trace.notes, _UNLIKE.format(recorded.batches.unlike, window.batches)))
         hosts = [one.host_seconds for one in alike if one.host_seconds is not None]
         return with_running_loop(
             trace, hosts=hosts if len(hosts) == len(alike) else (), block=block if is_only_kind else None
@@ -283,8 +300,7 @@ class _UnderWay:
         is_short: It is the shorter rest of an epoch.
         is_last: No other of full length follows.
         compilations: Pieces of code that were compiled before it.
-        batches_expected: Its batches, where those between the first and the last need not be recorded.
-        left_batches_out: Some were not.
+        batches: Which of its batches are recorded.
         nodes: Nodes that autograd made in it so far.
         due: Positions of the optimizers whose update was due in it so far.
     """
@@ -293,8 +309,7 @@ class _UnderWay:
     is_short: bool = False
     is_last: bool = False
     compilations: int = 0
-    batches_expected: int | None = None
-    left_batches_out: bool = False
+    batches: MicroBatches = field(default_factory=MicroBatches)
     nodes: int = 0
     due: set[int] = field(default_factory=set)
 
@@ -369,12 +384,15 @@ class StepRecorder:
         pace = self.count.pace
         return pace if pace.batches_per_window is None or not self.has_given else self._seen.pace
 
-    def batch_starts(self, *, full_windows_after: int | None, next_is_short: bool) -> None:
+    def batch_starts(
+        self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = _unknown
+    ) -> None:
         """Note that a batch is about to be trained.
 
         Args:
             full_windows_after: Windows of full length that follow the one that begins; None if unknown.
             next_is_short: The window that begins is the shorter rest of an epoch.
+            shapes: The shapes of the batch's tensors, if it comes to that; None where they are not known.
         """
         self._drop_unended_batch()
         self._is_in_batch = True
@@ -385,7 +403,9 @@ class StepRecorder:
         if self.count.between_windows:
             self._window_starts(full_windows_after, is_short=next_is_short)
         now = self._read_clock()
-        if self._session is not None and self._records_batch(self._session):
+        if self._session is not None and self._now.batches.begins(
+            shapes(), whatever_shape=self._session.takes_batches_from_the_last
+        ):
             self._session.start()  # It stands still between the batches, so that the loader is not recorded.
             now = self._read_clock()  # Starting a profiler takes longer than many a step.
         self._nodes_at_start = self._autograd_nodes()
@@ -403,18 +423,11 @@ class StepRecorder:
         now.action = self._next_action(full_windows_after, is_short)
         if now.action == "record":
             self._session = self._new_session()
-            if self._seen.timed and not (is_short or self._must_record_all):
-                now.batches_expected = self._seen.timed[-1][1].batches
+            lengths = {window.batches for _, window in self._seen.timed}
+            if len(lengths) == 1 and not (is_short or self._must_record_all):
+                now.batches.expected = lengths.pop()
             if self._watch_until is None:
                 self._watch_until = self.count.batches + WATCHED_BATCHES
-
-    def _records_batch(self, session: Session) -> bool:
-        """Return whether the batch that begins is recorded: of many in a window, the first and the last."""
-        number, expected = self.count.batches_in_window, self._now.batches_expected
-        if expected is None or number == 0 or number >= expected - 1 or not session.takes_batches_from_the_last:
-            return True
-        self._now.left_batches_out = True
-        return False
 
     def optimizer_steps(self, optimizer: object) -> None:
         """Note that an update is due of one of the optimizers that the recorder was given; others are ignored."""
@@ -437,9 +450,11 @@ class StepRecorder:
         now = self._read_clock()
         window = self._timer.batch_ends(now, self.count, samples=samples, host_done=host_done)
         self._block.batch_ends(now)
-        self._now.nodes += self._autograd_nodes() - self._nodes_at_start
+        nodes = self._autograd_nodes() - self._nodes_at_start
+        self._now.nodes += nodes
         if self._session is not None:
             self._session.stop()
+            self._now.batches.ends(nodes)
         if self.is_idle:
             self._timer.pause()  # Nothing was timed.
         if window is None:
@@ -555,8 +570,9 @@ class StepRecorder:
             elif now.action == "run":
                 self._keep_running(window, is_alike=not was_compiled and seen.are_alike)
             return
-        if now.left_batches_out and window.batches != now.batches_expected:
-            self._must_record_all = True  # It was longer or shorter than those before: what was left out is not known.
+        is_unlike = now.batches.unlike > 0 and not (now.is_last or session.takes_batches_from_the_last)
+        if now.batches.shown_by is None or is_unlike:
+            self._must_record_all = True  # What was left out is not known.
             seen.windows.append(kind)
             return
         if not now.is_last and (retry := session.retry) is not None:
@@ -574,7 +590,9 @@ class StepRecorder:
         known = {seen.kinds[one.number] for one in seen.recorded}
         if len(seen.recorded) < self._capture_steps or seen.kinds[number] not in known:
             optimizers = frozenset(now.due | updated)
-            seen.recorded.append(Recorded(session=session, window=window, number=number, optimizers=optimizers))
+            seen.recorded.append(
+                Recorded(session=session, window=window, batches=now.batches, number=number, optimizers=optimizers)
+            )
 
     def _keep_running(self, window: Window, *, is_alike: bool) -> None:
         """Count a window of the block under way; one of another kind, or one that compiled, discards the block."""

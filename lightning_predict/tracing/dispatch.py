@@ -27,6 +27,7 @@ import torch
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
+from lightning_predict.tracing.micro_batches import Part, laid_out
 from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
@@ -178,6 +179,8 @@ class DispatchRecorder:
         # What was freed later than after its last use, by the operation that ran before; what is alive at the end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
+        self._begins: int | None = None  # while it records
+        self._recorded_parts: list[Part] = []
         self._written_in_burst: dict[int, TensorInfo] = {}
         self._burst_at = 0
         self.forward_gradient_bytes = 0
@@ -188,6 +191,9 @@ class DispatchRecorder:
 
     def start(self) -> None:
         """Begin to record on this thread."""
+        self._begins = len(self.operations)
+        if self._begins:  # what was freed since the last stop was not freed in this part
+            self._guarded(self._note_freed, sweep=True)
         self.optimizers.open()
         self.modules.open()
         self._modes = (OperationMode(self), WholeCallMode(self))
@@ -215,6 +221,10 @@ class DispatchRecorder:
             self._end_burst()
         self._note_freed(sweep=True)
         self._alive_at_stop = tuple(self._numbers.alive)
+        if self._begins is not None:
+            part = Part(self._begins, len(self.operations), frozenset(self._alive_at_stop))
+            self._recorded_parts.append(part)
+        self._begins = None
 
     def _take_failures(self) -> None:
         """Note hooks that failed: they have seen no more, so the recording is not whole."""
@@ -300,6 +310,14 @@ class DispatchRecorder:
             written.update([tensor.id for tensor in operation.outputs])
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
+    def window(self, shown_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
+        """Return the operations of a window of micro-batches, each a part or shown by one, and the storages held."""
+        timed, held = self.timed_operations, self.held
+        if not shown_by:
+            return timed, held
+        lasting = {self._numbers.number(leaf) for leaf in self.leaves.values()}
+        return laid_out(timed, self._recorded_parts, shown_by=shown_by, lasting=lasting, held=held)
+
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """Return the storages of these that an operation read."""
         read = {tensor.id for operation in self.operations for tensor in operation.inputs}
@@ -350,11 +368,11 @@ class DispatchRecorder:
                 self._guarded(self._record_whole, name, args, kwargs, output, parts, first_number)
         return output
 
-    def _guarded(self, record: Callable[..., None], *values: Any) -> None:
+    def _guarded(self, record: Callable[..., None], *values: Any, **named: Any) -> None:
         """Record something; an error ends the recording and goes no further."""
         try:
             with _NoFunctionModes():
-                record(*values)
+                record(*values, **named)
         except Exception as error:
             self.fails(error)
 

@@ -18,7 +18,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, final
 from weakref import WeakSet
@@ -30,6 +30,7 @@ from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.calls import RECORDED_TENSORS
 from lightning_predict.tracing.events import read_profile
 from lightning_predict.tracing.kineto import trace_of_profile
+from lightning_predict.tracing.micro_batches import backward_ends, collector_paused, without_update
 from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 
@@ -198,7 +199,7 @@ class ProfilerRecorder:
                 "first steps (in a Trainer: profiler=None), or import the file that it writes with "
                 "`lightning_predict.import_trace`."
             )
-        with _collector_paused():
+        with collector_paused():
             self._parts.append(self._read(running))
 
     def _read(self, stopped: profile) -> Trace:
@@ -215,23 +216,24 @@ class ProfilerRecorder:
         self.peak_bytes = max((one for one in (self.peak_bytes, _peak_of(document)) if one is not None), default=None)
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
-    def trace(self, *, between: int = 0) -> Trace:
+    def trace(self, *, shown_by: Sequence[int] = ()) -> Trace:
         """Return the recorded step, its parts one after another.
 
         Args:
-            between: Micro-batches between the two that were recorded, the first and the last of a window: each does
-                what the last did up to the end of its backward pass.
+            shown_by: For each micro-batch of a window the one that shows what it did: itself where it is a part.
 
         Raises:
             CaptureError: Nothing was recorded.
         """
         if not self._parts:
             raise CaptureError("Nothing was recorded: the profiler was not started, or has not been stopped.")
-        first, *rest = self._parts
-        if between and len(rest) == 1:
-            rest = [*[_without_update(rest[0])] * between, *rest]
-        with _collector_paused():
-            return _joined(first, rest)
+        parts = self._parts
+        if shown_by:
+            recorded = dict(zip(sorted({*shown_by}), self._parts, strict=True))
+            added = {shown: _without_update(recorded[shown]) for batch, shown in enumerate(shown_by) if batch != shown}
+            parts = [recorded[shown] if batch == shown else added[shown] for batch, shown in enumerate(shown_by)]
+        with collector_paused():
+            return _joined(parts[0], parts[1:])
 
 
 def _stop(running: profile) -> None:
@@ -245,25 +247,11 @@ def _stop(running: profile) -> None:
         raise
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Hold the garbage collector back while many small objects are made; it would look at all of them repeatedly."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _without_update(last: Trace) -> Trace:
     """Return the last micro-batch of a window up to the end of its backward pass, which those before it did, too."""
-    phases = [operation.phase for operation in last.operations]
-    end = len(phases) - phases[::-1].index("backward") if "backward" in phases else len(phases)
-    left_out = last.operations[end:]
+    left_out = last.operations[backward_ends(last.operations) :]
     until = left_out[0].host_start_seconds if left_out else None
-    operations = last.operations[:end]
+    operations = without_update(last.operations)
     # The next micro-batch was recorded on an idle device, too.
     ends = [kernel.start_seconds + kernel.seconds for operation in operations for kernel in operation.kernels]
     seconds = (last.profiled_seconds or 0.0) if until is None else max([until, *ends])

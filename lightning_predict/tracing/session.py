@@ -194,10 +194,7 @@ class CaptureSession:
 
     @property
     def takes_batches_from_the_last(self) -> bool:
-        """Whether of a window of many micro-batches the first and the last are enough: profiling each takes memory.
-
-        They differ: gradients are made in the first and added in the others, and the update follows the last.
-        """
+        """Whether the first and the last micro-batch of a window must do, of whatever shapes: events take memory."""
         return isinstance(self._recorder, ProfilerRecorder)
 
     @property
@@ -214,6 +211,7 @@ class CaptureSession:
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
+        shown_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         """Return the step that was recorded.
@@ -223,6 +221,8 @@ class CaptureSession:
             loader_seconds: Waits for the loader, one a batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
+            shown_by: For each of these the one that shows what it did, itself where it was recorded, between a start
+                and a stop of its own; empty where all were.
             optimizer_steps: Optimizer updates in the step; None counts those that were seen.
 
         Raises:
@@ -235,14 +235,14 @@ class CaptureSession:
             ) from self._failure
         if self._recorder is None:
             raise CaptureError("Nothing was recorded: call start(), run the step, then stop().")
-        between = batches - 2 if self._parts == 2 and self.takes_batches_from_the_last else 0
-        trace = self._recorded(max(0, between))
+        are_all = all(batch == shown for batch, shown in enumerate(shown_by))
+        trace = self._recorded(() if are_all else shown_by)
         if not trace.operations:
             raise CaptureError("Nothing was recorded: no torch operation ran on this thread until stop().")
         return replace(
             trace,
             step_seconds=tuple(step_seconds),
-            profiled_seconds=trace.profiled_seconds if between > 0 else self._seconds,
+            profiled_seconds=self._seconds if are_all else trace.profiled_seconds,
             loader_seconds=tuple(loader_seconds),
             samples=samples,
             batches=batches,
@@ -292,25 +292,26 @@ class CaptureSession:
             failures.append(self._recorder.failure)
         self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
 
-    def _recorded(self, between: int = 0) -> Trace:
+    def _recorded(self, shown_by: Sequence[int]) -> Trace:
         """Find what the recorder saw, with what surrounds it."""
         leaves: list[torch.Tensor] = []
         modules, updates, buffers = self._module_watch, self._optimizer_watch, None
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
             modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
+            operations, held = recorder.window(shown_by)
             trace = Trace(
-                operations=recorder.timed_operations,
+                operations=operations,
                 device=self._device.type,
                 recorder="dispatch",
                 optimizer_steps=recorder.optimizers.steps,
-                held=recorder.held,
+                held=held,
                 flags=environment.read_flags(recorder.autocast_dtype),
                 notes=recorder.notes,
             )
         else:
             assert self._recorder is not None
-            trace = self._recorder.trace(between=between)
+            trace = self._recorder.trace(shown_by=shown_by)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         if roots and isinstance(self._recorder, DispatchRecorder):

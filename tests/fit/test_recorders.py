@@ -56,6 +56,7 @@ class FakeSession:
         loader_seconds: Sequence[float] = (),
         samples: int | None = None,
         batches: int = 1,
+        shown_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
         return Trace(
@@ -66,6 +67,7 @@ class FakeSession:
             loader_seconds=tuple(loader_seconds),
             samples=samples,
             batches=batches,
+            software={"shown by": " ".join(map(str, shown_by))},
             optimizer_steps=-1 if optimizer_steps is None else optimizer_steps,
         )
 
@@ -111,8 +113,8 @@ class Loop:
         self.sessions.append(FakeSession(len(self.sessions), takes_batches_from_the_last=self.profiles))
         return self.sessions[-1]
 
-    def start(self, *, full_windows_after: int | None = None) -> None:
-        self.recorder.batch_starts(full_windows_after=full_windows_after, next_is_short=False)
+    def start(self, *, full_windows_after: int | None = None, shapes: object = None) -> None:
+        self.recorder.batch_starts(full_windows_after=full_windows_after, next_is_short=False, shapes=lambda: shapes)
 
     def batch(
         self,
@@ -125,8 +127,9 @@ class Loop:
         nodes: int = 0,
         compiles: bool = False,
         loader: float = 0.25,
+        shapes: object = None,
     ) -> Trace | None:
-        self.start(full_windows_after=full_windows_after)
+        self.start(full_windows_after=full_windows_after, shapes=shapes)
         self.device_free = max(self.device_free, self.clock.seconds) + self.device_seconds
         self.clock.seconds += seconds
         self.nodes += nodes
@@ -502,14 +505,63 @@ def test_validation_leaves_its_session_stopped(batches: int) -> None:
     assert [session.events for session in loop.sessions] == [["start", "stop"]]
 
 
-def test_of_a_long_window_a_profiler_records_the_first_and_the_last_batch() -> None:
-    for profiles, starts in ((True, 2), (False, 32)):
-        loop = Loop(warmup_steps=1, accumulates=32, profiles=profiles)
-        traces = [loop.batch(1.0) for _ in range(64)]
-        assert traces[:-1] == [None] * 63
-        assert traces[-1] is not None
-        assert traces[-1].batches == 32
-        assert loop.sessions[0].events.count("start") == starts
+@pytest.mark.parametrize(("shapes", "profiles", "starts"), [((8, 512), False, 2), (None, False, 32), (None, True, 2)])
+def test_of_a_long_window_the_first_and_the_last_batch_are_recorded(
+    shapes: object, profiles: bool, starts: int
+) -> None:
+    # Unless their shapes are not known: then each is, but by a profiler, whose events take memory.
+    loop = Loop(warmup_steps=1, accumulates=32, profiles=profiles)
+    traces = [loop.batch(1.0, shapes=shapes) for _ in range(64)]
+    assert traces[:-1] == [None] * 63
+    assert traces[-1] is not None
+    assert traces[-1].batches == 32
+    assert loop.sessions[0].events.count("start") == starts
+    shown_by = (0, *[31] * 31) if starts == 2 else tuple(range(32))
+    assert traces[-1].software["shown by"] == " ".join(map(str, shown_by))
+
+
+def test_batches_of_other_shapes_are_recorded_each_once() -> None:
+    loop = Loop(warmup_steps=1, accumulates=6)
+    traces = [loop.batch(1.0, shapes=length) for length in (64, 64, 64, 64, 64, 64, 64, 32, 64, 32, 64, 64)]
+    assert traces[-1] is not None
+    # The fourth is of 32, as the second: that one shows it. The first, which makes the gradients, shows no other: as
+    # lengths differ, the third is recorded, and the fifth, which need not be, is shown by the last.
+    assert traces[-1].software["shown by"] == "0 1 2 1 5 5"
+    assert loop.sessions[0].events.count("start") == 4
+
+
+def test_a_window_whose_last_batch_is_unlike_those_before_is_recorded_whole_the_next_time() -> None:
+    loop = Loop(warmup_steps=1, accumulates=4)
+    for _ in range(2):  # one for warm-up
+        traces = [loop.batch(1.0, shapes=length) for length in (64, 64, 64, 32)]
+    assert traces[-1] is None  # nothing but the first was recorded with a length of 64
+    traces = [loop.batch(1.0, shapes=length) for length in (64, 64, 64, 32)]
+    assert traces[-1] is not None
+    assert traces[-1].software["shown by"] == "0 1 2 3"
+    assert [session.events.count("start") for session in loop.sessions] == [2, 4]
+
+
+def test_a_batch_that_computes_something_else_shows_none_of_its_shape() -> None:
+    loop = Loop(warmup_steps=1, accumulates=4)
+    for _ in range(2):
+        traces = [loop.batch(1.0, shapes=64, nodes=nodes) for nodes in (10, 20, 10, 10)]
+    assert traces[-1] is None
+    traces = [loop.batch(1.0, shapes=64, nodes=nodes) for nodes in (10, 20, 10, 10)]
+    assert traces[-1] is not None
+    assert len(loop.sessions[1].events) == 2 * 4
+
+
+@pytest.mark.parametrize("profiles", [True, False])
+def test_what_had_to_be_taken_like_another_batch_is_said(profiles: bool) -> None:
+    loop = Loop(warmup_steps=1, accumulates=4, profiles=profiles)
+    for _ in range(2):
+        # Of a profiler, or in the last window of a run, there is no other chance.
+        traces = [loop.batch(1.0, shapes=length, full_windows_after=0) for length in (64, 64, 64, 32)]
+    assert traces[-1] is not None
+    assert traces[-1].notes == (
+        "2 of the 4 batches of a step have other shapes than those that were recorded, or compute something else; "
+        "predictions take them to be like the last.",
+    )
 
 
 def test_a_window_of_another_length_than_expected_is_recorded_whole_the_next_time() -> None:

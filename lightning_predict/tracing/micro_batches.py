@@ -1,0 +1,194 @@
+"""Lay out a window of which some micro-batches were recorded and show what the others did.
+
+Two micro-batches with the same shapes do the same, but for the first and the last of a window: the first makes the
+gradients that the others add to, and the update follows the last. So a copy of a recorded one stands for each that was
+not, without an update, and with tensors of its own where the recorded one made them or was given them. Example::
+
+    laid_out(operations, parts, shown_by=(0, 3, 3, 3))     # the first and the last of four were recorded
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import final
+
+from lightning_predict.tracing.trace import Operation, TensorInfo
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Hold the garbage collector back while many small objects are made; it would look at all of them repeatedly."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A recorded micro-batch.
+
+    Attributes:
+        begins: Its first operation.
+        ends: The operation behind its last.
+        alive: Storages that were there when it ended.
+    """
+
+    begins: int
+    ends: int
+    alive: frozenset[int]
+
+
+def backward_ends(operations: Sequence[Operation]) -> int:
+    """Return the place behind the last operation of a backward pass; behind all where there is none."""
+    places = range(len(operations), 0, -1)
+    return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
+
+
+def without_update(operations: Sequence[Operation], *, like: Sequence[Operation] = ()) -> tuple[Operation, ...]:
+    """Return what a micro-batch does if no update follows it.
+
+    Args:
+        operations: Those of one that an update follows, or may.
+        like: Those of one that none follows: of what comes after its backward pass, the same is kept.
+    """
+    end = backward_ends(operations)
+    rest = iter(operations[end:])
+    names = (operation.name for operation in like[backward_ends(like) :])
+    found = (next((one for one in rest if one.name == name), None) for name in names)
+    return (
+        *(one for one in operations[:end] if one.phase != "optimizer"),
+        *(one for one in found if one is not None),
+    )
+
+
+def laid_out(
+    operations: Sequence[Operation],
+    parts: Sequence[Part],
+    *,
+    shown_by: Sequence[int],
+    lasting: Collection[int | None] = (),
+    held: Collection[int] = (),
+) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
+    """Return the operations of a whole window, and the storages that it leaves behind.
+
+    Args:
+        operations: What was recorded.
+        parts: The recorded micro-batches in these.
+        shown_by: For each micro-batch of the window the one that shows what it did: itself where it was recorded.
+        lasting: Storages that belong to no micro-batch: the parameters.
+        held: Storages that what was recorded leaves behind.
+    """
+    recorded = dict(zip(sorted({*shown_by}), parts, strict=True))
+    first = operations[parts[0].begins : parts[0].ends]
+    met: dict[int | None, Part] = {}
+    for part in parts:
+        for number in _touched(operations[part.begins : part.ends]):
+            met.setdefault(number, part)
+    own_of = {
+        part: frozenset(number for number in met if met[number] is part and number not in lasting) - {None}
+        for part in parts
+    }
+    added = {
+        batch: _added(operations[part.begins : part.ends], first, part, own_of[part], held)
+        for batch, part in recorded.items()
+        if shown_by.count(batch) > 1
+    }
+    fresh = count(1 + max((number for number in met if number is not None), default=-1))
+    window: list[Operation] = []
+    left = list(held)
+    with collector_paused():
+        for batch, shown in enumerate(shown_by):
+            if batch == shown:
+                part = recorded[shown]
+                window.extend(operations[part.begins : part.ends])
+                continue
+            one = added[shown]
+            names = {number: next(fresh) for number in one.own}
+            window.extend(_renumbered(one.operations, names))
+            left.extend(names[number] for number in one.collected)
+    return tuple(window), tuple(left)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A micro-batch as those behave that no update follows.
+
+    Attributes:
+        operations: What it does.
+        own: Storages that it made or was given.
+        collected: Those of them that each micro-batch leaves behind, as those that the first one made still are there.
+    """
+
+    operations: tuple[Operation, ...]
+    own: tuple[int, ...]
+    collected: tuple[int, ...]
+
+
+def _added(
+    operations: Sequence[Operation],
+    first: Sequence[Operation],
+    part: Part,
+    own: Collection[int | None],
+    held: Collection[int],
+) -> _Added:
+    kept = without_update(operations, like=first)
+    its = [number for number in dict.fromkeys(_touched(kept)) if number is not None and number in own]
+    outlasting = [number for number in its if number in part.alive]
+    behind = _collected(first, operations, held) if outlasting else frozenset()
+    freed = [number for number in outlasting if number not in behind]
+    if freed:
+        kept = (*kept[:-1], replace(kept[-1], freed=(*kept[-1].freed, *freed)))
+    return _Added(kept, tuple(its), tuple(number for number in outlasting if number in behind))
+
+
+def _collected(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
+    """Find storages of a micro-batch that each one leaves behind, as those that the first one made still are there."""
+    return frozenset(
+        its.id
+        for one, same in zip(first, other, strict=False)
+        if one.name == same.name
+        for tensor, its in zip(one.outputs, same.outputs, strict=False)
+        if tensor.id in held
+    )
+
+
+def _touched(operations: Iterable[Operation]) -> Iterator[int | None]:
+    for operation in operations:
+        for tensor in operation.inputs:
+            yield tensor.id
+        for tensor in operation.outputs:
+            yield tensor.id
+
+
+def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> Iterator[Operation]:
+    """Give operations storages of their own in place of those that they were recorded with."""
+    known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing takes longer
+
+    def its(tensor: TensorInfo) -> TensorInfo:
+        found = known.get(id(tensor))
+        if found is None:
+            number = None if tensor.id is None else names.get(tensor.id)
+            found = known[id(tensor)] = tensor if number is None else replace(tensor, id=number)
+        return found
+
+    for operation in operations:  # `replace` takes four times as long, for each operation of each micro-batch
+        yield Operation(
+            name=operation.name,
+            phase=operation.phase,
+            inputs=tuple([its(tensor) for tensor in operation.inputs]),
+            outputs=tuple([its(tensor) for tensor in operation.outputs]),
+            arguments=operation.arguments,
+            module=operation.module,
+            freed=tuple([names[number] for number in operation.freed if number in names]),
+            python_seconds=operation.python_seconds,
+        )
