@@ -23,7 +23,7 @@ import numpy as np
 
 from lightning_predict.distributed.experts import count_experts
 from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.model_parallel import needs_blocks
+from lightning_predict.distributed.model_parallel import needs_blocks, sharing_collectives
 from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
 from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
@@ -364,6 +364,7 @@ class Bounds:
             context=strategy.context,
             micro_batches=strategy.micro_batches,
             sequence=strategy.sequence,
+            expert=strategy.expert,
             fp8=strategy.fp8,
         )
         if own not in self._known:
@@ -396,12 +397,12 @@ class Bounds:
         trains = has_gradients(self._shared.trace)
         times = (2 if trains else 1) + (strategy.recompute == "full" and trains)
         links = sharing_links(layout, strategy, self._interconnect)
-        operations = ("reduce_scatter", "all_gather") if strategy.sequence else ("all_reduce",)
         seconds = 0.0
         for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
             each = [size / ((strategy.micro_batches or 1) * strategy.context) for size in sizes]
-            for operation in operations:
-                seconds += count * times * sum(float(one[1]) for one in links.collective(operation, each))
+            for operation, share in sharing_collectives(strategy).items():
+                found = links.collective(operation, [share * size for size in each])
+                seconds += count * times * sum(float(one[1]) for one in found)
         return seconds
 
     def _host(self, strategy: Strategy) -> float:
@@ -425,7 +426,9 @@ class Bounds:
             1 / strategy.tensor,
             context=strategy.context,
             sequence=strategy.sequence,
+            expert=strategy.expert,
             fp8=strategy.fp8,
+            cast=0.0,
         )
         seconds = self._cutters[blocks].cut(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0

@@ -294,8 +294,10 @@ class Cut:
         updated: Share of the parameters that one GPU updates.
         context: GPUs that share every sequence.
         sequence: What tensor parallelism leaves whole inside blocks is shared, too.
+        expert: Groups over which experts are dealt out; each of a group's GPUs takes the tokens of all for its own.
         capacity: Tokens of each expert over those of an even routing.
         fp8: Products of the blocks in float8, with one scale per tensor or per block of values.
+        cast: Share of the weights' casts to float8 that falls on one micro-batch: an update needs each once.
     """
 
     tensor: int = 1
@@ -303,8 +305,10 @@ class Cut:
     updated: float = 1.0
     context: int = 1
     sequence: bool = False
+    expert: int = 1
     capacity: float = 1.0
     fp8: Float8 | None = None
+    cast: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -461,17 +465,23 @@ class WorkCutter:
         kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
         self._first: list[WorkItem] = []
+        self._uses: list[tuple[int, ...]] = []  # of the factors of each distinct item
         self._alike = np.zeros(len(timed.items), dtype=np.intp)
-        for index, item in enumerate(timed.items):
-            operation = trace.operations[item.operations[0]]
+        operations = [trace.operations[item.operations[0]] for item in timed.items]
+        factors = [_factors(item, operation) for item, operation in zip(timed.items, operations, strict=True)]
+        uses = Counter(factor for own in factors for factor in own)
+        uses[None] = FACTOR_OF
+        for index, (item, operation) in enumerate(zip(timed.items, operations, strict=True)):
             block = model.block(operation.module)
             kind = kinds.setdefault(None if block is None else replace(block, name=""), len(kinds))
             tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*operation.inputs, *operation.outputs))
             is_expert = experts_module(operation.module) is not None
-            key = (item.problems, operation.phase, kind, is_expert, tensors)
+            own_uses = tuple(uses[factor] for factor in factors[index])
+            key = (item.problems, operation.phase, kind, is_expert, tensors, own_uses)
             if key not in first:
                 first[key] = len(first)
                 self._first.append(item)
+                self._uses.append(own_uses)
             self._alike[index] = first[key]
 
     def cut(self, cut: Cut) -> TimedWork:
@@ -487,7 +497,12 @@ class WorkCutter:
         least = whole
         for degree in _degrees(model, cut.tensor):
             smaller = replace(cut, tensor=degree)
-            found = self._clock.seconds([_part_of(self._trace, item, model, smaller) for item in self._first])
+            found = self._clock.seconds(
+                [
+                    _part_of(self._trace, item, model, smaller, uses)
+                    for item, uses in zip(self._first, self._uses, strict=True)
+                ]
+            )
             least = found if cut.fp8 is not None else np.minimum(least, found)
         least = least * np.array([_factor(operations[item.operations[0]], item, cut) for item in self._first])
         each = np.divide(least, whole, out=np.ones_like(whole), where=whole > 0)  # (gpus, distinct items)
@@ -530,7 +545,9 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
 
-def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple[Problem, ...]:
+def _part_of(
+    trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Sequence[int]
+) -> tuple[Problem, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
         return tuple(thinned(problem, cut.updated) for problem in item.problems)
@@ -540,25 +557,58 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut) -> tuple
     parts = [part_of(problem, operation, model, block, cut) for problem in item.problems]
     if cut.fp8 is None or block is None:
         return tuple(parts)
-    return tuple(each for part in parts for each in _in_float8(part, cut.fp8))
+    found, shares = list[Problem](), iter(1 / count for count in uses)
+    for problem, part in zip(item.problems, parts, strict=True):
+        if _is_in_float8(problem, operation):
+            left, right = next(shares), next(shares)
+            is_gradient = _is_gradient(problem, operation, model, block)
+            found += _in_float8(part, cut.fp8, left, right if is_gradient else right * cut.cast)
+        else:
+            found.append(part)
+    return tuple(found)
 
 
 FACTOR_OF: Final = 2
-"""Products that each input, weight and gradient is a factor of."""
+"""Products that each input, weight and gradient is a factor of, where a recording does not tell."""
 
 
-def _in_float8(problem: Problem, scales: Float8) -> Iterator[Problem]:
+def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
+    """Return the tensors that each product of an item that may run in float8 multiplies, two a product."""
+    found = list[int | None]()
+    for problem in item.problems:
+        if _is_in_float8(problem, operation):
+            batches, m, n, k = problem.dims
+            sizes = batches * m * k, batches * n * k
+            orders = operation.inputs, operation.inputs[::-1]
+            found += (
+                next((tensor.id for tensor in order if tensor.elements == size), None)
+                for order, size in zip(orders, sizes, strict=True)
+            )
+    return tuple(found)
+
+
+def _is_in_float8(problem: Problem, operation: Operation) -> bool:
+    """Return whether a product of a block runs in float8 where asked: linear layers, and batched ones of experts."""
+    return problem.operation == "linear" or (
+        problem.operation == "bmm" and experts_module(operation.module) is not None
+    )
+
+
+def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> Iterator[Problem]:
     """Return a product in float8, and what scaling its factors for it takes.
 
-    Input, weight and gradient are factors of two products each, and are read and written once for both: in their own
-    dtype, and in one byte, by rows and by columns. One scale for a tensor or a row needs its largest value first, so
-    that it is read once more; one for a block of values is found on the way.
+    A tensor is cast once for all products that it is a factor of: read and written in its own dtype, and in one byte,
+    by rows and by columns. One scale for a tensor or a row needs its largest value first, so that it is read once more;
+    one for a block of values is found on the way.
+
+    Args:
+        problem: The product.
+        scales: What has a scale of its own.
+        left: Share of the first factor's cast that falls on this product.
+        right: Share of the second factor's.
     """
-    if problem.operation != "linear":
-        yield problem
-        return
     batches, m, n, k = problem.dims
-    elements = batches * (m * k + n * k)
+    elements = FACTOR_OF * batches * (m * k * left + n * k * right)
     reads = (2 if scales in ("tensorwise", "rowwise") else 1) * COMPUTE_BYTES[problem.dtype] / FACTOR_OF
     yield replace(problem, dtype="float8")
     yield Problem("transfer", "float32", (elements * reads, elements, elements))
@@ -570,6 +620,8 @@ def part_of(
     """Take one GPU's part of a problem."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
+    if problem.operation == "bmm" and experts_module(operation.module) is not None:
+        return _of_experts(problem, _is_gradient(problem, operation, model, block), block, cut)
     if problem.operation == "bmm":
         return _divided(problem, {"b": cut.micro_batches * (1 if block is None else cut.tensor)})
     if problem.operation in FUSED_ATTENTION:
@@ -599,6 +651,22 @@ def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Transforme
     else:
         split = max(sides, key=lambda word: sides[word] * (sides[word] != block.hidden))
     return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
+
+
+def _of_experts(problem: Problem, is_gradient: bool, block: TransformerBlock | None, cut: Cut) -> Problem:
+    """Return a grouped product: a GPU's own experts, of the tokens of all groups, each split by its inner width."""
+    sizes = problem.shape
+    rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
+    inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
+    shared = _divided(problem, {"b": cut.expert, rows: cut.rows, inner: cut.tensor})
+    return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * cut.expert}).values()))
+
+
+def _is_gradient(problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None) -> bool:
+    """Return whether a product gives a weight's gradient; a grouped one's result is as large as the weight."""
+    if problem.operation == "linear":
+        return is_weight_gradient(problem, operation.phase, model, block)
+    return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
 
 
 def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:

@@ -267,3 +267,57 @@ def test_more_gpus_never_raise_the_work_of_one(
     assert (found[0] <= 1).all()
     for fewer, more in pairwise(found):
         assert (more <= fewer).all()
+
+
+def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
+    # Four products: three of one input, as of queries, keys and values, and one back. Without compute, casts are left.
+    hopper = gpu("H100-SXM-80GB")
+    head = replace(HEAD, dtype="bfloat16")
+
+    def seconds(inputs: tuple[int | None, ...], cast: float = 1.0) -> float:
+        products = [
+            Operation(
+                name="aten::mm",
+                phase="forward",
+                inputs=(
+                    TensorInfo((TOKENS, HIDDEN), "bfloat16", id=own),
+                    TensorInfo((HIDDEN, HIDDEN), "bfloat16", id=100 + position),
+                ),
+                module="blocks.0.attention",
+            )
+            for position, own in enumerate(inputs)
+        ]
+        attention = Operation(
+            name="aten::scaled_dot_product_attention", phase="forward", inputs=(head,) * 3, module="blocks.0.attention"
+        )
+        trace = Trace(operations=(*products, attention), device="cuda", recorder="kineto")
+        clock = ProblemClock([hopper], None)
+        whole = clock.seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
+        cutter = WorkCutter(trace, timed_as(trace, whole.tolist()), split_model(trace), clock)
+        return float(cutter.cut(Cut(fp8="tensorwise", cast=cast)).seconds.sum())
+
+    shared, apart = seconds((1, 1, 1, 2)), seconds((1, 3, 4, 2))
+    assert shared < apart
+    # Two inputs' casts less of eight tensors'; of the weights' four, all are gone with an update of many batches.
+    many, half = seconds((1, 3, 4, 2), cast=0.0), seconds((1, 3, 4, 2), cast=0.5)
+    assert apart - shared == pytest.approx((apart - many) / 2, rel=0.05)
+    assert apart - half == pytest.approx((apart - many) / 2, rel=0.05)
+
+
+def test_experts_that_are_dealt_out_take_the_tokens_of_all_groups() -> None:
+    inner, experts, rows = 4 * HIDDEN, 8, 64
+    weight = Parameter(name="blocks.0.experts.up", shape=(experts, HIDDEN, inner), dtype="float32")
+    model = split_model(replace(TRACE, parameters=(*TRACE.parameters, weight)))
+
+    def of_experts(phase: Phase, *inputs: TensorInfo, result: TensorInfo) -> Problem:
+        operation = Operation(
+            name="aten::bmm", phase=phase, inputs=inputs, outputs=(result,), module="blocks.0.experts"
+        )
+        (whole,) = translate(operation, Flags())
+        return part_of(whole, operation, model, model.block(operation.module), Cut(2, expert=4))
+
+    tokens, results = matrix(experts, rows, HIDDEN), matrix(experts, rows, inner)
+    forward = of_experts("forward", tokens, matrix(experts, HIDDEN, inner), result=results)
+    assert forward == problem("bmm", "float32", b=2, m=4 * rows, n=inner // 2, k=HIDDEN)
+    gradient = of_experts("backward", matrix(experts, HIDDEN, rows), results, result=matrix(experts, HIDDEN, inner))
+    assert gradient == problem("bmm", "float32", b=2, m=HIDDEN, n=inner // 2, k=4 * rows)
