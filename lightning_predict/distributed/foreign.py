@@ -30,6 +30,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "expert-model-parallel-size": "expert",
     "moe-expert-capacity-factor": "capacity",
     "virtual-pipeline-model-parallel-size": "virtual",
+    "decoder-first-pipeline-num-layers": "first_stage",
     "decoder-last-pipeline-num-layers": "last_stage",
 }
 """Options with a number, by Megatron's name."""
@@ -64,11 +65,8 @@ def strategy_of_arguments(text: str) -> str:
         known = name.removeprefix("--").replace("_", "-")
         if known in _NUMBERS:
             number = _value(name, words)
-            options += (
-                []
-                if number in ("1", "1.0") and known != "decoder-last-pipeline-num-layers"
-                else [f"{_NUMBERS[known]}={number}"]
-            )
+            is_degree_of_one = number in ("1", "1.0") and not known.startswith("decoder-")
+            options += [] if is_degree_of_one else [f"{_NUMBERS[known]}={number}"]
         elif known in _CHOICES:
             value = _value(name, words)
             if value not in _CHOICES[known]:

@@ -20,7 +20,7 @@ from typing import Final, final
 from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
 from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
-from lightning_predict.distributed.pipeline_parallel import micro_batches_of, stage_of_blocks, stages_of, under_way
+from lightning_predict.distributed.pipeline_parallel import block_stages, micro_batches_of, stages_of, under_way
 from lightning_predict.distributed.recomputation import (
     PRODUCT_NAMES,
     chosen_operations,
@@ -127,7 +127,8 @@ class ModelMemory:
                 update_bytes=written,
             )
         model = self._split(strategy)
-        key = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.last_stage, strategy.expert)
+        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert)
+        key = (*degrees, strategy.first_stage, strategy.last_stage)
         if key not in self._stages:
             self._stages[key] = [_of_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
         stages = self._stages[key]
@@ -228,7 +229,7 @@ def _shares(
     Most of it is what the backward pass reads. The rest, such as the gradient of the logits, goes by it where layers or
     stages are dealt out, and stays where blocks are only computed again.
     """
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
+    stage_of = block_stages(strategy, len(model.blocks))
     micro_batches = _micro_batches(trace, strategy)
     held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()

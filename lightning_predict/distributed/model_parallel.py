@@ -23,10 +23,10 @@ from lightning_predict.distributed.experts import check_experts, is_of_expert, m
 from lightning_predict.distributed.gradients import has_backward, parameter_bytes
 from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
 from lightning_predict.distributed.pipeline_parallel import (
+    block_stages,
     hand_over_seconds,
     micro_batches_of,
     sharing_links,
-    stage_of_blocks,
     stages_of,
 )
 from lightning_predict.distributed.recomputation import (
@@ -114,7 +114,7 @@ def model_stages(
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
+    stage_of = block_stages(strategy, len(model.blocks))
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
@@ -259,7 +259,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
     Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
     first's.
     """
-    stage_of = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
+    stage_of = block_stages(strategy, len(model.blocks))
     behind = _modules_behind(trace, model)
     stages: list[list[Parameter]] = [[] for _ in range(strategy.pipeline)]
     for parameter in trace.parameters:

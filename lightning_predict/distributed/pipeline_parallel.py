@@ -63,25 +63,49 @@ def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
     return min((strategy.pipeline - stage) * more, float(micro_batches))
 
 
-def stage_of_blocks(blocks: int, stages: int, virtual: int = 1, last_stage: int | None = None) -> tuple[int, ...]:
+def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
+    """Assign a model's blocks to the stages of a strategy; errors as `stage_of_blocks`."""
+    return stage_of_blocks(
+        blocks,
+        strategy.pipeline,
+        strategy.virtual,
+        first_stage=strategy.first_stage,
+        last_stage=strategy.last_stage,
+    )
+
+
+def stage_of_blocks(
+    blocks: int, stages: int, virtual: int = 1, *, first_stage: int | None = None, last_stage: int | None = None
+) -> tuple[int, ...]:
     """Assign blocks to stages: as evenly as possible, the first ones with one more block; interleaved, in rounds.
 
     Args:
         blocks: Their number.
         stages: Of the pipeline.
         virtual: Stages of each GPU.
-        last_stage: Blocks of the last stage, the others sharing the rest; None for as many as they have.
+        first_stage: Blocks of the first stage, the others sharing the rest; None for as many as they have.
+        last_stage: The same of the last stage.
 
     Raises:
         InvalidArgumentError: Fewer blocks than stages.
     """
-    if last_stage is not None:
-        if blocks - last_stage < stages - 1:
+    if first_stage is not None or last_stage is not None:
+        given = {"first_stage": first_stage, "last_stage": last_stage}
+        own = {name: count for name, count in given.items() if count is not None}
+        others, rest = stages - len(own), blocks - sum(own.values())
+        if rest < others or (not others and rest):
+            words = ", ".join(f"{name}={count}" for name, count in own.items())
             raise InvalidArgumentError(
-                f"strategy: last_stage={last_stage} of {blocks} transformer block(s) leaves less than one to each of "
-                f"{stages - 1} other stages; choose at most {max(blocks - stages + 1, 1)}."
+                f"strategy: {words} of {blocks} transformer block(s) leaves {rest} to {others} other stage(s); each "
+                "needs at least one, and none may be left over."
             )
-        return (*stage_of_blocks(blocks - last_stage, stages - 1), *([stages - 1] * last_stage))
+        middle = stage_of_blocks(rest, others) if others else ()
+        shift = first_stage is not None
+        return (
+            *([0] * (first_stage or 0)),
+            *(stage + shift for stage in middle),
+            *([stages - 1] * (last_stage or 0)),
+        )
     if virtual > 1:
         if blocks < stages * virtual:
             raise InvalidArgumentError(

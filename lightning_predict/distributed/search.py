@@ -24,7 +24,7 @@ import numpy as np
 from lightning_predict.distributed.experts import count_experts
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.model_parallel import needs_blocks, sharing_collectives
-from lightning_predict.distributed.pipeline_parallel import sharing_links, stage_of_blocks
+from lightning_predict.distributed.pipeline_parallel import block_stages, sharing_links
 from lightning_predict.distributed.recomputation import recomputed_part, recomputed_products, with_recomputation
 from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
 from lightning_predict.distributed.tensor_parallel import Cut, SplitModel, TransformerBlock, WorkCutter, block_of
@@ -164,8 +164,8 @@ def strategies_for(
             if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
                 continue
             for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
-                degrees, lasts = _expert_degrees(experts, replicas, data), _last_stages(blocks, pipeline, virtual)
-                for expert, recipe, last_stage in product(degrees, recipes, lasts):
+                degrees, ends = _expert_degrees(experts, replicas, data), _end_stages(blocks, pipeline, virtual)
+                for expert, recipe, (first_stage, last_stage) in product(degrees, recipes, ends):
                     yield Strategy(
                         data=data,
                         tensor=tensor,
@@ -175,6 +175,7 @@ def strategies_for(
                         micro_batches=micro_batches,
                         accumulate=accumulate,
                         virtual=virtual,
+                        first_stage=first_stage,
                         last_stage=last_stage,
                         sequence=tensor > 1,
                         recompute=recompute,
@@ -211,10 +212,19 @@ def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int
     return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
-def _last_stages(blocks: int, pipeline: int, virtual: int) -> tuple[int | None, ...]:
-    """List how many blocks the last stage may have: where all have as many, one less, for the output layer."""
-    even, rest = divmod(blocks, pipeline)
-    return (None, even - 1) if pipeline > 1 and virtual == 1 and not rest and even > 1 else (None,)
+def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | None, int | None], ...]:
+    """List how many blocks the first and the last stage may have: as many as others, or less for what is outside.
+
+    Where blocks divide evenly, one less on the last stage, which has the output layer; where two are missing from an
+    even share, one less on both ends, as the 126 blocks of Llama 3 405B are laid out.
+    """
+    if pipeline == 1 or virtual > 1:
+        return ((None, None),)
+    each = math.ceil(blocks / pipeline)
+    missing = each * pipeline - blocks
+    if each > 1 and not missing:
+        return ((None, None), (None, each - 1))
+    return ((None, None), (each - 1, each - 1)) if each > 1 and missing == 2 < pipeline else ((None, None),)
 
 
 def best_strategies(
@@ -375,7 +385,7 @@ class Bounds:
         in_blocks += self._exchanging(strategy, layout)
         everything = in_blocks + self._factor * least.outside
         host = self._host(strategy)
-        stages = stage_of_blocks(len(model.blocks), strategy.pipeline, strategy.virtual, strategy.last_stage)
+        stages = block_stages(strategy, len(model.blocks))
         longest = max(map(stages.count, set(stages))) / len(stages) if stages else 1.0
         slowest = max(in_blocks * longest, everything / strategy.pipeline, host / strategy.pipeline)
         together = max(everything, host, slowest)

@@ -98,6 +98,8 @@ class Strategy:
         accumulate: Batches as large as the recorded one whose gradients add up before an update.
         bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
         virtual: Stages of each GPU of a pipeline (Megatron's interleaved schedule).
+        first_stage: Blocks of a pipeline's first stage, which has the embedding besides; None for as many as the
+            others have.
         last_stage: Blocks of a pipeline's last stage, which has the output layer and the loss besides; None for as many
             as the others have.
         schedule: In which order a pipeline's stages work: `1f1b`, `gpipe` (all forward, then all backward), or
@@ -137,6 +139,7 @@ class Strategy:
     micro_batches: int | None = None
     bucket_cap_mb: float = 25.0
     virtual: int = 1
+    first_stage: int | None = None
     last_stage: int | None = None
     schedule: PipelineSchedule = "1f1b"
     sequence: bool = False
@@ -181,11 +184,12 @@ class Strategy:
             self.virtual > 1 and self.pipeline == 1,
             f"virtual={self.virtual} interleaves the stages of a pipeline; ask for pipeline=2 or more, too.",
         )
-        yield (
-            self.last_stage is not None and (self.pipeline == 1 or self.virtual > 1),
-            f"last_stage={self.last_stage} is of a pipeline of one stage a GPU; ask for pipeline=2 or more, and "
-            "leave out virtual.",
-        )
+        for name, count in (("first_stage", self.first_stage), ("last_stage", self.last_stage)):
+            yield (
+                count is not None and (self.pipeline == 1 or self.virtual > 1),
+                f"{name}={count} is of a pipeline of one stage a GPU; ask for pipeline=2 or more, and leave out "
+                "virtual.",
+            )
         yield (
             self.schedule != "1f1b" and self.pipeline == 1,
             f"schedule={self.schedule} is of a pipeline; ask for pipeline=2 or more, too.",
@@ -333,7 +337,8 @@ class Strategy:
 
 
 _NUMBERS: Final = (
-    *("tensor", "pipeline", "micro_batches", "virtual", "last_stage", "context", "expert", "shard", "accumulate"),
+    *("tensor", "pipeline", "micro_batches", "virtual", "first_stage", "last_stage"),
+    *("context", "expert", "shard", "accumulate"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = ("sequence", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")

@@ -545,9 +545,7 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
 
-def _part_of(
-    trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Sequence[int]
-) -> tuple[Problem, ...]:
+def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Sequence[int]) -> tuple[Problem, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
         return tuple(thinned(problem, cut.updated) for problem in item.problems)

@@ -38,15 +38,22 @@ def test_stages_differ_by_one_block_at_most(blocks: int, stages: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_the_last_stage_may_have_other_blocks_than_the_rest() -> None:
+def test_the_first_and_the_last_stage_may_have_other_blocks_than_the_rest() -> None:
     assert stage_of_blocks(8, 4, last_stage=1) == (0, 0, 0, 1, 1, 2, 2, 3)
     assert stage_of_blocks(8, 2, last_stage=5) == (0, 0, 0, 1, 1, 1, 1, 1)
-    with pytest.raises(InvalidArgumentError, match="leaves less than one to each of 3 other stages; choose at most 5"):
-        stage_of_blocks(8, 4, last_stage=6)
-    for words in ("ddp,last_stage=3", "ddp,pipeline=2,virtual=2,last_stage=3"):
+    assert stage_of_blocks(8, 4, first_stage=1) == (0, 1, 1, 1, 2, 2, 3, 3)
+    assert stage_of_blocks(6, 4, first_stage=1, last_stage=1) == (0, 1, 1, 2, 2, 3)
+    assert stage_of_blocks(6, 2, first_stage=2, last_stage=4) == (0, 0, 1, 1, 1, 1)
+    for stages, ends, left in ((4, {"last_stage": 6}, "2 to 3"), (2, {"first_stage": 1, "last_stage": 1}, "6 to 0")):
+        with pytest.raises(InvalidArgumentError, match=f"leaves {left} other stage"):
+            stage_of_blocks(8, stages, **ends)
+    for words in ("ddp,last_stage=3", "ddp,first_stage=3", "ddp,pipeline=2,virtual=2,last_stage=3"):
         with pytest.raises(InvalidArgumentError, match="is of a pipeline of one stage a GPU"):
             strategy_of(words)
-    assert strategy_of("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 1").last_stage == 1
+    found = strategy_of(
+        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 2"
+    )
+    assert (found.first_stage, found.last_stage) == (1, 2)
 
 
 def test_the_bubble() -> None:
