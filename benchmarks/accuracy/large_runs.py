@@ -157,7 +157,7 @@ class LargeRunCase:
     memory_bytes: float | None = None
 
 
-FRAMEWORK_HOSTS: Final = (1.0, 1.7, 2.35, 3.0)
+FRAMEWORK_HOSTS: Final = (1.0, 1.3, 1.55, 1.8)
 SPREADS: Final = (0.0, 0.025, 0.05, 0.075, 0.1)
 """The grid of what is read off these tables: the framework's host, and how far paces differ."""
 

@@ -201,7 +201,7 @@ class OverlapCosts:
     Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
     factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
     shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward, over the median host of
-    `host.py`: one framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints what both
+    `host.py`, which counts the launches of a backward pass twice: one framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints what both
     would be, and err, with each table left out.
 
     Attributes:
@@ -222,7 +222,7 @@ class OverlapCosts:
     hopper_contention: float = 0.2
     straggler_spread: float = 0.04
     straggler_seconds: float = 0.2
-    framework_host: float = 2.35
+    framework_host: float = 1.55
     pcie_slowdown: float = 1.0
     pcie_contention: float = 0.1
 
