@@ -200,9 +200,9 @@ class OverlapCosts:
 
     Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
     factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
-    shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward, over the median host of
-    `host.py`, which counts the launches of a backward pass twice: one framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints what both
-    would be, and err, with each table left out.
+    shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward, over the median host of `host.py`,
+    which counts the launches of a backward pass twice: one framework on one machine. `python -m benchmarks.accuracy
+    FOLDER --of many-gpus` prints what both would be, and err, with each table left out.
 
     Attributes:
         slowdown: Time of a collective during a training step over that of the same collective alone.
