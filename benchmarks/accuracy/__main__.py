@@ -11,6 +11,7 @@ Example::
     python -m benchmarks.accuracy validation --of torchtitan --cache recorded-steps
     python -m benchmarks.accuracy validation --of nanotron --cache recorded-steps
     python -m benchmarks.accuracy validation --of nemo --cache recorded-steps
+    python -m benchmarks.accuracy validation --of dgxc --cache recorded-steps
     python -m benchmarks.accuracy validation --of collectives
     python -m benchmarks.accuracy validation --of operators
     python -m benchmarks.accuracy validation --of timm --sample 40 --cache traces-of-timm
@@ -123,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
-        "models on many GPUs; published pretraining of torchtitan, nanotron, NeMo; collectives, and steps of several "
-        "cards over that of one; "
+        "models on many GPUs; published pretraining of torchtitan, nanotron, NeMo and DGX Cloud; "
+        "collectives, and steps of several cards over that of one; "
         "whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
         "hosts of steps that launches dominate; gains of changes beside measured pairs; "
         "constants chosen on training benchmarks, left out; whole steps on GPUs "

@@ -1,4 +1,4 @@
-"""Read published runs of pretraining: torchtitan's, nanotron's and NeMo's tables, as cases of `large_runs.py`.
+"""Read published runs of pretraining: torchtitan's, nanotron's, NeMo's and DGX Cloud's, as cases of `large_runs.py`.
 
 Each row's micro-batch is recorded on the meta device and repeated by the strategy. What a table does not say is as the
 framework's own configuration has it, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
@@ -328,6 +328,56 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
     )
 
 
+DGXC: Final = (
+    # model, GPUs, tensor, pipeline, context, virtual, samples of a step, seconds in bfloat16, in float8
+    ("llama3-8b", 8, 1, 1, 2, 1, 128, 12.91, 9.67),
+    ("llama3-8b", 128, 1, 1, 2, 1, 2048, 13.10, 9.82),
+    ("llama3-70b", 64, 4, 4, 2, 5, 128, 14.72, 11.01),
+    ("llama3-70b", 512, 4, 4, 2, 5, 1024, 14.89, 11.18),
+    ("llama3-70b", 2048, 4, 4, 2, 5, 4096, 14.98, 11.39),
+    ("llama3-405b", 576, 8, 9, 2, 7, 252, 17.20, 11.24),
+    ("llama3-405b", 2304, 8, 9, 2, 7, 1008, 17.62, 12.35),
+)
+"""Steps on H100s as NVIDIA/dgxc-benchmarking states them (`llama3.1/README_8b.md`, `70b` and `405b` at 143b90d, with
+NeMo 24.09, 8,192 tokens and micro-batches of one). Nothing is fitted to them."""
+
+
+def dgxc_cases(_path: Path) -> Cases:
+    """Return the rows of `DGXC`, in both precisions."""
+    precisions: tuple[Float8 | None, ...] = (None, "tensorwise")
+    return tuple(
+        LargeRunCase(
+            workload=PretrainingWorkload(
+                table="dgxc",
+                model=model,
+                length=8192,
+                batch=1,
+                is_compiled=True,
+                kind=fp8 or "bfloat16",
+                release=RING_RELEASE,
+            ),
+            layout=_layout("H100-SXM-80GB", count),
+            strategy=Strategy(
+                data="zero1",
+                tensor=tensor,
+                pipeline=pipeline,
+                virtual=virtual,
+                context=context,
+                micro_batches=1,
+                accumulate=batch * tensor * pipeline * context // count,
+                sequence=tensor > 1,
+                overlap_tensor=tensor > 1,
+                overlap_param_gather=True,
+                fp8=fp8,
+            ),
+            micro_batch=1,
+            measured_seconds=seconds,
+        )
+        for model, count, tensor, pipeline, context, virtual, batch, *both in DGXC
+        for fp8, seconds in zip(precisions, both, strict=True)
+    ), Counter()
+
+
 def _number(row: Checked, column: str) -> int:
     return row.member(column).parsed().integer(minimum=1)
 
@@ -345,8 +395,9 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "torchtitan": (TORCHTITAN_TABLE, read_torchtitan_cases),
     "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
     "nemo": (NEMO_TABLE, read_nemo_cases),
+    "dgxc": ("", dgxc_cases),
 }
-"""File and reader of each table."""
+"""File and reader of each table; what is no table, reads none."""
 
 
 def print_report(folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None) -> None:

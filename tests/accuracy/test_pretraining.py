@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy.pretraining import dgxc_cases
 from benchmarks.accuracy.workloads.llama import LlamaConfig, llama_trace, with_compiled_loss
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
@@ -46,3 +48,13 @@ def test_compiled_blocks_keep_no_product_that_only_the_sum_behind_it_reads(trace
         for one in (trace, replace(trace, compiled=True))
     )
     assert eager - compiled == pytest.approx(CONFIG.layers * TOKENS * CONFIG.hidden * 2)
+
+
+def test_dgx_clouds_pages_are_read_in_both_precisions() -> None:
+    cases, _ = dgxc_cases(Path())
+    assert len(cases) == 14
+    for plain, narrow in zip(cases[::2], cases[1::2], strict=True):
+        assert replace(narrow.strategy, fp8=None) == plain.strategy
+        assert 1.2 < plain.measured_seconds / narrow.measured_seconds < 1.6
+        # Micro-batches of the pages: 32 (8B), 64 (70B), 63 (405B), one sample each.
+        assert plain.strategy.accumulate in (32, 63, 64)
