@@ -64,7 +64,7 @@ def outcome(fit: Fit, folder: Path, ours: list[Any]) -> Outcome:
         key: value for key, value in trainer.callback_metrics.items() if not key.startswith(("predict", "budget"))
     }
     return Outcome(
-        weights={key: value.detach().clone() for key, value in model.state_dict().items()},
+        weights={key: value.detach().clone() for key, value in model.state_dict().items() if torch.is_tensor(value)},
         optimizers=[optimizer.state_dict() for optimizer in trainer.optimizers],
         random=(torch.get_rng_state(), np.random.get_state()[1], random.getstate()),  # type: ignore[index]
         metrics=metrics,

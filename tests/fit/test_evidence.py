@@ -63,7 +63,10 @@ def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
 def test_what_comes_with_a_period_counts_by_the_period_and_not_by_where_it_was_asked() -> None:
     values = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
     for number in (45, 49, 50, 55):
-        assert believed(values[:number]).mean.middle == pytest.approx(1.4)
+        mean = believed(values[:number]).mean
+        assert mean.middle == pytest.approx(1.4)
+        # It comes once in ten, or in nine to eleven, and by as much as values themselves scatter less or more.
+        assert mean.low > 1.3
 
 
 def test_what_is_overdue_has_no_period() -> None:

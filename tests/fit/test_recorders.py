@@ -441,10 +441,12 @@ def test_the_pace_is_seen_in_manual_optimization() -> None:
 
 
 class ValidationLoop:
-    def __init__(self, *, records_first: bool = True) -> None:
+    def __init__(self, *, records_first: bool = True, prefers_first: bool = False) -> None:
         self.clock = Clock()
         self.sessions: list[FakeSession] = []
-        self.recorder = ValidationRecorder(clock=self.clock, new_session=self.new_session, records_first=records_first)
+        self.recorder = ValidationRecorder(
+            clock=self.clock, new_session=self.new_session, records_first=records_first, prefers_first=prefers_first
+        )
 
     def new_session(self) -> FakeSession:
         self.sessions.append(FakeSession(len(self.sessions)))
@@ -463,6 +465,12 @@ def test_the_second_validation_batch_is_recorded() -> None:
     trace = ValidationLoop().run(2)
     assert trace is not None
     assert (trace.samples, trace.batches, trace.optimizer_steps, trace.step_seconds) == (8, 1, 0, ())
+
+
+def test_where_the_first_validation_batch_is_recorded_the_second_is_timed() -> None:
+    trace = ValidationLoop(prefers_first=True).run(3)
+    assert trace is not None
+    assert trace.step_seconds == (2.0, 3.0)
 
 
 def test_later_validation_batches_are_timed_up_to_a_few() -> None:
@@ -574,6 +582,15 @@ def test_a_window_of_another_length_than_expected_is_recorded_whole_the_next_tim
     assert traces[-1] is not None
     assert traces[-1].batches == 3
     assert [session.events.count("start") for session in loop.sessions] == [1, 3]
+
+
+def test_windows_that_grow_after_the_recording_are_another_kind() -> None:
+    loop = Loop(warmup_steps=2)
+    assert [loop.batch(1.0) is None for _ in range(5)] == [True, True, False, True, True]
+    loop.accumulates, loop.batches = 2, 10  # as a schedule of accumulation says; five updates were made
+    traces = [loop.batch(1.0) for _ in range(20)]
+    later = next(trace for trace in traces if trace is not None)
+    assert {later.batches, *(other.trace.batches for other in later.other_steps)} == {1, 2}
 
 
 def test_steps_are_never_unseen_under_automatic_optimization() -> None:

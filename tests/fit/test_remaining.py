@@ -82,6 +82,9 @@ def test_accumulation_counts_windows_and_the_short_one_at_the_end_of_an_epoch() 
     # Epochs of 4 batches in windows of 3: one of 3 and one of 1.
     left = at(max_epochs=2, accumulation={0: 3})
     assert (left.batches, left.windows, left.full_windows, left.windows_per_epoch) == (8, 4, 2, 2)
+    # Windows alike in each epoch are counted as they come, the short ones, too: not as 8 batches in windows of 3.
+    position = replace(START, max_epochs=2, accumulation={0: 3})
+    assert workload(left, position, batches_per_window=3, samples=24).training_iterations == 4
 
 
 def test_accumulation_and_max_steps() -> None:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lightning_predict as lp
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.fit import watched_loop
 from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
@@ -84,6 +85,24 @@ def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None
     assert run.outcome is not None
     assert run.outcome.actual_seconds == pytest.approx(run.outcome.batches * 1.5)
     assert run.outcome.predicted_seconds == pytest.approx(run.outcome.batches * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("prices", "in_use", "usd_per_hour", "wanted"),
+    [
+        (None, "T4", 2.0, {"T4": 2.0}),
+        ({"T4": 1.0}, "T4", 2.0, {"T4": 1.0}),
+        (None, None, 2.0, None),  # what the price is of is not known
+        (None, "T4", None, None),
+    ],
+)
+def test_the_price_of_a_budget_is_that_of_the_gpu_in_use(
+    monkeypatch: pytest.MonkeyPatch, prices: Any, in_use: str | None, usd_per_hour: float | None, wanted: Any
+) -> None:
+    monkeypatch.setattr(watched_loop, "gpu_name_in_use", lambda _: in_use)
+    run = lp.watch(gpus=["T4"], total_steps=4, usd_per_hour=usd_per_hour)
+    run.prices = prices
+    assert run._prices() == wanted
 
 
 def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptureFixture) -> None:

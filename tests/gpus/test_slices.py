@@ -16,6 +16,7 @@ def test_a_slice_has_its_multiprocessors_and_its_eighths_of_memory() -> None:
     assert half.memory_bytes == whole.memory_bytes / 2
     assert half.dram_bytes_per_second == whole.dram_bytes_per_second / 2
     assert half.l2_bytes == whole.l2_bytes / 2
+    assert half.l2_bytes_per_second == whole.l2_bytes_per_second / 2
     # 312 TFLOP/s on 108 multiprocessors are 121.3 on 42.
     assert half.peak_flops_per_second["bfloat16"] == pytest.approx(312e12 * 42 / 108)
     assert half.nvlink_bytes_per_second is None

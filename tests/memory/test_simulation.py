@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
+from lightning_predict.memory.libraries import convolved_share, trial_bytes, workspace_bytes
 from lightning_predict.memory.simulation import (
     blocks_of,
     fullest_moments,
+    gradient_bytes,
     least_reserved_bytes,
     simulated,
     simulated_step,
@@ -55,6 +56,43 @@ def test_the_blocks_of_a_step_that_drops_its_gradients_first() -> None:
     # Fullest: weight, batch, hidden and logits, 16 + 12 + 40 + 30. The gradient takes 16 of the 30 that the logits
     # left, the second step's batch 12 of the other 14: the second step's logits need a segment of their own.
     assert mebibytes(STEP) == (98, 98 + 30)
+
+
+def test_gradients_of_the_last_step_live_until_the_first_backward_pass_and_are_as_large_as_what_they_are_for() -> None:
+    assert blocks_of(STEP).drops_gradients_at == -1  # before the step: none live through its forward pass
+    kept = replace(STEP, memory=replace(STEP.memory, forward_gradient_bytes=16 * MEBIBYTE))
+    assert blocks_of(kept).drops_gradients_at == 1  # the last operation before the backward pass, the third
+    unknown = replace(STEP, memory=replace(STEP.memory, gradient_bytes=None))
+    assert gradient_bytes(unknown) == 16 * MEBIBYTE
+    assert gradient_bytes(replace(unknown, operations=STEP.operations[:2])) == 0  # none was made
+
+
+def test_only_convolutions_that_cudnn_runs_count_as_convolved() -> None:
+    image, weight, bias = (
+        TensorInfo(shape, "float32", number) for number, shape in enumerate([(2, 3, 8, 8), (4, 3, 3, 3), (4,)])
+    )
+    convolved, active = (TensorInfo((2, 4, 6, 6), "float32", number) for number in (3, 4))
+    operations = (
+        Operation(name="aten::convolution", phase="forward", inputs=(image, weight, bias), outputs=(convolved,)),
+        Operation(name="aten::relu", phase="forward", inputs=(convolved,), outputs=(active,)),
+    )
+    assert convolved_share(replace(STEP, operations=operations)) == 0.5
+    depthwise = replace(operations[0], arguments={"groups": 3})
+    assert convolved_share(replace(STEP, operations=(depthwise, operations[1]))) == 0
+
+
+def test_a_copy_that_the_backward_pass_reads_under_another_number_lives_until_then() -> None:
+    # Below autograd the recorder casts anew in the backward pass: number 9 is the copy, number 5. A copy in the same
+    # dtype is none of autocast's.
+    cast, other = (TensorInfo((40, MEBIBYTE), dtype, number) for dtype, number in (("bool", 5), ("uint8", 6)))
+    read = replace(cast, id=9)
+    forward = tuple(
+        Operation(name="aten::_to_copy", phase="forward", inputs=(HIDDEN,), outputs=(copy,)) for copy in (cast, other)
+    )
+    backward = replace(STEP.operations[2], inputs=(read, replace(other, id=10)))
+    trace = replace(STEP, operations=(*STEP.operations[:2], *forward, backward, STEP.operations[3]))
+    deaths = {one.birth: one.death for one in written_storages(trace)}
+    assert (deaths[2], deaths[3]) == (4, 3)
 
 
 def test_what_must_fit_is_without_the_segments_that_are_given_back_and_without_trials() -> None:

@@ -6,6 +6,7 @@ imported beside this torch, is named with the reason. `make soak-modules` instal
 
 from __future__ import annotations
 
+import argparse
 import logging
 import tempfile
 import warnings
@@ -25,8 +26,9 @@ for _name, _schema in TORCHVISION_OPERATORS.items():  # torchvision's library is
 
 from tests.callbacks import features  # noqa: E402  (imports torchvision where it is installed)
 from tests.callbacks.features import LIGHTNING, callbacks, differences, outcome  # noqa: E402
+from tests.soak.losses import Loss, images_of, next_word, squares  # noqa: E402
+from tests.soak.small_modules import SMALL  # noqa: E402
 
-Loss = Callable[[nn.Module, Tensor], Tensor]
 BATCHES, ROWS = 6, 4
 
 
@@ -81,11 +83,6 @@ def forecast() -> tuple[nn.Module, Loss]:
         return metric.loss(ahead.unsqueeze(-1).expand(-1, -1, 3), batch[:, 2:]).mean()  # type: ignore[no-any-return]
 
     return model, loss
-
-
-def images_of(batch: Tensor) -> Tensor:
-    """Make images of rows."""
-    return nn.functional.interpolate(batch.view(len(batch), 1, 2, 4).expand(-1, 3, -1, -1), size=(64, 64))
 
 
 def segments() -> tuple[nn.Module, Loss]:
@@ -168,7 +165,7 @@ def series() -> tuple[nn.Module, Loss]:
     """Give the gated feed-forward part and the norm of Darts' transformers."""
     norm = import_module("darts.models.components.layer_norm_variants").RMSNorm(8)
     gated = import_module("darts.models.components.feed_forward").FeedForward(8, 16, is_gated=True)
-    return nn.Sequential(norm, gated), _squares
+    return nn.Sequential(norm, gated), squares
 
 
 def likelihood() -> tuple[nn.Module, Loss]:
@@ -186,13 +183,13 @@ def likelihood() -> tuple[nn.Module, Loss]:
 def tables() -> tuple[nn.Module, Loss]:
     """Give the gated feature learning of PyTorch Tabular."""
     parts = import_module("pytorch_tabular.models.common.layers")
-    return parts.GatedFeatureLearningUnit(n_features_in=8, n_stages=2, feature_sparsity=0.3), _squares
+    return parts.GatedFeatureLearningUnit(n_features_in=8, n_stages=2, feature_sparsity=0.3), squares
 
 
 def posterior() -> tuple[nn.Module, Loss]:
     """Give a Bayesian layer of Torch Uncertainty, whose weights are drawn anew for each batch."""
     layers = import_module("torch_uncertainty.layers.bayesian")
-    return nn.Sequential(layers.BayesLinear(8, 16), nn.ReLU(), layers.BayesLinear(16, 2)), _squares
+    return nn.Sequential(layers.BayesLinear(8, 16), nn.ReLU(), layers.BayesLinear(16, 2)), squares
 
 
 def distances() -> tuple[nn.Module, Loss]:
@@ -227,14 +224,14 @@ def words() -> tuple[nn.Module, Loss]:
     config = parts.Config(
         block_size=16, vocab_size=64, padded_vocab_size=64, n_layer=2, n_head=4, n_query_groups=2, n_embd=32
     )
-    return parts.GPT(config), _next_word
+    return parts.GPT(config), next_word
 
 
 def wrapped() -> tuple[nn.Module, Loss]:
     """Give a decoder of x-transformers."""
     parts = import_module("x_transformers")
     layers = parts.Decoder(dim=32, depth=2, heads=2, attn_dropout=0.1, ff_dropout=0.1)
-    return parts.TransformerWrapper(num_tokens=64, max_seq_len=16, attn_layers=layers), _next_word
+    return parts.TransformerWrapper(num_tokens=64, max_seq_len=16, attn_layers=layers), next_word
 
 
 def codebook() -> tuple[nn.Module, Loss]:
@@ -283,15 +280,6 @@ def noise() -> tuple[nn.Module, Loss]:
     return Equation(), loss
 
 
-def _squares(module: nn.Module, batch: Tensor) -> Tensor:
-    return module(batch).square().mean()  # type: ignore[no-any-return]
-
-
-def _next_word(module: nn.Module, batch: Tensor) -> Tensor:
-    tokens = (batch.abs() * 8).long().clamp(max=63)
-    return nn.functional.cross_entropy(module(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-
-
 MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
     "transformers with PEFT": adapters,
     "torch-geometric": graphs,
@@ -314,6 +302,7 @@ MODULES: Final[dict[str, Callable[[], tuple[nn.Module, Loss]]]] = {
     "vector-quantize-pytorch": codebook,
     "Conformer": sounds,
     "torchsde": noise,
+    **SMALL,
 }
 
 
@@ -346,9 +335,12 @@ def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="projects whose names hold this only")
+    only = parser.parse_args().only
     print("| project | predicted | differs |\n|---|---|---|")
     differs = []
-    for name, make in MODULES.items():
+    for name, make in ((name, make) for name, make in MODULES.items() if only in name):
         try:
             make()
         except Exception as error:  # whatever a project raises that does not go with this torch
