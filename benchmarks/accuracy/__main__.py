@@ -149,6 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
     parser.add_argument(
+        "--chips", nargs="+", choices=unseen_gpus.CHIPS, default=unseen_gpus.CHIPS, help="with unseen: these alone"
+    )
+    parser.add_argument(
         "--sample",
         type=int,
         default=None,
@@ -236,7 +239,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
     elif options.of == "unseen":
         if options.tables is None:
             raise MeasurementTableError("--of unseen trains networks: name the measurement tables with --tables.")
-        unseen_gpus.print_report(folder, options.tables, console, cache=options.cache or RECORDED_STEPS)
+        cache = options.cache or RECORDED_STEPS
+        unseen_gpus.print_report(folder, options.tables, console, cache=cache, chips=options.chips)
     elif options.of == "memory":
         memory.print_report(folder, console, cache=options.cache)
     elif options.of == "memory-peers":

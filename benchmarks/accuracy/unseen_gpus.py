@@ -6,7 +6,7 @@ same networks with the few figures that `measure --quick` finds on a GPU, here r
 large products, where the catalogue states none that others measured, and the pace of its memory. The widths of
 intervals, and constants that were chosen by hand, stay as they ship. Example::
 
-    python -m benchmarks.accuracy FOLDER --of unseen --tables measurements --cache recorded-steps
+    python -m benchmarks.accuracy FOLDER --of unseen --tables measurements --cache recorded-steps --chips A40 L40S
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def evaluate_unseen(
     tables: Path,
     *,
     cache: Path,
+    chips: Sequence[str] = CHIPS,
     recipes: Mapping[str, Recipe] = RECIPES,
     jobs: int = 2,
 ) -> tuple[UnseenResult, ...]:
@@ -84,6 +85,7 @@ def evaluate_unseen(
         folder: Folder of the tables of whole steps.
         tables: Folder of the measurement tables.
         cache: Folder that keeps the recorded steps.
+        chips: Which to leave out, one after the other.
         recipes: What to train, by family.
         jobs: Trainings, and then steps, at a time.
 
@@ -96,7 +98,7 @@ def evaluate_unseen(
     rows = tuple(published_steps(folder, cache))
     return tuple(
         result
-        for chip in CHIPS
+        for chip in chips
         if {group.gpu for group in known} & set(boards_of(chip))
         for result in _on_chip(chip, rows, known, recipes, cache, jobs)
     )
@@ -242,6 +244,6 @@ def _cells(results: Sequence[UnseenResult]) -> Iterator[str]:
         yield f"{statistics.geometric_mean(case.width for case in cases):.2f}"
 
 
-def print_report(folder: Path, tables: Path, console: Console, *, cache: Path) -> None:
+def print_report(folder: Path, tables: Path, console: Console, *, cache: Path, chips: Sequence[str] = CHIPS) -> None:
     """Evaluate and print; errors as for `evaluate_unseen`."""
-    console.print(unseen_table(evaluate_unseen(folder, tables, cache=cache)))
+    console.print(unseen_table(evaluate_unseen(folder, tables, cache=cache, chips=chips)))

@@ -70,6 +70,7 @@ def test_steps_of_a_chip_are_predicted_with_it_and_without(tables: Path, tmp_pat
         assert one.seen.gpu == "V100-PCIe-32GB"
         assert one.seen.measured_seconds == one.unseen.measured_seconds
         assert one.seen.predicted.middle != one.unseen.predicted.middle
+    assert evaluate_unseen(tmp_path, tables, cache=tmp_path / "steps", chips=("A100",), recipes=QUICK, jobs=1) == ()
 
 
 def test_anchors_are_read_off_large_products(tables: Path) -> None:

@@ -47,6 +47,19 @@ def test_a_measured_rate_stands() -> None:
     assert sustained_flops(replace(SMALL, measured_flops_per_second={"float16": 5e12}), "float16") == 5e12
 
 
+def test_a_rate_measured_in_one_16_bit_dtype_stands_for_the_other() -> None:
+    measured = replace(
+        SMALL,
+        peak_flops_per_second={"float32": 1e12, "float16": 8e12, "bfloat16": 8e12},
+        measured_flops_per_second={"float16": 5e12},
+    )
+    assert sustained_flops(measured, "bfloat16") == 5e12
+    assert sustained_flops(measured, "float32") == sustained_flops(SMALL, "float32")
+    assert sustained_doubt(measured, "bfloat16") == sustained_doubt(measured, "float16")
+    # Volta emulates bfloat16, at a rate of its own.
+    assert sustained_flops(gpu("V100-SXM2-16GB"), "float16") == 94.84e12
+
+
 def test_power_to_spare_leaves_the_share_of_the_units() -> None:
     strong = replace(SMALL, power_watts=1e6)  # 50 lanes a multiprocessor, compute capability 8.0
     assert sustained_flops(strong, "float32") == pytest.approx(0.93e12)
