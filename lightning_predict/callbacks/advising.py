@@ -46,7 +46,7 @@ def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iteration
     except LightningPredictError as error:  # the predictions hold without it
         warn(f"RuntimePredictor could not advise: {error}")
         return None
-    print_beside(trainer, "\n".join(short_lines(advice)) + "\n")
+    print_beside(trainer, lambda: "\n".join(short_lines(advice)) + "\n")
     told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
     for refusal in log_values(trainer, "predict", told):
         warn(refusal)

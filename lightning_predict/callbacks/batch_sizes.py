@@ -70,8 +70,8 @@ def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, wi
         return
     lines = batch_size_lines(options)
     if with_table:
-        print_beside(trainer, "Largest batch size (from steps captured on the meta device):")
-        print_beside(trainer, "\n".join(lines) + "\n")
+        print_beside(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
+        print_beside(trainer, lambda: "\n".join(lines) + "\n")
     values = {}
     for option in options:
         if option.batch_size is not None and option.samples_per_second is not None:

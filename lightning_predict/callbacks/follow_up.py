@@ -185,7 +185,7 @@ class FollowUp:
             when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
             if self.manner.with_table:
-                print_beside(trainer, "\n".join(lines) + "\n")
+                print_beside(trainer, lambda: "\n".join(lines) + "\n")
         elif has_left or cheapest_of(predictions) != choice:
             left = said.left(now)
             instead = None if left is None else max(0.0, left.middle)

@@ -7,6 +7,7 @@ Example::
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -15,7 +16,13 @@ from lightning_predict.callbacks.bases import rank_zero_info, warn
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.deadline import answered
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.reports.format import PLAIN_WIDTH, markdown_text, width_at_hand
+from lightning_predict.reports.format import (
+    PLAIN_WIDTH,
+    encoding_at_hand,
+    is_terminal,
+    markdown_text,
+    width_at_hand,
+)
 from lightning_predict.reports.loggers import (
     LoggedTable,
     log_predictions,
@@ -26,7 +33,7 @@ from lightning_predict.reports.loggers import (
 )
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
-from lightning_predict.reports.table import print_table
+from lightning_predict.reports.table import print_table, print_text
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -65,9 +72,9 @@ def show(
     """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
     ranking = rank(predictions, deadline_hours=manner.deadline_hours)
     if manner.with_table:
-        print_beside(trainer, table_text(predictions, verbose=manner.verbose, reason=reason))
+        print_beside(trainer, lambda: table_text(predictions, verbose=manner.verbose, reason=reason))
         if advises:
-            print_beside(trainer, "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
+            print_beside(trainer, lambda: "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
     deliver(predictions, ranking, trainer, manner)
 
 
@@ -116,18 +123,20 @@ def say(trainer: Trainer, sentence: str) -> None:
     if shown_bar(trainer) is None:
         rank_zero_info(sentence)
     else:
-        print_beside(trainer, sentence)
+        print_beside(trainer, lambda: sentence)
 
 
-def print_beside(trainer: Trainer, text: str) -> None:
-    """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`."""
+def print_beside(trainer: Trainer, text: Callable[[], str]) -> None:
+    """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
+
+    What cannot be printed is one warning: predictions are logged, too.
+    """
     if not trainer.is_global_zero:
         return
     bar = shown_bar(trainer)
-    if bar is None:
-        print(text)
-    else:
-        bar.print(text)
+    failure = print_text(text, print if bar is None else bar.print)
+    if failure is not None:
+        warn(f"RuntimePredictor could not print what it predicted: {failure}")
 
 
 def shown_bar(trainer: Trainer) -> ProgressBar | None:
@@ -180,10 +189,22 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
     """
     from rich.console import Console
 
-    console = Console()
+    console = Console(file=_LikeStandardOutput())
     if not (console.is_terminal or console.is_jupyter):
         console.width = PLAIN_WIDTH
     with console.capture() as capture:
         print_table(predictions, console, verbose=verbose)
     first = "" if reason is None else f"{reason}\n"
     return f"\n{first}{capture.get().rstrip()}\n"
+
+
+@final
+class _LikeStandardOutput(io.StringIO):
+    """What rich may ask of standard output, which it ends the program for where nobody reads that any more."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return encoding_at_hand()
+
+    def isatty(self) -> bool:
+        return is_terminal()

@@ -46,6 +46,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
+from lightning_predict.reports.table import print_text
 from lightning_predict.run.history import read_history
 from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.units import seconds_to_hours
@@ -168,7 +169,7 @@ class WatchedRun:
         self._model, self.optimizers = model, tuple(optimizers)
         self._total_steps, self._samples = total_steps, samples
         self._terms = (usd, hours, usd_per_hour)
-        self._raises, self._show = raises, show or (lambda _: None)
+        self._raises, self._print = raises, show
         self.clock = RunClock(host_clock(), is_asynchronous=self._device.type != "cpu")
         self.predictions: Predictions | None = None
         self.trace: Trace | None = None
@@ -393,6 +394,11 @@ class WatchedRun:
         if self._timer is not None:
             self._timer.leaves_out(since=began)
         self.clock.interrupt()
+
+    def _show(self, text: str) -> None:
+        failure = None if self._print is None else print_text(lambda: text, self._print)
+        if failure is not None:
+            log_sentence(f"watch could not print what it predicted: {failure}")
 
     def _prices(self) -> UserPrice:
         """Return the prices that were given, or else that of the GPU in use."""

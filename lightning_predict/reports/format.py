@@ -53,9 +53,19 @@ _UNIT_PAIRS: Final = (
 
 def width_at_hand() -> int:
     """Count the characters that a line of text has room for: a narrow terminal's columns, else `PLAIN_WIDTH`."""
-    if sys.stdout is None or not sys.stdout.isatty():
+    if not is_terminal():
         return PLAIN_WIDTH
     return min(PLAIN_WIDTH, shutil.get_terminal_size((PLAIN_WIDTH, 1)).columns)
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal; one that is closed, or that there is not, is none."""
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+
+
+def encoding_at_hand() -> str:
+    """Return the encoding of standard output; what is not written anywhere may hold any character."""
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
 def significant(value: float) -> str:

@@ -32,6 +32,7 @@ from lightning_predict.note import is_detail
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
+    encoding_at_hand,
     gibibytes,
     markdown_text,
     milliseconds,
@@ -783,6 +784,25 @@ def print_table(
         console.print()
     for note in below:
         console.print(Text("\n".join(_wrapped(note, console.width)), style="dim"))
+
+
+def print_text(text: Callable[[], str], write: Callable[[str], object] = print) -> str | None:
+    """Write a text for people to read, in characters that standard output has.
+
+    Args:
+        text: Makes the text, which may ask how wide the terminal is.
+        write: Prints it.
+
+    Returns:
+        What went wrong where it cannot be written: whoever read it has gone, or somebody's progress bar fails.
+    """
+    try:
+        encoding = encoding_at_hand()
+        characters = text() if encoding.lower().startswith("utf") else text().translate(_ASCII)
+        write(characters.encode(encoding, "replace").decode(encoding))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def markdown_table(

@@ -30,6 +30,7 @@ from torch.optim.optimizer import Optimizer
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.dispatch import DispatchRecorder
+from lightning_predict.tracing.frames import FramesOfRecorder
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder, refuse_second_profiler
 from lightning_predict.tracing.trace import Trace
@@ -99,6 +100,7 @@ class CaptureSession:
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
+        self._frames = FramesOfRecorder()
         self._running = False
         self._failure: Exception | None = None
         self._parts = 0
@@ -130,6 +132,7 @@ class CaptureSession:
             if self._recorder is None:
                 self._prepare()
             self._running = True
+            self._frames.open()
             for part in (self._module_watch, self._optimizer_watch):
                 if part is not None:
                     part.open()
@@ -172,6 +175,7 @@ class CaptureSession:
             return
         with ExitStack() as parts:  # last in, first out; each part stops, whatever the others raise, an interrupt too
             parts.callback(self._stopped)
+            parts.callback(self._frames.close)
             for part in (self._optimizer_watch, self._module_watch):
                 if part is not None:
                     parts.callback(self._quietly, part.close)

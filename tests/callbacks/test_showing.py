@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
+from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.showing import table_text
 from lightning_predict.reports.table import plain_table
 from tests.callbacks.small import Small
@@ -70,3 +74,34 @@ def test_the_table_holds_what_the_plain_one_holds(lightning: Small, tmp_path: Pa
     numbers = [word for word in plain_table(predictor.predictions).split() if word.startswith("$")]
     assert numbers
     assert set(numbers) <= set(shown)
+
+
+def test_characters_that_the_output_lacks_are_replaced(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    predictor = fit(lightning, tmp_path)
+    assert predictor.outcome is not None
+    assert b"T4" in written.getvalue()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_nobody_reads_is_one_sentence_and_training_goes_on(
+    lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    # `python train.py | head`: rich would end the program, and write all that follows to /dev/null.
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w", encoding="utf-8", buffering=1) as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        if has_ended:
+            with pytest.raises(BrokenPipeError):
+                output.write("what is left in its buffer cannot be written when it is flushed\n")
+        with pytest.warns(LightningPredictWarning, match="could not print what it predicted: BrokenPipeError"):
+            predictor = fit(lightning, tmp_path)
+        with pytest.raises(BrokenPipeError):
+            os.write(theirs, b"it is still the pipe")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs)  # so that it can be closed
+    assert predictor.predictions is not None
+    assert predictor.outcome is not None
