@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from os import PathLike
 from typing import Final
@@ -227,13 +228,18 @@ def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) ->
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
     run = step.as_it_went(run_of(measured, workload, None, batches=trace.batches), in_use)
-    if in_use is None:
-        return MachineInUse(name=name, step_seconds=seconds, cycle_seconds=run.cycle_seconds, total=run.total)
-    return MachineInUse(
+    machine = MachineInUse(
         name=name,
         step_seconds=seconds,
         cycle_seconds=run.cycle_seconds,
         total=run.total,
+        at_most=run.at_most,
+        is_cut_off=run.is_cut_off,
+    )
+    if in_use is None:
+        return machine
+    return replace(
+        machine,
         price=price_of(run, in_use, offers=assumptions.offers, usd_per_hour=assumptions.usd_per_hour),
         memory=step.memory_need(in_use, assumptions.strategy, reported_bytes=trace.gpu_memory_bytes),
     )

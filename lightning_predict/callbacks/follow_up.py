@@ -94,8 +94,10 @@ class FollowUp:
 
     def left_in_words(self) -> str | None:
         """Write what is left of the run on this machine in time and money; None if it is not known."""
-        expected = None if self._answer is None else self._answer.expected
-        return left_in_words(self.remaining, usd_per_hour=None if expected is None else expected.usd_per_hour)
+        answer = self._answer
+        expected, at_most = (None, False) if answer is None else (answer.expected, answer.rest.counts.at_most)
+        price = None if expected is None else expected.usd_per_hour
+        return left_in_words(self.remaining, usd_per_hour=price, at_most=at_most)
 
     def is_due(self) -> bool:
         """Return whether what was seen has doubled, so that the rest of the run is worth computing again."""
@@ -254,10 +256,13 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
         instead = ", where it was to be over by now"
     limit = rest.workload.time_limit_seconds
     until = ", until its time limit," if limit is not None and forecast.middle >= limit else ""
-    here = f"{duration_interval(forecast)}{until} on {used or 'this machine'}{instead}"
+    most = "at most " if rest.counts.at_most and not until else ""
+    here = f"{most}{duration_interval(forecast)}{until} on {used or 'this machine'}{instead}"
     name = cheapest_of(answer.predictions)
     one = None if name is None or name == used else answer.predictions[name]
-    there = "" if one is None or one.total_seconds is None else f"; {name} {duration(one.total_seconds)}"
+    there = ""
+    if one is not None and one.total_seconds is not None and not one.is_cut_off:  # until a limit all take as long
+        there = f"; {name} {most}{duration(one.total_seconds)}"
     return f"the rest of this run is predicted to take {here}{there}"
 
 

@@ -30,13 +30,14 @@ NARROW_COLUMNS: Final = 100
 
 
 def left_in_words(
-    left: Interval[float] | None, *, usd_per_hour: float | None, columns: int | None = None
+    left: Interval[float] | None, *, usd_per_hour: float | None, at_most: bool = False, columns: int | None = None
 ) -> str | None:
     """Write what is left of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; less where the terminal is narrow.
 
     Args:
         left: Seconds.
         usd_per_hour: Price of the machine; None if it is not known.
+        at_most: The run may end earlier.
         columns: Width of the terminal; None asks for it.
 
     Returns:
@@ -45,10 +46,10 @@ def left_in_words(
     if left is None:
         return None
     columns = shutil.get_terminal_size((WIDE_COLUMNS, 1)).columns if columns is None else columns
-    if columns < NARROW_COLUMNS:
-        return duration(left.middle)
-    cost = "" if usd_per_hour is None else f", {usd(seconds_to_hours(left.middle) * usd_per_hour)}"
-    return f"{duration_interval(left) if columns >= WIDE_COLUMNS else duration(left.middle)}{cost}"
+    time = f"{'≤ ' if at_most else ''}{duration_interval(left) if columns >= WIDE_COLUMNS else duration(left.middle)}"
+    if usd_per_hour is None or columns < NARROW_COLUMNS:
+        return time
+    return f"{time}, {usd(seconds_to_hours(left.middle) * usd_per_hour)}"
 
 
 @final

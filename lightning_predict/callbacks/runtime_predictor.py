@@ -159,7 +159,10 @@ class RuntimePredictor(Callback):
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Seconds left of the fit on the machine in use, with their 90 % interval; None likewise."""
+        """Seconds left of the fit on the machine in use, with their 90 % interval; None likewise.
+
+        Where early stopping, or a loader without a length, may end it earlier, they are the most that is left.
+        """
         return None if self._fit is None else self._fit.follow_up.remaining
 
     def __init__(

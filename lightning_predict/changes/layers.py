@@ -29,6 +29,9 @@ MOST_ROWS: Final = 10
 SMALLEST_SHARE: Final = 0.02
 """Rows that take less on every GPU are shown together."""
 
+SHARE_OF_NOTHING: Final = 0.001
+"""Where these together take less, they are left out."""
+
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
 OUTSIDE: Final = "outside modules"
@@ -75,7 +78,7 @@ class LayerTable:
 
     Attributes:
         columns: GPUs, with what was changed.
-        rows: The longest in the first column first; they add up to the device's time.
+        rows: The longest in the first column first; they add up to the device's time, to a thousandth.
     """
 
     columns: tuple[str, ...]
@@ -142,7 +145,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         for module in kept
     ]
     rest = tuple(sum(seconds for module, seconds in part.items() if module not in kept) for part in parts)
-    if any(rest):
+    if any(seconds > SHARE_OF_NOTHING * total for seconds, total in zip(rest, totals, strict=True)):
         rows.append(LayerRow(module=OTHERS, seconds=rest))
     return LayerTable(columns=tuple(columns), rows=tuple(rows))
 

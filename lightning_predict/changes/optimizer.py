@@ -66,7 +66,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
 FUSED_OPTIMIZER: Final = Change(
     name="fused_optimizer",
     words="AdamW(..., fused=True)",
-    note="none; not every optimizer has it",
+    note="not every optimizer has it",
     apply=of_steps(with_fused_optimizer),
     why_not=_why_not,
     slot="optimizer",

@@ -296,6 +296,8 @@ class MachineInUse:
         step_seconds: A step as measured.
         cycle_seconds: A step with its wait for the loader; None where that was not timed.
         total: Seconds of the run still to come; None if its length is unknown.
+        at_most: The run may end earlier.
+        is_cut_off: A time limit ends it; the total is what is left until then.
         price: What the run costs there.
         memory: The memory of its GPU; nothing is known of a processor's.
     """
@@ -304,6 +306,8 @@ class MachineInUse:
     step_seconds: float
     cycle_seconds: float | None = None
     total: Interval[float] | None = None
+    at_most: bool = False
+    is_cut_off: bool = False
     price: Price = field(default_factory=Price)
     memory: MemoryNeed = field(default_factory=MemoryNeed)
 

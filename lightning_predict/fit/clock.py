@@ -331,7 +331,8 @@ class RunClock:
         self._epochs = 0
         self._epoch_began_at: int | None = None
         self._waits_to_skip = 0
-        self._steps, self._waits, self._cycles, self._pauses = Evidence(), Evidence(), Evidence(), Evidence()
+        self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
+        self._pauses, self._closings = Evidence(), Evidence()
         self._last_step = 0.0
         self._first_pause: float | None = None
         self.validation = ValidationTimer(clock)
@@ -410,11 +411,14 @@ class RunClock:
 
     def epoch_starts(self) -> None:
         """Note that an epoch begins; its loader may start workers."""
-        self._gap, self._epoch_began_at = replace(self._breaks(), is_new_epoch=True), self.batches
+        gap, now = self._breaks()
+        if self._epoch_began_at is None and self.batches:
+            self._closings.add(now - gap.since)
+        self._gap, self._epoch_began_at = replace(gap, is_new_epoch=True), self.batches
 
     def epoch_ends(self) -> None:
         """Note that an epoch has ended."""
-        self._gap = self._breaks()
+        self._gap, _ = self._breaks()
         began, self._epoch_began_at = self._epoch_began_at, None
         if began is not None and self.batches > began:  # one that is resumed within has no beginning
             self.batches_per_epoch = self.batches - began
@@ -517,19 +521,24 @@ class RunClock:
         first = max(0.0, (self._first_pause or 0.0) - wait)
         return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
 
+    def closing(self) -> Interval[float]:
+        """Find what an epoch ends with before the next begins, as the last one will, too; nothing before one ended."""
+        closings = self._closings.believed(ahead=1)
+        return NOTHING if closings is None else closings.mean
+
     def _wait_so_far(self) -> float:
         waits = self._waits.believed()
         return 0.0 if waits is None else waits.mean.middle
 
-    def _breaks(self) -> _Gap:
-        """Note that something other than a wait for a batch begins, and return what lies between the batches now."""
+    def _breaks(self) -> tuple[_Gap, float]:
+        """Note that something other than a wait for a batch begins; return what lies between the batches, and when."""
         self.has_begun, self._batch_start = True, None
         now = self._clock()
         gap = self._gap or _Gap(now)
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now)
             gap = replace(gap, since=now)
-        return replace(gap, is_pause=True)
+        return replace(gap, is_pause=True), now
 
     def _resumes(self, now: float, gap: _Gap | None) -> bool:
         """Sum up the pause that ends with this batch."""

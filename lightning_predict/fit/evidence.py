@@ -2,6 +2,7 @@
 
 Recording begins early; believing waits. Values at the beginning that are slow (allocators, caches, workers that start)
 are left out by a test: of what is kept, the first half is not slower than the second by more than their standard error.
+Of values that rise (sequences that grow, a second job on the machine) the last count, and may go on to rise.
 What comes every so many values counts by how often it came; once is half an accident. The interval is Student's for
 what varies, of those that were seen as of those still to come, and a floor for what so few values cannot have shown.
 Example::
@@ -79,6 +80,16 @@ SETTLED_SHARE: Final = 0.55
 
 SETTLED_VALUES: Final = 32
 """Values that suffice, whatever their share."""
+
+RISE_AGREEMENT: Final = 3.0
+"""Standard errors by which the second half of values may be slower than the first: without a reason as a warm-up is
+one, more is asked for than of a beginning."""
+
+RISE_TOLERANCE: Final = 0.02
+"""Difference between the halves that is no rise, over the first."""
+
+RISES_ON: Final = 3.0
+"""How many times as long as was seen values may go on to rise."""
 
 CHUNKS: Final = 8
 """Stretches of a run whose means show how it varies over longer times."""
@@ -160,6 +171,8 @@ def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.in
     ahead = max(ahead, 1.0)
     start, is_settled = settles_at(values)
     later, kept = values[min(1, start) :], values[start:]
+    all_kept, (risen, slope) = kept, rises_until(kept)
+    kept = kept[risen:]
     typical = statistics.median(kept)
     at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
     if len(at) > EVENTS_SHARE * len(kept):
@@ -184,6 +197,12 @@ def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.in
     down += mean * FLOOR_SETTLING / number**1.2
     up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
     ends = max(LEAST_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
+    if risen:  # on average as slow as at the end of what was seen, and slower yet as long as it goes on like this
+        now, count = mean + slope * len(kept) / 2, len(all_kept)
+        overall = (now - statistics.fmean(all_kept[:risen])) / (count - risen / 2)
+        high = ends[1] + now - mean + overall * min(ahead, RISES_ON * count) / 2
+        mean = now + min(slope, overall) * min(ahead, count) / 4
+        ends = min(ends[0], statistics.fmean(all_kept)), max(high, mean)
     return Belief(Interval(ends[0], mean, ends[1]), number, is_settled)
 
 
@@ -221,6 +240,32 @@ def settles_at(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
         if start >= most:
             return start, False
         start = min(most, start + max(1, len(kept) // 8))
+
+
+def rises_until(values: Sequence[float]) -> tuple[int, float]:
+    """Find from where on values that get slower no longer do.
+
+    Returns:
+        How many values come before, and by how much each of the others is still slower than the one before it.
+    """
+    most, start = len(values) - max(FEWEST_KEPT, math.ceil(KEPT_SHARE * len(values))), 0
+    while True:
+        kept = values[start:]
+        size = len(kept)
+        rises = (_rise(kept[:split], kept[split:]) for split in (size // 2, size - max(2 * FEWEST_KEPT, size // 8)))
+        rise = next((one for one in rises if one is not None), None)
+        if rise is None or start >= most:
+            return start, 0.0 if rise is None else rise / (size / 2)
+        start = min(most, start + max(1, size // 8))
+
+
+def _rise(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """Return by how much values are slower than those before; None where that may be chance."""
+    if min(len(before), len(after)) < FEWEST_KEPT:
+        return None
+    rise = statistics.fmean(after) - statistics.fmean(before)
+    error = math.hypot(_standard_error(before), _standard_error(after))
+    return rise if rise > max(RISE_AGREEMENT * error, RISE_TOLERANCE * statistics.fmean(before)) else None
 
 
 def _standard_error(values: Sequence[float]) -> float:

@@ -167,6 +167,7 @@ def rest_of(
         )
     epochs = counts.epochs or 0
     pauses = clock.pause(starts_workers=facts.starts_workers, ahead=epochs).scaled(epochs)
+    closing = clock.closing().scaled(1 if counts.batches else 0)
     around = NOTHING if validation is None else validation.around.scaled(counts.validation_runs or 0)
     work = replace(
         workload(counts, position, batches_per_window=size, samples=samples),
@@ -176,7 +177,7 @@ def rest_of(
             facts.savings, position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
         ),
         validation_wait_seconds=0.0 if validation is None else validation.wait.middle,
-        between_seconds=pauses.middle + around.middle,
+        between_seconds=pauses.middle + closing.middle + around.middle,
         time_limit_seconds=facts.time_limit_seconds,
     )
     if batch_times is None:
@@ -190,6 +191,7 @@ def rest_of(
         check.scaled(counts.validation_batches or 0),
         (NOTHING if validation is None else validation.wait).scaled(counts.validation_batches or 0),
         pauses,
+        closing,
         around,
     )
     forecast, limit = None if run.total_seconds is None else _around(run.total_seconds, parts), facts.time_limit_seconds
@@ -252,7 +254,7 @@ class Moments:
 
 def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
     """Say that the machine in use is known from few steps."""
-    if not is_rough or rest.forecast is None:
+    if not is_rough or rest.batch_times is None:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
     return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)

@@ -358,6 +358,8 @@ class WatchedRun:
         assert self.trace is not None
         is_rough = not self._moments.has_come
         rest, began = self._rest_now(), self.clock.now()
+        if self.predictions is not None and rest.counts.batches == 0:
+            return
         if self._has_advised and rest.forecast is not None and self._said is not None and self._said.holds(rest, began):
             return
         assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())

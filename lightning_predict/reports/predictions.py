@@ -138,6 +138,8 @@ class Predictions(AbstractPredictions):
                 "total_seconds": None if machine.total is None else machine.total.middle,
                 "total_seconds_low": None if machine.total is None else machine.total.low,
                 "total_seconds_high": None if machine.total is None else machine.total.high,
+                "at_most": machine.at_most,
+                "is_cut_off": machine.is_cut_off,
                 "usd_per_hour": machine.price.usd_per_hour,
                 "cost_usd": machine.price.cost_usd,
             },

@@ -74,15 +74,8 @@ WORTH_NAMING: Final = 0.05
 """Share of the time that another GPU must save to be worth naming next to the cheapest."""
 
 MOVING_SECONDS: Final = 300.0
-"""What is left of a run below which moving it is not worth while: a rented machine takes minutes to start, and the
-environment and the data take more."""
-
-
-TRIVIAL_SECONDS: Final = 60.0
-"""What is left of a run below which no GPU is recommended: it is over before a table is read."""
-
-TRIVIAL_USD: Final = 0.01
-"""The same in dollars."""
+"""What is left of a run below which moving it is not worth while, and no GPU is recommended: a rented machine takes
+minutes to start, and the environment and the data take more."""
 
 
 @final
@@ -96,6 +89,8 @@ class InUse:
         is_running: The run goes on there.
         time: Seconds of the run, or of one iteration, there.
         cost_usd: Cost of that time; None if no price is known.
+        left: Seconds of the run there; None if its length is not known.
+        at_most: It may end earlier.
     """
 
     name: str
@@ -103,11 +98,18 @@ class InUse:
     is_running: bool
     time: Interval[float]
     cost_usd: float | None
+    left: Interval[float] | None = None
+    at_most: bool = False
 
     @property
     def seconds(self) -> float:
         """Time of the run, or of one iteration, there."""
         return self.time.middle
+
+    @property
+    def is_short(self) -> bool:
+        """The run is over before it could be moved."""
+        return self.left is not None and self.left.middle <= MOVING_SECONDS
 
 
 @final
@@ -260,16 +262,13 @@ def ranking_markdown(ranking: Ranking) -> str:
 def advice(ranking: Ranking) -> Iterable[str]:
     """Say what to rent and what would help, a sentence each."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
-    is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
     if in_use is not None and _is_soon_over(ranking):
-        if in_use.seconds <= TRIVIAL_SECONDS or (in_use.cost_usd is not None and in_use.cost_usd < TRIVIAL_USD):
-            yield from _trivial(in_use, ranking)
-            yield from _in_time(ranking)
-            return
-        yield _too_little(in_use)
+        yield from _too_little(in_use, ranking)
+        yield from _in_time(ranking)
+        return
     if cheapest is not None:
         yield _to_rent(cheapest, ranking)
-        if not is_short:
+        if in_use is None or not in_use.is_short:
             yield from _sooner(cheapest, ranking)
     elif ranking.fastest is not None:
         names = either(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
@@ -282,12 +281,7 @@ def advice(ranking: Ranking) -> Iterable[str]:
 def _is_soon_over(ranking: Ranking) -> bool:
     """Return whether the run goes on and is over before it could be moved, which the first sentence then says."""
     in_use = ranking.in_use
-    is_short = in_use is not None and not ranking.per_iteration and in_use.seconds <= MOVING_SECONDS
-    return in_use is not None and in_use.is_running and is_short
-
-
-def _too_little(in_use: InUse) -> str:
-    return f"{duration_interval(in_use.time)} are left on {in_use.label}: too little to move the run."
+    return in_use is not None and in_use.is_running and in_use.is_short
 
 
 def _in_time(ranking: Ranking) -> Iterable[str]:
@@ -297,9 +291,11 @@ def _in_time(ranking: Ranking) -> Iterable[str]:
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
 
 
-def _trivial(in_use: InUse, ranking: Ranking) -> Iterable[str]:
-    """Say that what is left is not worth a thought, and how the GPUs compare for longer runs."""
-    yield _too_little(in_use)
+def _too_little(in_use: InUse, ranking: Ranking) -> Iterable[str]:
+    """Say that what is left is not worth a move, and how the GPUs compare for longer runs."""
+    if in_use.left is not None:
+        left = f"{duration_interval(in_use.left)}{' at most' if in_use.at_most else ''}"
+        yield f"{left} are left on {in_use.label}: too little to move the run."
     names: dict[str, list[str]] = {}
     for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
         if one is not None:
@@ -520,6 +516,8 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | No
             is_running=predictions.is_running,
             time=candidate.time,
             cost_usd=candidate.cost_usd,
+            left=own.total,
+            at_most=own.at_most,
         )
     machine = predictions.machine
     if machine is None or (machine.total is None and not per_iteration):
@@ -532,6 +530,8 @@ def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | No
         is_running=predictions.is_running,
         time=time,
         cost_usd=None if price is None else seconds_to_hours(time.middle) * price,
+        left=machine.total,
+        at_most=machine.at_most,
     )
 
 

@@ -91,7 +91,7 @@ def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Say what may end the run earlier."""
-    if any(prediction.at_most for prediction in predictions.values()):
+    if span_of(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
     yield from time_limit_note(predictions)
 
@@ -483,10 +483,6 @@ def span_of(predictions: AbstractPredictions) -> Span:
     return Span("rest of the run" if predictions.is_running else "total")
 
 
-def _most(line: TableLine) -> str:
-    return "≤ " if isinstance(line, Prediction) and line.at_most else ""
-
-
 def _memory(need: MemoryNeed) -> str | None:
     if need.memory_bytes is None:
         return None
@@ -521,9 +517,12 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
         text = name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
         return f"{text} {BASE_MARK}" if is_marked_as_base(prediction) else text
 
+    def most(line: TableLine) -> str:
+        return "≤ " if line.at_most and span.times is None else ""
+
     def total(line: TableLine) -> str | None:
         seconds = span.seconds(line)
-        return None if seconds is None else _most(line) + duration(seconds.middle)
+        return None if seconds is None else most(line) + duration(seconds.middle)
 
     def interval(line: TableLine) -> str | None:
         seconds = span.seconds(line)
@@ -537,7 +536,7 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
         if amount is None:
             return None
         text = usd(amount) if span.times is None else usd_of_steps(amount)
-        return text if text.startswith("<") else _most(line) + text
+        return text if text.startswith("<") else most(line) + text
 
     def price(line: TableLine) -> str | None:
         return None if line.price.usd_per_hour is None else usd_per_hour(line.price.usd_per_hour).removesuffix("/h")

@@ -105,6 +105,7 @@ def test_left_in_words() -> None:
     assert left_in_words(left, usd_per_hour=None, columns=120) == "3 h 12 min (2 h 50 min to 3 h 40 min)"
     assert left_in_words(left, usd_per_hour=1.78125, columns=119) == "3 h 12 min, $5.70"
     assert left_in_words(left, usd_per_hour=1.78125, columns=99) == "3 h 12 min"
+    assert left_in_words(left, usd_per_hour=1.78125, at_most=True, columns=119) == "≤ 3 h 12 min, $5.70"
     assert left_in_words(None, usd_per_hour=1.0) is None
 
 

@@ -83,6 +83,18 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
     assert [row["step"] for row in rows] == ["4", "16"]
 
 
+def test_early_stopping_makes_it_the_most_that_is_left(
+    lightning: Small, tmp_path: Path, time: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = lightning.lightning.callbacks.EarlyStopping("val_loss", patience=100)
+    model = timed_model(lightning, time, [1.0], validates=True)
+    watching = Watching(lightning, (), RuntimePredictor(["T4"]))
+    watching.fit(tmp_path, model, 500, validation=1, callbacks=[stopping], num_sanity_val_steps=0)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the rest of this run is predicted to take at most 8 min" in printed
+    assert re.search(r"this CPU 1\.00 s ≤ 8 min", printed)
+
+
 def test_a_run_that_was_to_be_over_by_now_is_said_to_be(
     lightning: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,13 +175,13 @@ def test_what_lies_between_epochs_counts_on_every_gpu(
 
     watching = Watching(lightning, (11,))
     watching.fit(tmp_path, timed_model(lightning, time), 10, max_epochs=4, callbacks=[Between()])
-    # Two ends of epochs lie between the three that are left; what follows the last batch of all is not known to be one.
-    assert watching.left[11] == 29 * 1.0 + 2 * 20.0
-    assert calls[1].workload.between_seconds == 2 * 20.0
+    # Of the second epoch nine batches are left, and two epochs more: all three end as the first did.
+    assert watching.left[11] == 29 * 1.0 + 3 * 20.0
+    assert calls[1].workload.between_seconds == 3 * 20.0
     assert watching.predictor.predictions is not None
     total = watching.predictor.predictions["T4"].total_seconds
     assert total is not None
-    assert total > 40.0
+    assert total > 60.0
 
 
 def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, time: Clock) -> None:

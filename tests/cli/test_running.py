@@ -54,10 +54,9 @@ def test_the_program_is_installed_under_its_name() -> None:
     assert project["project"]["scripts"] == {"lightning-predict": "lightning_predict.cli:main"}
 
 
-def test_it_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "lightning_predict.cli", "gpus", "T4"], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("module", ["lightning_predict", "lightning_predict.cli"])
+def test_it_runs_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-m", module, "gpus", "T4"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("T4\n")
 

@@ -32,7 +32,8 @@ class Scenario:
         batches: Batches of an epoch.
         check: Seconds of the batches of the sanity check.
         validation: Seconds of the batches of a validation run, by its number.
-        between: Seconds between two epochs, beyond the wait.
+        between: Seconds from the beginning of an epoch but the first to its first batch, beyond the wait.
+        closing: Seconds that an epoch ends with.
         accumulation: Batches of a window.
         workers: Workers that make the batches of training and of validation.
         last_share: Samples of an epoch's last batch over those of others.
@@ -46,6 +47,7 @@ class Scenario:
     check: Sequence[float] = ()
     validation: Callable[[int], Sequence[float]] = lambda run: ()
     between: float = 0.0
+    closing: float = 0.0
     accumulation: int = 1
     workers: int = 0
     last_share: float = 1.0
@@ -183,7 +185,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "a load that changes": Scenario(step=wandering(CONSTANT, 4)),
     "two kinds in turn": Scenario(step=every(5, 2.5, phase=0)),
     "one accident": Scenario(step=lambda batch: 10.0 if batch == 9 else 1.0),
-    "slow ends of epochs": Scenario(step=listed((), 0.2), between=4.0),
+    "slow beginnings of epochs": Scenario(step=listed((), 0.2), between=4.0),
     "loader alone": Scenario(step=listed((), 0.05), wait=noisy(CONSTANT, 0.2, 5)),
     "decay with noise": Scenario(step=noisy(decay(1.0, 15), 0.05, 6)),
     "one epoch": Scenario(step=noisy(CONSTANT, 0.05, 7), epochs=1, batches=400),
@@ -237,6 +239,21 @@ def family(seed: int) -> Scenario:
         batches=batches,
         check=check,
         validation=lambda run: [share * step] * count,
+    )
+
+
+def rising(seed: int, *, kind: str = "line") -> Scenario:
+    """A run at random whose steps get slower: in a line (sequences that grow), at once, or up to a limit (heat)."""
+    draws = random.Random(seed)
+    step, grows, batches = 10 ** draws.uniform(-1.5, 1.0), draws.uniform(0.5, 4.0), draws.randrange(150, 600)
+    at = draws.uniform(0.05, 0.4) * batches
+    of = {
+        "line": lambda batch: step * (1 + grows * batch / batches),
+        "at once": lambda batch: step * (1 + grows * (batch >= at)),
+        "up to a limit": lambda batch: step * (1 + grows * (1 - math.exp(-batch / at))),
+    }[kind]
+    return Scenario(
+        step=noisy(of, draws.uniform(0.0, 0.2), seed), wait=lambda batch: 0.01 * step, epochs=1, batches=batches
     )
 
 
@@ -313,6 +330,7 @@ def told(scenario: Scenario, clock: object, advance: Callable[[float], None], af
         validate(tell, scenario.check, advance, is_check=True)
     for epoch in range(scenario.epochs):
         tell.epoch_starts()
+        advance(scenario.between if epoch else 0.0)
         for number in range(scenario.batches):
             batch = epoch * scenario.batches + number
             advance(scenario.wait(batch))
@@ -326,8 +344,7 @@ def told(scenario: Scenario, clock: object, advance: Callable[[float], None], af
         if scenario.validation(epoch):
             validate(tell, scenario.validation(epoch), advance, is_check=False)
         tell.epoch_ends()
-        if epoch + 1 < scenario.epochs:
-            advance(scenario.between)
+        advance(scenario.closing)
 
 
 def validate(tell: Any, batches: Sequence[float], advance: Callable[[float], None], *, is_check: bool) -> None:

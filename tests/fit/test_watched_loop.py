@@ -75,6 +75,13 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     assert "were predicted" in printed.splitlines()[-1]
 
 
+def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    Loop(time).watched(32)  # what was seen has doubled after 16 steps, and again after the last
+    printed = capsys.readouterr().out
+    assert "After 16 steps: 16.0 s" in printed
+    assert "After 32 steps" not in printed
+
+
 def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None:
     loop = Loop(time)
     with lp.watch(total_steps=40, gpus=["T4"], model=loop.model, print_table=False) as run:

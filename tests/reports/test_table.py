@@ -21,6 +21,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
     bound_notes,
     doubtful_note,
+    end_notes,
     epoch_note,
     grid,
     in_use_note,
@@ -147,6 +148,17 @@ def test_the_machine_in_use_is_the_first_row() -> None:
     asked = cells(Predictions((H100, T4), used_gpu="T4", is_running=True))
     assert [row["GPU"] for row in asked] == ["this T4", "H100-SXM-80GB"]
     assert asked[0]["(90 %)"] == "± 8 %"
+
+
+def test_what_may_end_earlier_is_marked_in_every_row_but_not_of_a_thousand_steps() -> None:
+    total = Interval(24_000.0, 24_060.0, 24_100.0)
+    machine = MachineInUse(name="CPU", step_seconds=0.412, total=total, at_most=True)
+    stopping = Predictions((changed(T4, at_most=True),), machine=machine, is_running=True)
+    assert all(row["rest of the run"].startswith("≤ ") for row in cells(stopping))
+    assert list(end_notes(stopping)) == ["≤: the run may end earlier."]
+    endless = of(changed(MINIMAL, at_most=True, cycle_seconds=0.025, usd_per_hour=3.6))
+    assert cells(endless)[0]["1,000 steps"] == "25.0 s"
+    assert list(end_notes(endless)) == []
 
 
 def test_a_heading_says_what_is_predicted() -> None:

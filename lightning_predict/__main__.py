@@ -1,0 +1,10 @@
+"""`python -m lightning_predict` is `lightning-predict`."""
+
+from __future__ import annotations
+
+import sys
+
+from lightning_predict.cli.running import main
+
+if __name__ == "__main__":
+    sys.exit(main())
