@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
+from lightning_predict.distributed.experts import experts_module
 from lightning_predict.distributed.strategy import Recompute
 from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock
 from lightning_predict.errors import InvalidArgumentError
@@ -91,26 +92,45 @@ def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute
         elif block is not None and operation.phase == "backward" and block.name not in done:
             done.add(block.name)
             own = latest.get(block.name, []) if is_recomputed(model.positions[block.name], recompute) else []
-            chosen = recomputed_part([each.name for each in own], recompute)
+            chosen = recomputed_part(own, recompute)
             yield from (replace(own[index], phase="backward") for index in chosen)
         yield operation
 
 
-def recomputed_part(names: Sequence[str], recompute: Recompute) -> Sequence[int]:
-    """Select the forward operations of a block that its backward pass repeats, by their names in order."""
+class Named(Protocol):
+    """An operation, recorded or as it is launched."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def module(self) -> str | None:
+        """The module that it belongs to."""
+
+
+def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequence[int]:
+    """Select the forward operations of a block that its backward pass repeats, in order.
+
+    Batched products of experts are products of the perceptron, not of attention.
+    """
     if recompute == "none":
         return ()
     if recompute in ("full", "layers"):
-        return range(len(names))
-    core = [index for index, name in enumerate(names) if name.startswith(CORE_NAMES)]
+        return range(len(operations))
+    core = [
+        index
+        for index, operation in enumerate(operations)
+        if operation.name.startswith(CORE_NAMES) and experts_module(operation.module) is None
+    ]
     inside = range(core[0], core[-1] + 1) if core else range(0)
     if recompute == "selective":
         return inside
-    products = [index for index, name in enumerate(names) if name in PRODUCT_NAMES]
+    products = [index for index, operation in enumerate(operations) if operation.name in PRODUCT_NAMES]
     kept = {*products[::2], *inside}
-    return [index for index in range(len(names)) if index not in kept]
+    return [index for index in range(len(operations)) if index not in kept]
 
 
 def chosen_operations(operations: Sequence[Operation], recompute: Recompute) -> Sequence[Operation]:
     """Select those of a block's forward operations that its backward pass repeats."""
-    return [operations[index] for index in recomputed_part([each.name for each in operations], recompute)]
+    return [operations[index] for index in recomputed_part(operations, recompute)]

@@ -34,7 +34,7 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import host_walk, launch_order
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.units import bytes_to_gibibytes
 
 VIRTUAL_STAGES: Final = (1, 2, 4)
@@ -442,7 +442,7 @@ class Bounds:
         )
         seconds = self._cutters[blocks].cut(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0
-        forward: dict[int, list[tuple[str, float]]] = {}
+        forward: dict[int, list[tuple[Operation, float]]] = {}
         for item, phase, owner, own in zip(timed.items, timed.phases, owners, seconds.tolist(), strict=True):
             if phase == "optimizer":
                 update += own
@@ -451,11 +451,11 @@ class Bounds:
             elif phase in ("forward", "backward") and owner is not None:
                 inside += counts[owner] * own
                 if phase == "forward":
-                    forward.setdefault(owner, []).append((trace.operations[item.operations[0]].name, own))
+                    forward.setdefault(owner, []).append((trace.operations[item.operations[0]], own))
         again = dict.fromkeys(RECOMPUTED, 0.0)
         for owner, operations in forward.items():
             for recompute in RECOMPUTED:
-                repeated = recomputed_part([name for name, _ in operations], recompute)
+                repeated = recomputed_part([operation for operation, _ in operations], recompute)
                 again[recompute] += counts[owner] * sum(operations[index][1] for index in repeated)
         return _Least(inside, again, outside, update)
 

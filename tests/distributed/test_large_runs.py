@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_predict.distributed.model_parallel import TENSOR_HIDDEN, model_st
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.distributed.pipeline_parallel import idle_share, stage_of_blocks, turns, under_way
 from lightning_predict.distributed.recomputation import recomputed_part
-from lightning_predict.distributed.strategy import Strategy, data_group, strategy_of, tensor_group
+from lightning_predict.distributed.strategy import Recompute, Strategy, data_group, strategy_of, tensor_group
 from lightning_predict.distributed.tensor_parallel import split_model
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
@@ -184,9 +185,20 @@ def test_recomputation_by_operation_keeps_attention_and_every_second_product() -
     )
     assert layers - none == pytest.approx((full - none) / 2, rel=1e-3)  # one of two blocks
     assert none < operations < full
-    assert recomputed_part(["aten::mm", "aten::silu", "aten::mm", "aten::mm"], "operations") == [1, 2]
+
+    def repeated(names: Sequence[str], recompute: Recompute) -> Sequence[int]:
+        return recomputed_part(
+            [Operation(name=name.split()[-1], phase="forward", module=" ".join(name.split()[:-1])) for name in names],
+            recompute,
+        )
+
+    assert repeated(["aten::mm", "aten::silu", "aten::mm", "aten::mm"], "operations") == [1, 2]
     attention = ["aten::mm", "aten::scaled_dot_product_attention", "aten::mm", "aten::add"]
-    assert recomputed_part(attention, "operations") == [2, 3]
+    assert repeated(attention, "operations") == [2, 3]
+    # Batched products of experts are none of attention's.
+    experts = [*attention, "experts aten::bmm", "experts aten::silu", "experts aten::bmm"]
+    assert repeated(experts, "operations") == [2, 3, 4, 5, 6]
+    assert list(repeated(experts, "selective")) == [1]
 
 
 def test_recomputed_blocks_add_up_again() -> None:
