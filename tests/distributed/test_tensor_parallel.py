@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_predict.distributed.strategy import Float8
 from lightning_predict.distributed.tensor_parallel import (
     COUNTED,
     MEASURED,
+    ROWWISE_TIME,
     Cut,
     ProblemClock,
     WorkCutter,
@@ -274,7 +276,7 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
     hopper = gpu("H100-SXM-80GB")
     head = replace(HEAD, dtype="bfloat16")
 
-    def seconds(inputs: tuple[int | None, ...], cast: float = 1.0) -> float:
+    def seconds(inputs: tuple[int | None, ...], cast: float = 1.0, scales: Float8 = "tensorwise") -> float:
         products = [
             Operation(
                 name="aten::mm",
@@ -294,7 +296,7 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
         clock = ProblemClock([hopper], None)
         whole = clock.seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
         cutter = WorkCutter(trace, timed_as(trace, whole.tolist()), split_model(trace), clock)
-        return float(cutter.cut(Cut(fp8="tensorwise", cast=cast)).seconds.sum())
+        return float(cutter.cut(Cut(fp8=scales, cast=cast)).seconds.sum())
 
     shared, apart = seconds((1, 1, 1, 2)), seconds((1, 3, 4, 2))
     assert shared < apart
@@ -302,6 +304,12 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
     many, half = seconds((1, 3, 4, 2), cast=0.0), seconds((1, 3, 4, 2), cast=0.5)
     assert apart - shared == pytest.approx((apart - many) / 2, rel=0.05)
     assert apart - half == pytest.approx((apart - many) / 2, rel=0.05)
+    # A cast reads 2 x 2 bytes and writes 2 x 1; with scales of rows it reads 4 x 2: 10 bytes for 6, and slower kernels.
+    # Products and attention, which are as many in both, are what is left where nothing is cast.
+    rest = seconds((1, 3, 4, 2), cast=0.0) - (apart - many)
+    by_rows = seconds((1, 3, 4, 2), scales="rowwise")
+    assert by_rows < ROWWISE_TIME * (rest + 10 / 6 * (apart - rest))
+    assert by_rows > rest + 10 / 6 * (apart - rest)
 
 
 def test_experts_that_are_dealt_out_take_the_tokens_of_all_groups() -> None:
