@@ -131,8 +131,10 @@ class Outlook:
         return None if forecast is None else forecast.added(self.at - now)
 
     def holds(self, rest: RestOfRun, now: float) -> bool:
-        """Return whether the run will end within its interval by what is found now."""
-        left = self.left(now)
+        """Return whether the run will end, or where no end is known go on, within its interval by what is found now."""
+        left, step = self.left(now), self.rest.step
+        if left is None and rest.forecast is None and step is not None and rest.step is not None:
+            return step.holds(rest.step.middle)
         if left is None or rest.forecast is None:
             return left is rest.forecast
         return left.holds(rest.forecast.middle)

@@ -139,6 +139,7 @@ class WatchedRun:
         verbose: Show the methods, the sources of prices and every note, too.
         batches_per_step: Batches of a step, where a trainer adds up the gradients of several.
         world_size: Processes of the run.
+        notes: Says what totals leave out; a trainer that knows more puts its own function here.
         worries: What of the rest of the run may not fit the memory of the GPU in use; each is logged, too.
         ahead: What is known of that rest; a trainer that knows more puts its own function here.
         tell: Is told of every prediction.
@@ -182,6 +183,7 @@ class WatchedRun:
         self.verbose = False
         self.batches_per_step = 1
         self.world_size = 1
+        self.notes: Callable[[], tuple[str, ...]] = tuple
         self.worries: tuple[Worry, ...] = ()
         self.ahead: Callable[[], Ahead] = self._plain_ahead
         self._loader: Any = None
@@ -360,7 +362,7 @@ class WatchedRun:
         rest, began = self._rest_now(), self.clock.now()
         if self.predictions is not None and rest.counts.batches == 0:
             return
-        if self._has_advised and rest.forecast is not None and self._said is not None and self._said.holds(rest, began):
+        if self._has_advised and self._said is not None and self._said.holds(rest, began):
             return
         assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
         found = predict_workload(
@@ -375,7 +377,10 @@ class WatchedRun:
         is_first, self.predictions = (
             self.predictions is None,
             replace(
-                found, is_running=True, heading=heading, notes=(*found.notes, *rough_note(rest, is_rough=is_rough))
+                found,
+                is_running=True,
+                heading=heading,
+                notes=(*found.notes, *self.notes(), *rough_note(rest, is_rough=is_rough)),
             ),
         )
         if is_first:

@@ -24,6 +24,7 @@ from lightning_predict.fit.watched_loop import WatchedRun
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.guard import log_sentence, never_raises
+from lightning_predict.interval import Interval
 from lightning_predict.reports.loggers import metrics
 
 try:
@@ -129,6 +130,7 @@ class RuntimePredictorCallback(TrainerCallback):
         run.facts = lambda steps: facts_of(args, state, self._evaluation, steps)
         run.ahead = lambda: ahead_of(args, run, kwargs.get("train_dataloader"))
         run.prices, run.deadline_hours, run.verbose = self.usd_per_hour, self.deadline_hours, self.verbose
+        run.notes = lambda: notes_of(args, self._evaluation)
         run.batches_per_step = args.gradient_accumulation_steps
         run.world_size, run.tell, run.fails = args.world_size, partial(self._tell, state), self.give_up
         run.__enter__()
@@ -196,6 +198,11 @@ class RuntimePredictorCallback(TrainerCallback):
             )
 
     @property
+    def remaining(self) -> Interval[float] | None:
+        """Seconds left on the machine in use, with their 90 % interval; None before they are known, and at the end."""
+        return None if self._run is None else self._run.remaining
+
+    @property
     def worries(self) -> tuple[Worry, ...]:
         """What of the rest of the run may not fit the memory of the GPU in use; each is logged, too."""
         return self._worries if self._run is None else self._run.worries
@@ -232,12 +239,23 @@ def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
     """
     assert run.trace is not None
     length = recorded_length(run.trace)
-    evaluates = str(args.eval_strategy).rpartition(".")[2].lower() != "no"
+    evaluates = _when(args.eval_strategy) != "no"
     return Ahead(
         validation_samples=args.per_device_eval_batch_size if evaluates else None,
         length=length,
         longest=None if length is None else longest_sequence(loader),
     )
+
+
+def _when(strategy: Any) -> str:
+    """Read a strategy, which is a word or a member of an enumeration: `no`, `steps`, `epoch`."""
+    return str(strategy).rpartition(".")[2].lower()
+
+
+def notes_of(args: TrainingArguments, evaluation: Any) -> tuple[str, ...]:
+    """Say what the totals leave out: evaluations before the first, of which the Trainer does not tell the length."""
+    is_asked = _when(args.eval_strategy) != "no"
+    return ("Total: evaluations are left out until the first was timed.",) if is_asked and evaluation is None else ()
 
 
 def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> Facts:
@@ -246,20 +264,17 @@ def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, step
     Args:
         args: Of the Trainer.
         state: Of the Trainer.
-        evaluation: The loader of evaluations; None without.
+        evaluation: The loader of evaluations; None without, and before the first.
         steps: Steps that were trained since the run began.
     """
     done = max(state.global_step, steps)
-    strategies = {
-        name: str(getattr(args, name, "no")).rpartition(".")[2].lower() for name in ("eval_strategy", "save_strategy")
-    }
-    every = {"steps": args.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}
-    interval = every.get(strategies["eval_strategy"])
+    every = {"steps": state.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}
+    interval = every.get(_when(args.eval_strategy))
     validation = None
     if interval and evaluation is not None:
         # Nothing tells when an evaluation begins: its first batch is part of what comes before the second.
         validation = Validation(batches=len(evaluation) - 1, every_batches=float(interval), every_epochs=None)
-    save = {"steps": args.save_steps, "epoch": every["epoch"]}.get(strategies["save_strategy"])
+    save = {"steps": state.save_steps, "epoch": every["epoch"]}.get(_when(args.save_strategy))
     return Facts(
         position=Position(
             epoch=0,

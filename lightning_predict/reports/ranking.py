@@ -328,7 +328,7 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
     doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
     which = given if not ranking.perhaps_cheapest else f"the first {given}"
-    if in_use is not None and _is_slower(best, in_use):
+    if in_use is not None and not _is_worth_renting(best, in_use):
         return f"Cheapest{doubt} is {with_article(names)} ({which}; {amount}){_beside(best, ranking)}: no gain in time."
     return f"Rent {with_article(names)} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
 
@@ -336,6 +336,13 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
     """Return whether a run would take longer than on the machine in use: nobody is told to rent such a GPU."""
     return candidate.seconds > (1 + EQUAL) * in_use.seconds
+
+
+def _is_worth_renting(candidate: RankedGpu, in_use: InUse) -> bool:
+    """Return whether a GPU saves money, or where nobody knows what the machine in use costs, time."""
+    if in_use.cost_usd is None:
+        return (1 + WORTH_NAMING) * candidate.seconds <= in_use.seconds
+    return not _is_slower(candidate, in_use)
 
 
 _SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")

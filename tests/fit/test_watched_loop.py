@@ -82,6 +82,19 @@ def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest
     assert "After 32 steps" not in printed
 
 
+def test_of_a_run_without_an_end_what_has_not_changed_is_said_once(
+    time: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(time)
+    with lp.watch(gpus=["T4"], model=loop.model) as run:
+        for _ in range(200):  # the first begins unseen: what was seen has doubled after 17, 33, 65 and 129
+            loop.seconds = 1.0 if loop.steps < 100 else 3.0
+            loop.train()
+            run.step()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("After ")]
+    assert [line.partition(":")[0] for line in said] == ["After 17 steps", "After 129 steps"]
+
+
 def test_without_the_loader_its_waits_are_part_of_the_steps(time: Clock) -> None:
     loop = Loop(time)
     with lp.watch(total_steps=40, gpus=["T4"], model=loop.model, print_table=False) as run:

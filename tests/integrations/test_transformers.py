@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
@@ -151,6 +151,30 @@ def test_evaluations_still_to_come_are_in_the_total(tmp_path: Path, time: Clock)
     assert predictor.outcome is not None
     assert predictor.outcome.actual_seconds == pytest.approx(24.0 + 3 * 4 * 0.25)
     assert predictor.outcome.predicted_seconds == pytest.approx(24.0 + 3 * 4 * 0.25, rel=0.02)
+
+
+def test_evaluations_that_are_not_known_yet_are_said_to_be_left_out(tmp_path: Path, time: Clock) -> None:
+    # The first comes after eight steps; what is predicted after four knows of none, and after 16 of one.
+    predictor = RuntimePredictorCallback(["T4"], print_table=False)
+    found: list[str] = []
+    predictor._tell = lambda state, predictions: found.append(str(predictions))  # type: ignore[method-assign]
+    trained(tmp_path, predictor, time=time, steps=40, eval_strategy="steps", eval_steps=0.2)
+    assert "evaluations are left out until the first was timed" in " ".join(found[0].split())
+    assert "evaluations" not in found[-1]
+
+
+def test_a_part_of_the_run_is_taken_for_the_steps_that_it_is(tmp_path: Path, time: Clock) -> None:
+    # Evaluations after each quarter of 40 steps of a second, of 4 batches of 0.25 s: after 30 steps one is to come.
+    predictor = RuntimePredictorCallback(["T4"], print_table=False)
+    left: list[float] = []
+
+    class Ask(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 32 and predictor.remaining is not None:
+                left.append(predictor.remaining.middle)
+
+    trained(tmp_path, predictor, Ask(), time=time, steps=40, eval_strategy="steps", eval_steps=0.25)
+    assert left == [pytest.approx(8 * 1.0 + 4 * 0.25, rel=0.1)]
 
 
 def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:

@@ -282,8 +282,8 @@ def test_nobody_is_told_to_rent_a_gpu_slower_than_the_one_in_use(
     ranking = rank(Predictions(tuple(offered.values()), machine=machine, is_running=is_running))
     assert ranking.cheapest is not None
     lines = ranking_lines(ranking)
-    # Times that are equal to 1 % are not slower.
-    assert lines[0].startswith("Rent ") == (ranking.cheapest.seconds <= 1.01 * total.middle)
+    # Nobody knows what the MI300X costs: a GPU that is as fast may cost more.
+    assert lines[0].startswith("Rent ") == (1.05 * ranking.cheapest.seconds <= total.middle)
     sooner = " ".join(line for line in lines if " sooner for " in line)
     assert not any(
         f"{name} is" in sooner for name, one in offered.items() if (one.total_seconds or 0) > 1.01 * total.middle
