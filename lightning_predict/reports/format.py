@@ -60,7 +60,10 @@ def width_at_hand() -> int:
 
 def is_terminal() -> bool:
     """Whether standard output is a terminal; one that is closed, or that there is not, is none."""
-    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+    try:
+        return sys.stdout is not None and sys.stdout.isatty()
+    except (AttributeError, ValueError):  # a stream of the program's own without the method; one that is closed
+        return False
 
 
 def encoding_at_hand() -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 import re
 
@@ -163,3 +164,11 @@ def test_text_is_as_wide_as_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -
         assert formats.width_at_hand() == width
         monkeypatch.setattr("sys.stdout", Output(is_terminal=False))
         assert formats.width_at_hand() == 120  # a file has room
+
+
+def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, object()):  # as under pythonw, after a daemon let go of it, a program's own
+        monkeypatch.setattr("sys.stdout", stream)
+        assert not formats.is_terminal()
