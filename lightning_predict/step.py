@@ -14,7 +14,7 @@ from functools import partial
 from typing import final
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, memory_notes, step_memory
+from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.cost.prediction import Prediction, price_of
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
 from lightning_predict.distributed.memory import communicators, shared_memory_bytes
@@ -357,5 +357,5 @@ def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
-        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated, *memory_notes(kind)))
+        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated))
     return tuple(notes)

@@ -23,8 +23,7 @@ segments that are not in use, and cuDNN tries no algorithm whose workspace does 
     ['fits', 'tight', 'exceeds']
 
 Left out, as nobody can know it beforehand, is what cuDNN asks for where it does not try algorithms: the workspaces of
-convolutions, for which the interval is wider, and what recurrent layers keep for their backward pass (`memory_notes`
-says so).
+convolutions, for which the interval is wider.
 """
 
 from __future__ import annotations
@@ -56,9 +55,6 @@ ECC_SHARE: Final = 1 / 16
 """What ECC takes where its bits are stored in the memory itself: a T4 of 16,384 MiB shows 15,360 in nvidia-smi
 (github.com/robbyant-research/MagicQuill/issues/57)."""
 
-STORES_ECC_IN_MEMORY: Final = frozenset("K80 M40 M40-24GB M60 P4 P40 T4 A2 A10 A10G A16 A40 L4 L20 L40 L40S".split())
-"""GPUs for servers with GDDR5 or GDDR6, whose ECC is on as shipped."""
-
 DRIVER_SHARE: Final = 0.03
 """What the driver keeps of the rest; torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %),
 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %); the most counts."""
@@ -73,7 +69,7 @@ def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
     """
     if reported_bytes is not None:
         return reported_bytes
-    ecc = ECC_SHARE if gpu.name in STORES_ECC_IN_MEMORY else 0.0
+    ecc = ECC_SHARE if gpu.has_inline_ecc else 0.0
     return gpu.memory_bytes * (1 - ecc) * (1 - DRIVER_SHARE)
 
 
@@ -213,9 +209,6 @@ def fit_probability(reserved: Interval[float], context: Interval[float], total: 
     return NormalDist().cdf(spare / deviation)
 
 
-_RECURRENT: Final = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
@@ -295,15 +288,6 @@ def _derived(share: float) -> Interval[float]:
     return Interval(
         without.low + part * (of_them.low - without.low), 1.0, without.high + part * (of_them.high - without.high)
     )
-
-
-def memory_notes(trace: Trace) -> tuple[str, ...]:
-    """Say in words what a derived peak leaves out."""
-    if trace.memory.peak_bytes is None and not _RECURRENT.isdisjoint(
-        [operation.name for operation in trace.operations]
-    ):
-        return ("Memory: what recurrent layers keep for their backward pass is left out.",)
-    return ()
 
 
 def _has_phase(trace: Trace, phase: str) -> bool:

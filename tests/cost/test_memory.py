@@ -16,18 +16,16 @@ import lightning_predict as lp
 from lightning_predict.cost.memory import (
     MEASURED_ALLOCATED,
     MEASURED_RESERVED,
-    STORES_ECC_IN_MEMORY,
     StepMemory,
     fit_probability,
     memory_need,
-    memory_notes,
     safe_bytes,
     step_memory,
     usable_bytes,
 )
 from lightning_predict.distributed.memory import communicators
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.interval import Interval
 from lightning_predict.memory.libraries import (
@@ -208,10 +206,6 @@ def test_what_the_card_at_hand_reports_comes_first() -> None:
     assert usable_bytes(gpu("T4"), 15 * GIBIBYTE) == 15 * GIBIBYTE - context_bytes(gpu("T4")).middle
 
 
-def test_every_card_named_for_its_ecc_is_in_the_catalogue() -> None:
-    assert set(gpu_names()) >= STORES_ECC_IN_MEMORY
-
-
 @given(st.floats(0, 1e12), st.floats(0, 1e12), st.floats(0, 1e12))
 def test_who_needs_more_never_fits_better(one: float, other: float, reported: float) -> None:
     order = ["fits", "tight", "exceeds"]
@@ -314,13 +308,6 @@ def test_a_workspace_a_thread_that_computes() -> None:
     forward = step_memory(replace(TRACE, operations=TRACE.operations[:2]))
     assert forward is not None
     assert forward.cublas_handles == 1
-
-
-def test_what_recurrent_layers_keep_is_said_to_be_left_out() -> None:
-    recurrent = replace(TRACE, operations=(Operation(name="aten::lstm", phase="forward"), *TRACE.operations))
-    assert memory_notes(recurrent) == ("Memory: what recurrent layers keep for their backward pass is left out.",)
-    assert memory_notes(TRACE) == ()
-    assert memory_notes(replace(recurrent, memory=Memory(peak_bytes=9))) == ()
 
 
 @pytest.mark.parametrize(
