@@ -211,7 +211,9 @@ class FollowUp:
             say(trainer, f"RuntimePredictor: {outcome.sentence}.")
         for refusal in log_values(trainer, "predict", outcome.metrics()):
             warn(refusal)
-        record = outcome.record() if self._question.learns else None
+        # A run that was stopped within an epoch validates once more than is expected of its part.
+        is_told = outcome.is_whole or trainer.is_last_batch
+        record = outcome.record() if self._question.learns and is_told else None
         if record is not None and self._trace is not None:
             record = replace(
                 record,

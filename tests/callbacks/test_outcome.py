@@ -171,6 +171,16 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
 
 
 @pytest.mark.usefixtures("_on_a_t4", "readings")
+@pytest.mark.parametrize(("stopped_after", "records"), [(30, 0), (40, 1)])
+def test_a_run_that_was_stopped_within_an_epoch_is_not_learnt_from(
+    small: Small, tmp_path: Path, stopped_after: int, records: int
+) -> None:
+    # Two epochs of 40 batches: what stops within the first one ends with a validation of its own.
+    fit(small, tmp_path, [RuntimePredictor(["T4"]), stopping_after(small, stopped_after)], max_epochs=2)  # type: ignore[arg-type]
+    assert len(read_history()) == records
+
+
+@pytest.mark.usefixtures("_on_a_t4", "readings")
 def test_learning_can_be_switched_off(lightning: Small, tmp_path: Path) -> None:
     predictor = RuntimePredictor(["T4"], learn_from_history=False)
     fit(lightning, tmp_path, predictor)
