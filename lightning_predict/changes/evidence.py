@@ -7,9 +7,10 @@ does it in ways that a model gets wrong::
 
     gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
 
-Beyond the largest gain of the pairs the power is not known to hold, and a gain grows as simulated. All four were fitted on the pairs of the table that is named. `python -m benchmarks.accuracy FOLDER --of gains` prints
-how far off the simulation is, which saw none of them, what is told with each family left out of the fit, and, under
-`advice`, what is told by the rows below.
+Beyond the largest gain of the pairs the power is not known to hold, and a gain grows as simulated. All four were fitted
+on the pairs of the table that is named. `python -m benchmarks.accuracy FOLDER --of gains` prints how far off the
+simulation is, which saw none of them, what is told with each family left out of the fit, and, under `advice`, what is
+told by the rows below.
 
 The gate (`MeasuredPairs.told`). A number is told only where enough pairs are there, and it is the simulated one only
 where that beats a constant on families that neither saw: the median gain of the others. Where the constant is better,
