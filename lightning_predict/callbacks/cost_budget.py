@@ -565,11 +565,12 @@ class CostBudget(Callback):
             rest = rest_of(facts, clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
-            if rest.counts.batches is None and question == "forecast" and not self._warned:
+            if rest.forecast is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
+                what = "a warning comes" if self.on_exceed == "warn" else "it ends"
                 rank_zero_info(
-                    f"CostBudget: the length of this run is not known; it ends once the budget is used up.{pace}"
+                    f"CostBudget: the length of this run is not known; {what} once the budget is used up.{pace}"
                 )
         verdict = watch.judge(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
         if rest is not None or verdict.action == "stop":

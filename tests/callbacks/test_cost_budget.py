@@ -271,6 +271,30 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
     assert "on this machine, and an hour holds 3,600." in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("options", "on_exceed", "said"),
+    [
+        ({}, "warn", "not known; a warning comes once the budget is used up."),
+        ({"max_time": timedelta(hours=1)}, "stop", None),
+    ],
+)
+def test_an_end_that_nobody_knows_is_said_as_what_then_comes(
+    lightning: Small,
+    tmp_path: Path,
+    time: Clock,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    on_exceed: Any,
+    said: str | None,
+) -> None:
+    budget = CostBudget(hours=2, on_exceed=on_exceed)
+    with caplog.at_level(logging.INFO):
+        trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=budget, **options)
+        trainer.fit(timed_model(lightning, time), lightning.stream(20))
+    assert ("the length of this run is not known" in caplog.text) == (said is not None)
+    assert said is None or said in caplog.text
+
+
 def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_path: Path, time: Clock) -> None:
     # 20 batches of a second, then of 3 s: believed after 16 to take 60 s of 85, after 32 some 100.
     logger = small.lightning.loggers.CSVLogger(tmp_path)
