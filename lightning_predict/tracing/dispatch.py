@@ -233,6 +233,11 @@ class DispatchRecorder:
                 self.fails(watch.failure)
 
     @property
+    def has_cast_on_meta(self) -> bool:
+        """True if autocast was on for an operation on the meta device."""
+        return self._casts.has_cast
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user on what could not be recorded."""
         return tuple(self._notes())

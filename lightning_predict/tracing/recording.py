@@ -26,6 +26,7 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, LightningPredictError
+from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.meta_device import autocast_of_absent_cuda, fused_optimizers_on_meta
@@ -84,12 +85,14 @@ def capture(
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
     compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
-    step = _explaining_reads(step)
+    warm_up = step = _explaining_reads(step)
     if wanted is not None and wanted.autocast is not None:
-        step = _under_autocast(step, getattr(torch, wanted.autocast))
+        warm_up = step = _under_autocast(step, getattr(torch, wanted.autocast))
+        if not torch.cuda.is_available():
+            warm_up = _with_casts_on_meta(step)
     before = _cuda_allocations()
     with fused_optimizers_on_meta(), autocast_of_absent_cuda():
-        seconds, hosts, block = _warmed_up(step, warmup_steps)
+        seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
     session = CaptureSession(
         device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
     )
@@ -107,6 +110,28 @@ def capture(
     if wanted is not None:
         _check_dtype(trace, wanted)
     return trace
+
+
+def _with_casts_on_meta(step: Callable[[], object]) -> Callable[[], object]:
+    """Return the step with autocast's casts on the meta device, without which torch may refuse it.
+
+    Elsewhere nothing is cast, and only the first step, which is cold, runs under a recorder to tell.
+    """
+    may_cast = True
+
+    def run() -> object:
+        nonlocal may_cast
+        if not may_cast:
+            return step()
+        recorder = DispatchRecorder()  # what it records is thrown away
+        recorder.start()
+        try:
+            return step()
+        finally:
+            recorder.stop()
+            may_cast = recorder.has_cast_on_meta
+
+    return run
 
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:

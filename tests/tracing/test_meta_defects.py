@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import lightning_predict as lp
 from lightning_predict.errors import CaptureError
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.trace import Trace
 
 
@@ -30,6 +31,31 @@ def test_a_convolution_of_an_exported_program_casts_its_bias_with_its_image(conv
     trace = lp.capture(step, warmup_steps=0, precision="16-mixed")
     read = [one.inputs for one in trace.operations if one.name == "aten::convolution"]
     assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
+
+
+@pytest.mark.parametrize("warmup_steps", [1, 3])
+def test_images_that_are_16_bits_already_meet_cast_weights_from_the_first_step_on(warmup_steps: int) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 2))
+        images = torch.empty(2, 3, 16, 16, dtype=torch.float16)
+
+    trace = lp.capture(lambda: model(images).sum().backward(), warmup_steps=warmup_steps, precision="16-mixed")
+    read = [one.inputs for one in trace.operations if one.name in ("aten::convolution", "aten::addmm")]
+    assert [[tensor.dtype for tensor in inputs] for inputs in read] == [["float16"] * 3] * 2
+
+
+def test_only_the_first_step_to_warm_up_on_the_cpu_is_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = DispatchRecorder.start
+
+    def counted(self: DispatchRecorder) -> None:
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(DispatchRecorder, "start", counted)
+    model, data = nn.Linear(8, 8), torch.ones(4, 8)
+    lp.capture(lambda: model(data).sum().backward(), warmup_steps=4, precision="bf16-mixed")
+    assert len(started) == 2  # one of four to warm up, and the recorded one
 
 
 class _Masked(nn.Module):
