@@ -680,13 +680,9 @@ def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> Problem
 def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
     """Return whether float32's kernels could compute the problem, and are not what was timed already.
 
-    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower. Nor
-    do they for volumes: transposed ones in TF32 on the L40S take three times as long as those in float32 on the T4
-    promise.
+    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower.
     """
     if asked.shape.get("channels_last") and asked.shape.get("groups", 1) > 1:
-        return False
-    if asked.operation.startswith("conv3d"):
         return False
     on_gpu = operation_kind(asked.operation).units in ("tensor", "vector")
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
