@@ -191,6 +191,7 @@ class _Trial:
                 simulated_gain=simulated,
                 seconds=seconds,
                 memory=own.memory_bytes,
+                fits=own.fits,
                 why_not=limits,
             )
         interval = evidence.told(simulated)
@@ -204,6 +205,7 @@ class _Trial:
             seconds_saved=saved,
             usd_saved=usd,
             memory=own.memory_bytes,
+            fits=own.fits,
             evidence=evidence.words,
             gains={
                 self._layouts[place].name: found.told(value)

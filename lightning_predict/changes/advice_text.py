@@ -14,7 +14,7 @@ from lightning_predict.changes.layers import LayerTable, layer_lines
 from lightning_predict.changes.table import CHANGES, change_named
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import PLAIN_WIDTH, duration, usd
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
 from lightning_predict.reports.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Advised:
         seconds: A step with the change, the wait for the loader included; None likewise.
         seconds_saved: Of the run, with the change; None without a number or a length of the run.
         usd_saved: Likewise, at the price of the GPU.
-        memory: Peak memory with the change over without, in bytes; None if not known.
+        memory: Peak memory with the change, in bytes; None if not known.
+        fits: Whether the step fits with it; None if not known.
         why_not: Why it does not apply, or has no number; None if it has one.
         evidence: What the number rests on, and how well such gains are foretold; None without a number.
         gains: Gains by layout, where it has numbers.
@@ -56,6 +57,7 @@ class Advised:
     seconds_saved: float | None = None
     usd_saved: float | None = None
     memory: float | None = None
+    fits: bool | None = None
     why_not: str | None = None
     evidence: str | None = None
     gains: Mapping[str, Interval[float]]
@@ -73,6 +75,7 @@ class Advised:
             "seconds_saved": self.seconds_saved,
             "usd_saved": self.usd_saved,
             "memory_bytes": self.memory,
+            "fits": self.fits,
             "why_not": self.why_not,
             "evidence": self.evidence,
             "gains": {name: _json_interval(each) for name, each in self.gains.items()},
@@ -272,7 +275,11 @@ def _heading(advice: Advice) -> str:
         if verdict is not None and verdict.bound_by == "device"
         else f" (device {duration(first.device_seconds)})"
     )
-    full = "" if first.fits is not False else f" It does not fit in the memory of one {first.layout.gpu.name}."
+    full = ""
+    if first.fits is False:
+        enough = [f"{one.name} ({gibibytes(one.memory)} GiB)" for one in advice.changes if one.fits and one.memory]
+        with_it = f"; it would with {' or '.join(enough)}" if enough else ""
+        full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}."
     step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"
     return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
 
