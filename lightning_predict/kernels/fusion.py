@@ -29,6 +29,7 @@ from lightning_predict.kernels.operations import OperationKind, operation_kind
 from lightning_predict.kernels.traffic import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
+from lightning_predict.tracing.signatures import DRAWS_MASKS
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 FUSED: Final = "triton::fused"
@@ -88,14 +89,35 @@ def fused(trace: Trace) -> Trace:
     trace = replace(trace, operations=_in_channels_last(operations) if is_last else operations)
     last_read = {tensor.id: index for index, operation in enumerate(trace.operations) for tensor in operation.inputs}
     replaced: dict[int, Operation | None] = {}
+    inside: set[int | None] = set()
+    masks: set[int | None] = set()
     for group in _groups(trace):
-        kernel = _kernel([trace.operations[index] for index in group], last=group[-1], last_read=last_read)
+        members = [trace.operations[index] for index in group]
+        kernel = _kernel(members, last=group[-1], last_read=last_read)
         replaced |= {**dict.fromkeys(group), group[0]: kernel}
-    kept = (replaced.get(index, operation) for index, operation in enumerate(trace.operations))
+        inside |= {tensor.id for one in members for tensor in one.outputs} - {tensor.id for tensor in kernel.outputs}
+        masks |= {tensor.id for one in members if one.name == DRAWS_MASKS for tensor in one.outputs}
+    kept = (
+        replaced[index] if index in replaced else _around_kernels(operation, inside, masks)
+        for index, operation in enumerate(trace.operations)
+    )
     operations = tuple(_entered(_apart(operation for operation in kept if operation is not None)))
     kernels = sum(operation.name == FUSED for operation in operations)
     note = f"As torch.compile would run it: {len(replaced)} point-wise operations in {kernels} fused kernels."
     return replace(trace, operations=operations, notes=(*trace.notes, note))
+
+
+def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[int | None]) -> Operation:
+    """Take memory from what no kernel writes: a view of a tensor inside a kernel, most of a mask, kept as bytes."""
+    if not _is_left_out(operation):
+        return operation
+
+    def seen(tensor: TensorInfo) -> TensorInfo:
+        if tensor.id in inside:
+            return replace(tensor, id=None)
+        return replace(tensor, dtype="uint8") if tensor.id in masks else tensor
+
+    return replace(operation, inputs=tuple(map(seen, operation.inputs)), outputs=tuple(map(seen, operation.outputs)))
 
 
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})

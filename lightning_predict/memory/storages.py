@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Final, Literal, final
 
-from lightning_predict.tracing.signatures import ATTENTION, backward_name
+from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, backward_name
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
@@ -30,10 +30,6 @@ Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 optimizer in passing; given to the step."""
 
 _CAST: Final = "aten::_to_copy"
-
-_DRAWS_MASKS: Final = "aten::bernoulli_"
-"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
-element."""
 
 
 @final
@@ -234,7 +230,7 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
                 life.last = number
                 if phase == "optimizer":
                     life.is_for_optimizer = True
-        if operation.name == _DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
+        if operation.name == DRAWS_MASKS and operation.outputs and operation.outputs[0].id is not None:
             lives[operation.outputs[0].id].size_bytes = operation.outputs[0].elements
         for freed in operation.freed:
             if freed in lives and freed not in casts.sources:

@@ -232,6 +232,10 @@ def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | 
     return {word: value for word, value in pairs if not word.startswith("@") and value is not None}
 
 
+DRAWS_MASKS: Final = "aten::bernoulli_"
+"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
+element."""
+
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 RMS_NORM: Final = "aten::rms_norm"
 FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"

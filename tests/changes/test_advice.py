@@ -241,6 +241,17 @@ def test_what_would_make_a_step_fit_is_named() -> None:
     assert all(f"{name} (" in told.partition(" GiB).")[0] for name in fitting)
 
 
+def test_compiling_takes_no_more_memory_for_masks_and_views() -> None:
+    # Dropout's masks stay bytes, and what is viewed inside a kernel is nobody's: it was counted as part of the batch.
+    with torch.device("meta"):
+        block = (torch.nn.TransformerEncoderLayer(256, 4, batch_first=True) for _ in range(2))
+        model, data = torch.nn.Sequential(*block), torch.empty(64, 512, 256)
+    advice = lp.advise(lp.capture(lambda: model(data).sum().backward()), ["L4"], history=False)
+    memory = advice["compile"].memory
+    assert memory is not None
+    assert memory <= 1.02 * (advice.before["L4"].memory_bytes or 0.0)
+
+
 def test_accumulated_batches_wait_for_the_loader_each() -> None:
     """The update is all that two batches save: the wait of 0.25 s comes with either."""
     told = lp.advise(replace(trained(256), loader_seconds=(0.25,)), ["L4"])["accumulation"].simulated_gain
