@@ -146,6 +146,7 @@ class LargeRunCase:
         measured_seconds: A step.
         interconnect: What the table says of the links.
         memory_bytes: Peak of a GPU; None where the table does not say.
+        is_reserved: That counts what the allocator reserves beyond the tensors.
     """
 
     workload: AnyWorkload
@@ -155,6 +156,7 @@ class LargeRunCase:
     measured_seconds: float
     interconnect: Interconnect = CATALOGUE
     memory_bytes: float | None = None
+    is_reserved: bool = True
 
 
 FRAMEWORK_HOSTS: Final = (1.0, 1.3, 1.55, 1.8)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.pretraining import dgxc_cases
-from benchmarks.accuracy.workloads.llama import LlamaConfig, llama_trace, with_compiled_loss
+from benchmarks.accuracy.pretraining import blocks_of_last_stage, dgxc_cases
+from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus import gpu
@@ -58,3 +58,11 @@ def test_dgx_clouds_pages_are_read_in_both_precisions() -> None:
         assert 1.2 < plain.measured_seconds / narrow.measured_seconds < 1.6
         # Micro-batches of the pages: 32 (8B), 64 (70B), 63 (405B), one sample each.
         assert plain.strategy.accumulate in (32, 63, 64)
+
+
+def test_nanotron_leaves_the_last_stage_what_its_output_layer_leaves_room_for() -> None:
+    # A block multiplies 4 x 2048 x 2048 + 3 x 4096 x 2048 times for a token, the output layer 50,257 x 2048 times, as
+    # 2.5 blocks. Of these 26.5 each of four stages takes 6.6: three end with the block that passes 6.6, 13.2 and 19.8.
+    assert [blocks_of_last_stage(LLAMA["llama-1b"], stages) for stages in (2, 4)] == [24 - 14, 24 - 20]
+    # Of eight, the seventh would end with the last block; here each stage has one.
+    assert blocks_of_last_stage(LLAMA["llama-1b"], 8) == 1
