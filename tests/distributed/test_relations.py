@@ -96,9 +96,11 @@ def test_doubling_replicas_never_shortens_a_step(gpu: str) -> None:
 @pytest.mark.parametrize("words", STRATEGIES)
 def test_slower_links_never_help(words: str) -> None:
     for gpu in GPUS:
-        for link in ("intra_node_bytes_per_second", "inter_node_bytes_per_second"):
-            rates = [replace(CATALOGUE, **{link: gigabytes_to_bytes(rate)}) for rate in (400, 100, 25, 5)]
-            assert never_falls([seconds(f"2x8x{gpu}", words, each) for each in rates])
+        rates = [gigabytes_to_bytes(rate) for rate in (400, 100, 25, 5)]
+        inside = [Interconnect(intra_node_bytes_per_second=rate) for rate in rates]
+        between = [Interconnect(inter_node_bytes_per_second=rate) for rate in rates]
+        for links in (inside, between):
+            assert never_falls([seconds(f"2x8x{gpu}", words, each) for each in links])
 
 
 @pytest.mark.parametrize("words", STRATEGIES)
