@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo pictures test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo kept pictures test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -91,6 +91,11 @@ audit:
 	PYTHON=$(PYTHON) bash .ci/audit
 
 # The pictures of the documentation, from the examples; needs Chromium.
+# After a wanted change of predictions: the numbers that tests keep of them.
+kept: $(VENV)/installed
+	rm -f tests/*/golden/kept.json
+	$(BIN)/python -m pytest -q -n 0 --overwrite-golden tests/*/test_kept.py
+
 pictures: $(VENV)/installed
 	$(BIN)/python -m tests.pictures
 

@@ -17,10 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.kept import Kept
 
 # One thread for tiny tensors, in every process that tests start, too: more of them wait for each other, and for the
 # other test processes, longer than they work. Torch reads it when it is imported, which it is not yet.
@@ -147,3 +150,12 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text + "\n" == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture
+def kept(request: pytest.FixtureRequest) -> Kept:
+    """Compare numbers with `golden/kept.json` beside the test's module (see `tests/kept.py`)."""
+    from tests.kept import kept_at
+
+    path = request.path.parent / "golden" / "kept.json"
+    return kept_at(path, overwrites=request.config.getoption("--overwrite-golden"))

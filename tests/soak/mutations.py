@@ -1,11 +1,12 @@
 """Change the code at one place at a time and see whether its tests notice: `python -m tests.soak.mutations`.
 
-A random sample of places in `kernels`, `timeline`, `cost`, `run` and `distributed`, as many of each: a comparison, an
-operator, a constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of
-them where none does, without slow ones: tests elsewhere may notice more, so that the share of survivors is an upper
-bound. Files run one after another, those that name the module and the smallest first, up to the first that fails;
-left out is what takes them beyond a limit of processor time without a change. Each runs in a fork of one process that
-has imported torch already, without recordings. A change with which a file needs three times as long counts as noticed.
+A random sample of places in the folders where predictions are made, as many of each: a comparison, an operator, a
+constant, a condition, `min` for `max`. Its tests are those of its subject that import the module, or all of them where
+none does, and the numbers that are kept of it (`test_kept.py`), without slow ones: tests elsewhere may notice more, so
+that the share of survivors is an upper bound. Files run one after another, those that name the module and the smallest
+first, up to the first that fails; left out is what takes them beyond a limit of processor time without a change. Each
+runs in a fork of one process that has imported torch already, without recordings. A change with which a file needs
+three times as long counts as noticed.
 
     python -m tests.soak.mutations --sample 40 --seed 0
 """
@@ -34,7 +35,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-SUBJECTS: Final = ("kernels", "timeline", "cost", "run", "distributed")
+SUBJECTS: Final = ("kernels", "timeline", "cost", "run", "distributed", "memory", "fit", "gpus")
 
 _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
@@ -146,6 +147,7 @@ def tests_of(path: str) -> list[str]:
     texts = {file: file.read_text(encoding="utf-8") for file in ROOT.glob(f"tests/{path.split('/')[1]}/test_*.py")}
     found = [file for file, text in texts.items() if file.stem == own or any(one in text for one in imports)]
     found = sorted(found or texts, key=lambda file: (file.stem != own, name not in texts[file], len(texts[file])))
+    found = [*found, *(file for file in texts if file.stem == "test_kept" and file not in found)]
     return [str(file.relative_to(ROOT)) for file in found]
 
 

@@ -1,0 +1,122 @@
+"""Numbers that predictions gave once, kept beside the tests as `golden/kept.json`: one that moves shows in review.
+
+No test says that such a number is right. It says which ones a change of the code moves, and by how much: those that
+one did not mean to move are a mistake. Example::
+
+    def test_steps(kept: Kept) -> None:
+        kept("steps", {"gpt2 on T4": numbers(prediction.iteration)})
+
+After a wanted change of predictions, look at what moved, then run `make kept`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.tracing.trace import Trace
+
+TOLERANCE: Final = 1e-4
+"""Relative: processors round differently, and networks add float32 values in different orders."""
+
+SHOWN: Final = 20
+ROOT: Final = Path(__file__).parents[1]
+
+Values = Mapping[str, object]
+Kept = Callable[[str, Values], None]
+"""Compares values, each a number, a word or a list of them, under the name of a part."""
+
+
+def kept_at(path: Path, *, overwrites: bool) -> Kept:
+    """Return what compares with a file, or writes it."""
+
+    def compare(part: str, values: Values) -> None:
+        table = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        found = {name: _rounded(value) for name, value in values.items()}
+        if overwrites:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(_text(table | {part: found}), encoding="utf-8")
+            return
+        moved = list(_moved(table.get(part, {}), found))
+        more = f"\n... and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
+        assert not moved, (
+            f"{len(moved)} values of {path.parent.parent.name}, {part}, moved. If they were meant to: make kept\n"
+            + "\n".join(moved[:SHOWN])
+            + more
+        )
+
+    return compare
+
+
+def numbers(value: Any) -> list[object]:
+    """List the numbers and words of a value, whatever it is made of."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return [value]
+    if isinstance(value, Mapping):
+        return [part for key, one in value.items() for part in (str(key), *numbers(one))]
+    if is_dataclass(value):
+        return [part for field in fields(value) for part in numbers(getattr(value, field.name))]
+    if hasattr(value, "tolist"):
+        return numbers(value.tolist())
+    return [part for one in value for part in numbers(one)]
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_rounded(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def _text(table: Mapping[str, Values]) -> str:
+    """Write a value a line, so that a difference shows what moved."""
+    parts = [
+        f"{json.dumps(part)}: {{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in values.items()) + "\n}"
+        for part, values in sorted(table.items())
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _moved(before: Values, after: Values) -> Iterable[str]:
+    """Describe each value that is not what it was."""
+    for name in dict.fromkeys((*before, *after)):
+        if name not in after:
+            yield f"{name}: gone"
+        elif name not in before:
+            yield f"{name}: new"
+        else:
+            old, new = (one if isinstance(one, list) else [one] for one in (before[name], after[name]))
+            if len(old) != len(new):
+                yield f"{name}: {len(old)} values became {len(new)}"
+            changes = [_change(a, b) for a, b in zip(old, new, strict=False)]
+            if any(changes):
+                yield f"{name}: " + ", ".join(f"[{place}] {one}" for place, one in enumerate(changes) if one)
+
+
+def _change(old: object, new: object) -> str:
+    """Say how a value moved; nothing where it did not."""
+    if isinstance(old, bool | str | None) or isinstance(new, bool | str | None):
+        return "" if old == new else f"{old} -> {new}"
+    assert isinstance(old, int | float)
+    assert isinstance(new, int | float)
+    if math.isclose(old, new, rel_tol=TOLERANCE):
+        return ""
+    return f"{old:g} -> {new:g}" + (f" ({new / old - 1:+.2%})" if old else "")
+
+
+@cache
+def example(name: str) -> Trace:
+    """Load a recorded step of `examples/`."""
+    return Trace.load(str(ROOT / "examples" / f"{name}.json.gz"))
+
+
+@cache
+def many_calls() -> Trace:
+    """Load the step of `tests/workloads/many_calls.py`."""
+    return Trace.load(str(ROOT / "tests" / "traces" / "many_calls.json.gz"))

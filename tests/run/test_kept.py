@@ -1,0 +1,129 @@
+"""Totals of runs that differ in one thing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from lightning_predict.interval import Interval
+from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
+from lightning_predict.run.history import HistoryRecord, correction_for, fingerprint_of, model_fingerprint_of
+from lightning_predict.run.own_gains import measured_gains, own_gain, settings_of
+from lightning_predict.run.workload import (
+    Batches,
+    Checkpoints,
+    Loader,
+    Workload,
+    accumulated_workload,
+    crowded_workload,
+    run_of,
+    shared_workload,
+)
+from lightning_predict.timeline.iteration import Iteration
+from tests.kept import Kept, example, numbers
+
+STEP: Final = Iteration(
+    gpu="T4",
+    interval=Interval(0.41, 0.5, 0.77),
+    device_seconds=0.47,
+    host_seconds=0.13,
+    coverage={"mlp": 1.0},
+    forward_seconds=0.19,
+)
+WORKLOADS: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "unknown": {"training_iterations": None},
+    "in batches": {
+        "training": Batches(windows=1003, batches=3005, uneven=7, uneven_share=0.3),
+        "epoch": Batches(windows=143, batches=429, uneven=1, uneven_share=0.3),
+    },
+    "loader": {"loader": Loader(seconds_per_batch=0.11, spread=(0.9, 1.3))},
+    "workers": {"loader": Loader(seconds_per_batch=0.31, overlaps=True, spread=(0.8, 1.4)), "loader_workers": 6},
+    "checkpoints": {"checkpoints": Checkpoints(count=7, seconds=13.0, is_estimated=False)},
+    "unknown checkpoints": {"checkpoints": Checkpoints(count=None)},
+    "waits": {"validation_wait_seconds": 0.07, "between_seconds": 17.0},
+    "unknown validation": {"validation_iterations": None},
+    "limit": {"time_limit_seconds": 300.0, "at_most": True},
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_runs(kept: Kept, name: str) -> None:
+    plain = {"training_iterations": 1001, "validation_iterations": 53, "samples_per_iteration": 48}
+    workload = Workload(**(plain | WORKLOADS[name]))
+    validation = replace(STEP, interval=Interval(0.1, 0.12, 0.2))
+    changed = {
+        "as it is": workload,
+        "of eight": shared_workload(workload, replicas=8),
+        "of two of eight": shared_workload(workload, replicas=2, recorded=8),
+        "accumulated": accumulated_workload(workload, 3),
+        "crowded": crowded_workload(workload, gpus_per_node=8, recorded=1, cores_per_node=20),
+    }
+    found = {}
+    for word, one in changed.items():
+        runs = [
+            run_of(STEP, one),
+            run_of(STEP, one, validation, batches=3, replicas=4),
+            run_of(replace(STEP, interval=Interval(0.0, 0.0, 0.0)), one).cut_off(200.0),
+        ]
+        found[word] = numbers([*runs, runs[0].scaled(1.3).cut_off(one.time_limit_seconds)])
+    kept(f"runs, {name}", found)
+
+
+def record(samples: int, step: float, **values: Any) -> HistoryRecord:
+    given: dict[str, Any] = {
+        "fingerprint": "a",
+        "gpu": "T4",
+        "predicted_seconds": 90.0,
+        "actual_seconds": 99.0,
+        "date": "2026-01-01",
+    }
+    return HistoryRecord(**(given | {"samples": samples, "step_seconds": step, "model": "m"} | values))
+
+
+def test_history(kept: Kept) -> None:
+    records = [
+        record(16, 0.30),
+        record(32, 0.52, actual_seconds=120.0),
+        record(64, 1.01, fingerprint="b"),
+        record(64, 1.09, fingerprint="b", num_gpus=8),
+        record(32, 0.50, settings={"compiled": "yes"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
+        record(32, 0.40, settings={"compiled": "no"}, architecture="x", foretold={"compile": (0.9, 1.1, 1.3)}),
+    ]
+    found: dict[str, object] = {}
+    for fingerprint in "abc":
+        for samples in (8, 24, 64, 500):
+            for is_measured in (False, True):
+                correction = correction_for(
+                    records, fingerprint, STEP, is_measured=is_measured, model="m", samples=samples
+                )
+                found[f"{fingerprint}, {samples}, {is_measured}"] = numbers(correction)
+    gain = own_gain(records[:-1], records[-1])
+    found["own gain"] = [] if gain is None else [*numbers(gain), gain.sentence(records[-1])]
+    for name in ("gpt2", "tabular", "resnet"):
+        trace = example(name)
+        found[name] = [
+            *numbers(settings_of(trace)),
+            *numbers(measured_gains(records, "T4", trace)),
+            len(fingerprint_of(trace)),
+            model_fingerprint_of(trace) is not None,
+        ]
+    kept("history", found)
+
+
+def edges(line: StraightLine) -> list[float]:
+    """Room for nothing, for some, and exactly for what is asked for."""
+    return [1e8, 9e9, 33.7e9, 1e18, *(line.at(size) for size in (1, 64, LARGEST))]
+
+
+def test_batch_sizes(kept: Kept) -> None:
+    lines = (line_through({8: 1.3e9, 16: 2.1e9}), line_through({4: 1e9, 8: 3e9, 32: 5.5e9}))
+    kept(
+        "batch sizes",
+        {
+            str(number): [line.at(48), *(largest_power_of_two(line, size) or 0 for size in edges(line))]
+            for number, line in enumerate(lines)
+        },
+    )
