@@ -52,7 +52,7 @@ from lightning_predict.distributed.overlap import (
     narrowed,
     walk,
 )
-from lightning_predict.distributed.pipeline_parallel import idle_share, turns
+from lightning_predict.distributed.pipeline_parallel import idle_share, overlapping_micro_batches, turns
 from lightning_predict.distributed.strategy import Strategy, data_group, expert_data_group
 from lightning_predict.distributed.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.errors import InvalidArgumentError
@@ -314,7 +314,8 @@ class SharedStep:
         links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
         alike_experts = expert_data_group(layout, strategy)
         experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
-        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed)
+        together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
+        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
         trace = replace(self._trace, parameters=pace.stage.parameters)
         each = turns(
             [float(own.seconds[1]) for own in paces],
@@ -329,7 +330,7 @@ class SharedStep:
             alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
             before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = _exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
-        walked = pace.repeated(last, each, before=before)
+        walked = pace.repeated(last, each, before=before, together=together)
         seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
         return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
 

@@ -376,15 +376,16 @@ class StageTimes:
     communication_seconds: Ends
     exposed: Ends
 
-    def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = ()) -> Walked:
+    def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = (), together: int = 1) -> Walked:
         """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange meanwhile.
 
         Args:
-            last: The last micro-batch and the update.
+            last: The last micro-batches and the update.
             turns: Micro-batches' worth of time of a step.
             before: Micro-batches that are exchanged, too; the others are not.
+            together: How many the last ones are.
         """
-        seconds = (turns - 1 - len(before)) * self.seconds
+        seconds = (turns - together - len(before)) * self.seconds
         walked = [*before, last]
         return Walked(
             seconds + sum(one.seconds for one in walked),

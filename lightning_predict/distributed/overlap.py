@@ -301,16 +301,19 @@ class Cutter:
         row: The GPU.
         factors: By what the simulated times are multiplied.
         exposed: Collectives inside the model that make the passes longer; None without.
+        micro_batches: How often the passes are repeated between the cuts.
     """
 
-    def __init__(self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None) -> None:
+    def __init__(
+        self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None, *, micro_batches: int = 1
+    ) -> None:
         on_compute = simulated.kernel_streams == COMPUTE_STREAM
         self._owners = simulated.kernel_owners[on_compute]
         ends = (simulated.kernel_starts + simulated.kernel_seconds)[row, on_compute]
         self._ends = np.maximum.accumulate(ends - simulated.begins[row]) if len(ends) else ends
         self._total = float(simulated.seconds[row])
         self._busy = simulated.busy[row]
-        self._factors, self._exposed = factors, exposed
+        self._factors, self._exposed, self._micro_batches = factors, exposed, micro_batches
 
     def segments(self, cuts: Sequence[int]) -> list[Array]:
         """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
@@ -324,7 +327,7 @@ class Cutter:
         if self._exposed is None:
             return durations
         passes = max(len(durations) - 1, 1)
-        stretch = 1 + self._exposed / sum(durations[:passes])
+        stretch = self._micro_batches * (1 + self._exposed / sum(durations[:passes]))
         return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:

@@ -51,6 +51,16 @@ def idle_share(strategy: Strategy, weight_share: float) -> float:
     return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
 
 
+def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
+    """Count micro-batches behind whose passes the replicas exchange what they share.
+
+    The gradients of a stage are complete with its last micro-batch. An interleaved pipeline works in rounds of as many
+    micro-batches as it has stages, part by part: those of each part are complete when the round has passed it, and go
+    out behind the parts before it.
+    """
+    return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
+
+
 def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
     """Count micro-batches whose activations a stage holds at once, at most.
 

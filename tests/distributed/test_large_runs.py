@@ -14,7 +14,13 @@ from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
-from lightning_predict.distributed.pipeline_parallel import idle_share, stage_of_blocks, turns, under_way
+from lightning_predict.distributed.pipeline_parallel import (
+    idle_share,
+    overlapping_micro_batches,
+    stage_of_blocks,
+    turns,
+    under_way,
+)
 from lightning_predict.distributed.recomputation import recomputed_part
 from lightning_predict.distributed.strategy import Recompute, Strategy, data_group, strategy_of, tensor_group
 from lightning_predict.distributed.tensor_parallel import split_model
@@ -77,6 +83,18 @@ def test_an_interleaved_pipeline_waits_half_as_long() -> None:
 def _made(blocks: int) -> tuple[Trace, Any]:
     trace, seconds = trace_of(blocks)
     return trace, timed_as(trace, seconds)
+
+
+def test_an_interleaved_pipeline_exchanges_behind_its_last_round() -> None:
+    assert overlapping_micro_batches(Strategy(pipeline=8), 64) == 1
+    assert overlapping_micro_batches(Strategy(pipeline=8, virtual=2), 64) == 8
+    assert overlapping_micro_batches(Strategy(pipeline=8, virtual=2), 4) == 4
+    # Two replicas of two stages: what their slow links exchange hides behind twice the passes, of as much work.
+    links = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.2)
+    words = ("ddp,pipeline=2,micro_batches=4,virtual=2", ",overlap_grad_reduce=false")
+    layout = Layout(A100, 4)
+    hidden = [on(4, "".join(words[:count]), layout, links=links).seconds for count in (2, 1)]
+    assert hidden[1] < hidden[0]
 
 
 def test_a_zero_bubble_pipeline_fills_the_gaps_with_gradients_of_weights() -> None:
