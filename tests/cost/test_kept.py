@@ -9,6 +9,7 @@ from lightning_predict.cost.goodput import Reliability, goodput_of
 from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import cheapest_offer, load_offers, offers_for
 from lightning_predict.cost.prediction import Charges, price_of
+from lightning_predict.cost.price_files import GPUS_OF_G2_VCPUS
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.interval import Interval
@@ -35,6 +36,7 @@ def test_prices(kept: Kept) -> None:
                 [cheapest_offer(layout.gpu.name, num_gpus=count) for count in (1, 3, 8)],
             ]
         )
+    found["g2-standard"] = numbers(GPUS_OF_G2_VCPUS)
     found["offers"] = [len(load_offers()), sum(one.usd_per_gpu_hour for one in load_offers())]
     kept("prices", found)
 
@@ -62,11 +64,11 @@ def test_goodput(kept: Kept) -> None:
 
 
 def test_memory(kept: Kept) -> None:
-    found = {
-        f"{size:g} on {name}": numbers(
-            memory_need(layout_of(name), size, spare_bytes=size / 9, allocated_bytes=size * 0.9, reported_bytes=23e9)
-        )
-        for name in ("L4", "8xL4")
-        for size in (1e9, 19e9, 21e9, 23e9, 30e9)
-    }
+    found = {}
+    for name in ("L4", "8xL4"):
+        for size in (1e9, 19e9, 21e9, 23e9, 30e9):
+            need = memory_need(
+                layout_of(name), size, spare_bytes=size / 9, allocated_bytes=size * 0.9, reported_bytes=23e9
+            )
+            found[f"{size:g} on {name}"] = [*numbers(need), need.fits, need.usable_bytes]
     kept("memory", found)

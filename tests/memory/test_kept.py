@@ -62,8 +62,10 @@ def test_steps(kept: Kept, name: str) -> None:
     trace = traces(name)["as recorded"]
     convolutions = [sum(size for _, size in of(trace)) for of in (workspace_bytes, trial_bytes)]
     found["convolutions"] = [convolved_share(trace), *convolutions]
-    parts = memory_breakdown(trace, gpu("H100-SXM-80GB"))
-    found["parts"] = [] if parts is None else [parts.operation, *numbers(parts.parts), *numbers(parts.modules)[:20]]
+    forward = replace(trace, operations=tuple(one for one in trace.operations if one.phase == "forward"))
+    for word, one in (("parts", trace), ("parts of a forward pass", forward)):
+        parts = memory_breakdown(one, gpu("H100-SXM-80GB"))
+        found[word] = [] if parts is None else [parts.operation, *numbers(parts.parts), *numbers(parts.modules)[:20]]
     kept(f"memory of {name}", found)
 
 

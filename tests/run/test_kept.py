@@ -42,6 +42,7 @@ WORKLOADS: Final[dict[str, dict[str, Any]]] = {
     "loader": {"loader": Loader(seconds_per_batch=0.11, spread=(0.9, 1.3))},
     "workers": {"loader": Loader(seconds_per_batch=0.31, overlaps=True, spread=(0.8, 1.4)), "loader_workers": 6},
     "checkpoints": {"checkpoints": Checkpoints(count=7, seconds=13.0, is_estimated=False)},
+    "guessed checkpoints": {"checkpoints": Checkpoints(count=3, seconds=5.0)},
     "unknown checkpoints": {"checkpoints": Checkpoints(count=None)},
     "waits": {"validation_wait_seconds": 0.07, "between_seconds": 17.0},
     "unknown validation": {"validation_iterations": None},
