@@ -38,8 +38,8 @@ from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
-from lightning_predict.kernels.operations import Array
-from lightning_predict.kernels.timing import float32_stands_in
+from lightning_predict.kernels.operations import Array, IndexArray
+from lightning_predict.kernels.timing import float32_stands_in, summed_by_owner
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import details
 from lightning_predict.timeline.anchoring import (
@@ -164,6 +164,16 @@ models is left out (without Transformer-XL, 0 is enough); it holds 92 % of those
 `python -m benchmarks.accuracy FOLDER --of correlations` prints the study."""
 
 
+PROBLEM_CORRELATION: Final = 0.5
+"""Correlation between the errors of two problems of one family: a model of many shapes errs less than a module of one,
+where errors that all add up make the intervals of whole models too wide and those of modules too narrow.
+
+The share of the operations' half-widths that nine in ten steps of a table need is 0.44 (training benchmarks) to 1.04
+(KernelBench's modules) with 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with 1/4 and 0.8 to 1.24 with 1/10, where the tables
+agree best. Half is taken, as constants were chosen on rows of these tables, which therefore err less than others will
+(`python -m benchmarks.accuracy FOLDER --of steps`)."""
+
+
 SMALLEST_SHARE: Final = 0.01
 """A smaller share of the step beyond its operations is not worth a sentence."""
 
@@ -243,28 +253,47 @@ def iterations(
     )
 
 
-def interval_of_sum(timed: TimedWork, correlation: float = FAMILY_CORRELATION) -> tuple[Array, Array]:
+def interval_of_sum(
+    timed: TimedWork, correlation: float = FAMILY_CORRELATION, *, within: float = PROBLEM_CORRELATION
+) -> tuple[Array, Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
-    Errors of one family of operations go together (the same model, the same bias), so their half-widths add. With a
-    correlation r between families, theirs add as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)².
+    The half-widths of one problem add, however often it runs. With a correlation r between families (the same model,
+    the same bias), theirs add as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)², and so do those of the
+    problems of a family.
 
     Args:
         timed: The work.
         correlation: From 0 (families err independently) to 1 (all together).
+        within: The same of the problems of one family.
     """
-    families = sorted(set(timed.families))
-    members = np.array([[family == own for own in timed.families] for family in families], dtype=np.float64)
-    members = members.reshape(len(families), len(timed.families))  # (families, items)
-    below = (timed.seconds - timed.interval.low) @ members.T  # (gpus, families)
-    above = (timed.interval.high - timed.seconds) @ members.T
+    problems: dict[tuple[str, object], int] = {}
+    owners = np.array(
+        [
+            problems.setdefault((family, item.problems), len(problems))
+            for family, item in zip(timed.families, timed.items, strict=True)
+        ],
+        dtype=np.intp,
+    )  # (items,)
+    families: dict[str, int] = {}
+    family_of = np.array([families.setdefault(family, len(families)) for family, _ in problems], dtype=np.intp)
+    every = np.zeros(len(families), dtype=np.intp)
+
+    def half_width(own: Array) -> Array:
+        """Combine half-widths of items, (gpus, items), to that of their sum, (gpus,)."""
+        by_problem = summed_by_owner(own, owners, len(problems))
+        by_family = _added(by_problem, family_of, len(families), within)
+        return _added(by_family, every, 1, correlation)[:, 0]
+
     device = timed.seconds.sum(axis=1)
-    return device - _added(below, correlation), device + _added(above, correlation)
+    return device - half_width(timed.seconds - timed.interval.low), device + half_width(
+        timed.interval.high - timed.seconds
+    )
 
 
-def _added(half_widths: Array, correlation: float) -> Array:
-    """Combine half-widths of families, (gpus, families), to that of their sum, (gpus,)."""
-    apart, together = (half_widths**2).sum(axis=1), half_widths.sum(axis=1) ** 2
+def _added(half_widths: Array, owners: IndexArray, count: int, correlation: float) -> Array:
+    """Combine half-widths, (gpus, parts), to those of their owners' sums, (gpus, count)."""
+    apart, together = summed_by_owner(half_widths**2, owners, count), summed_by_owner(half_widths, owners, count) ** 2
     added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
     return added
 

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import GAP_SECONDS
 from lightning_predict.timeline.host import HOST_SPREAD, LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, Host, HostModel
@@ -66,6 +67,14 @@ def test_errors_of_one_family_add(correlation: float) -> None:
     together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
     low, high = interval_of_sum(together, correlation)
     assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
+
+
+@pytest.mark.parametrize(("within", "half"), [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)])  # as families, below
+def test_errors_of_two_problems_of_a_family_add_by_their_correlation(within: float, half: float) -> None:
+    work = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    other = replace(work.items[1], problems=(problem("linear", "float32", b=1, m=2, n=2, k=2),))
+    low, high = interval_of_sum(replace(work, items=(work.items[0], other)), 0.25, within=within)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
 
 
 @pytest.mark.parametrize(
