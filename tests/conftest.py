@@ -116,6 +116,18 @@ def _own_garbage() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _own_gpus() -> Iterator[None]:
+    """Forget the GPUs that a file added: a list of those that are known is the same in every order of files."""
+    from lightning_predict.gpus import lookup  # after the settings above, which the package and torch read
+
+    before = dict(lookup._OWN)
+    yield
+    if before != lookup._OWN:
+        lookup._OWN.clear()
+        lookup.add_to_catalogue(before.values())
+
+
 _HISTORIES: Final = count()
 
 
