@@ -90,12 +90,12 @@ check: $(VENV)/installed
 audit:
 	PYTHON=$(PYTHON) bash .ci/audit
 
-# The pictures of the documentation, from the examples; needs Chromium.
 # After a wanted change of predictions: the numbers that tests keep of them.
 kept: $(VENV)/installed
 	rm -f tests/*/golden/kept.json
 	$(BIN)/python -m pytest -q -n 0 --overwrite-golden tests/*/test_kept.py
 
+# The pictures of the documentation, from the examples; needs Chromium.
 pictures: $(VENV)/installed
 	$(BIN)/python -m tests.pictures
 
