@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import gpu, lookup
+from lightning_predict.gpus import gpu
 from lightning_predict.gpus.own import add_gpus, read_gpus
 from lightning_predict.testing import example_trace
 
@@ -21,15 +20,6 @@ reported_names = ["NVIDIA GeForce RTX 4090 48GB"]
 memory_gib = 48
 float16_tflops = 200.0
 """
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    """What a test adds is gone after it."""
-    yield
-    lookup._OWN.clear()
-    lookup._catalogue_index.cache_clear()
-    lookup.gpu_names.cache_clear()
 
 
 def written(folder: Path, text: str) -> Path:
