@@ -3,7 +3,8 @@
 Each row's micro-batch is recorded on the meta device and repeated by the strategy. What a table does not say is as the
 framework's own configuration has it, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
 stream along the sequence; nanotron does that, too, and exchanges gradients in float32; NeMo runs Megatron's kernels,
-taken to be as fused as a compiled step's, behind its distributed optimizer with everything overlapped. Example::
+taken to be as fused as a compiled step's, behind its distributed optimizer with everything overlapped, and launches
+the products of each expert. Example::
 
     cases, left_out = read_torchtitan_cases(Path("validation/torchtitan.csv"))
 """
@@ -331,6 +332,7 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
             virtual=int(words["vp"] or 1) if pipeline > 1 else 1,
             context=context,
             expert=expert,
+            expert_launches=expert > 1,
             micro_batches=1,
             accumulate=max(_number(row, "gbs") // (replicas * micro), 1),
             sequence=tensor > 1,
@@ -393,6 +395,71 @@ def dgxc_cases(_path: Path) -> Cases:
     ), Counter()
 
 
+LARGE_TITAN: Final = (
+    # model, GPU, GPUs, tensor, pipeline, context, virtual, local batch, length, recomputed, async, tokens/s a GPU
+    ("llama3-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 8192, "full", False, 331),
+    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 4096, "selective_op", False, 355),
+    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 2, 4096, "full", False, 353),
+    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", False, 829),
+    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", True, 876),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 32, 8192, "full", True, 100),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 2, 32, 8192, "full", True, 128),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 8, 32768, "full", True, 76),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 2, 1, 8, 65536, "full", True, 47),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 4, 1, 8, 131072, "full", True, 31),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 8, 1, 8, 262144, "full", True, 16),
+)
+"""torchtitan's runs of 70 and 405 billion parameters: `docs/performance.md` at 0413364 (A100, eager, bfloat16) and
+`benchmarks/llama3_h100_202412_torchtitan.md` at 31a17bf (compiled, float8 tensorwise). Nothing is fitted to them."""
+
+
+def large_titan_cases(_path: Path) -> Cases:
+    """Return the rows of `LARGE_TITAN`."""
+    cases = []
+    for model, gpu, count, tensor, pipeline, context, virtual, batch, length, recompute, is_async, rate in LARGE_TITAN:
+        is_old, micro = gpu != POWER_LIMITED, 1 if pipeline > 1 else batch
+        ends = fewer_blocks_at_ends(LLAMA[model].layers, pipeline) if virtual == 1 else None
+        cases.append(
+            LargeRunCase(
+                workload=PretrainingWorkload(
+                    table="torchtitan, large",
+                    model=model,
+                    length=length,
+                    batch=micro,
+                    is_compiled=not is_old,
+                    kind="bfloat16, eager" if is_old else "tensorwise, compiled",
+                    release="2.4" if is_old else "2.6",
+                ),
+                layout=_layout(gpu, count),
+                strategy=Strategy(
+                    data="fsdp",
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    virtual=virtual,
+                    first_stage=ends,
+                    last_stage=ends,
+                    context=context,
+                    micro_batches=1,
+                    accumulate=batch // micro,
+                    sequence=tensor > 1,
+                    recompute=RECOMPUTED[recompute],
+                    fp8=None if is_old else "tensorwise",
+                    overlap_tensor=is_async,
+                    reduce_dtype="float32",
+                ),
+                micro_batch=micro,
+                measured_seconds=batch * length / (tensor * pipeline * context) / rate,
+                interconnect=CATALOGUE if is_old else _network("400 Gb/s"),
+            )
+        )
+    return tuple(cases), Counter()
+
+
+def fewer_blocks_at_ends(layers: int, stages: int) -> int | None:
+    """Return the blocks of the first and the last stage where both have one less; None where all have as many."""
+    return None if layers % stages == 0 else (layers + 2) // stages - 1
+
+
 def _number(row: Checked, column: str) -> int:
     return row.member(column).parsed().integer(minimum=1)
 
@@ -411,6 +478,7 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
     "nemo": (NEMO_TABLE, read_nemo_cases),
     "dgxc": ("", dgxc_cases),
+    "torchtitan-large": ("", large_titan_cases),
 }
 """File and reader of each table; what is no table, reads none."""
 

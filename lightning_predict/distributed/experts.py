@@ -12,13 +12,17 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import translate
-from lightning_predict.tracing.trace import Parameter, Trace
+from lightning_predict.timeline.simulation import Launching
+from lightning_predict.tracing.trace import Operation, Parameter, Trace
 
 
 def experts_module(name: str | None) -> str | None:
@@ -87,12 +91,12 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
     Raises:
         InvalidArgumentError: The model has no experts, or their number is not divisible by `expert`.
     """
-    if strategy.expert == 1:
+    if strategy.expert == 1 and not strategy.expert_launches:
         return
     count = count_experts(trace)
     if not count:
         raise InvalidArgumentError(
-            f"strategy: expert={strategy.expert} deals out experts, and the trace names none: no parameter has "
+            f"strategy: {_words(strategy)}, and the trace names none: no parameter has "
             "'expert' in its name. Leave it out, or name the module that holds them so."
         )
     if count % strategy.expert:
@@ -100,6 +104,37 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
         raise InvalidArgumentError(
             f"strategy: expert={strategy.expert} does not divide the {count} experts; choose one of {fitting}."
         )
+
+
+def _words(strategy: Strategy) -> str:
+    """Say what is asked of the experts."""
+    if strategy.expert > 1:
+        return f"expert={strategy.expert} deals out experts"
+    return "expert_launches=true launches what each expert multiplies"
+
+
+def launched_by_expert(trace: Trace, work: Sequence[Launching], strategy: Strategy) -> Iterator[Launching]:
+    """Yield the work with a launch for each of a GPU's experts where the recording has one product of all.
+
+    In float8 each operand of each of them is cast before, by a launch of its own. The device's time stays.
+    """
+    casts = 0 if strategy.fp8 is None else 2
+    for each in work:
+        experts = 0 if each.operation is None else _grouped_experts(trace, trace.operations[each.operation])
+        launches = max(experts // strategy.expert, 1) * (1 + casts)
+        if not experts or not each.launches:
+            yield each
+            continue
+        seconds = np.repeat(each.seconds.sum(axis=1, keepdims=True) / launches, launches, axis=1)
+        yield replace(each, seconds=seconds, streams=each.streams[:1] * launches, calls=None)
+
+
+def _grouped_experts(trace: Trace, operation: Operation) -> int:
+    """Count the experts whose products an operation computes at once; 0 where it does not."""
+    if experts_module(operation.module) is None:
+        return 0
+    grouped = (problem for problem in translate(operation, trace.flags) if problem.operation == "bmm")
+    return max((round(problem.shape["b"]) for problem in grouped), default=0)
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:

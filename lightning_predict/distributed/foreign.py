@@ -86,6 +86,8 @@ def strategy_of_arguments(text: str) -> str:
                 f"strategy: the argument {name} says nothing here; leave out what is not about sharing. Understood "
                 f"are {understood}."
             )
+    if any(option.startswith("expert=") for option in options):  # grouped or not, one launch an expert
+        options.append("expert_launches=true")
     options += [] if overlaps else ["overlap_grad_reduce=false"]
     return ",".join([data, *options])
 

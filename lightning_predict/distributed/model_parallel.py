@@ -19,7 +19,13 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.distributed.experts import check_experts, is_of_expert, messages, routed_bytes
+from lightning_predict.distributed.experts import (
+    check_experts,
+    is_of_expert,
+    launched_by_expert,
+    messages,
+    routed_bytes,
+)
 from lightning_predict.distributed.gradients import has_backward, parameter_bytes
 from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
 from lightning_predict.distributed.pipeline_parallel import (
@@ -132,6 +138,8 @@ def model_stages(
     cutter = cutter or WorkCutter(trace, timed, model, ProblemClock(gpus, models))
     timed = cutter.cut(cut)
     work = with_recomputation(launchings(trace, timed, timed.seconds), model, strategy.recompute)
+    if strategy.expert_launches:
+        work = tuple(launched_by_expert(trace, work, strategy))
     owners = list(stages_of(work, model.positions, stage_of))
     trains = has_backward(work)
     reduced = _messages(trace, model, stage_of, trains=trains, recompute=strategy.recompute)
@@ -322,6 +330,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
             f"Experts are dealt out over {strategy.expert} GPUs, and the fullest take {strategy.capacity:g} times as "
             "many tokens as evenly routed (capacity says how many); no work hides their all-to-alls."
         )
+    if strategy.expert_launches:
+        yield "Each expert's products are launched by themselves, in float8 behind a cast of each operand."
     if strategy.fp8 is not None:
         yield (
             f"Products of the blocks run in float8 with {strategy.fp8} scales, at the rate that large ones reach "

@@ -110,6 +110,8 @@ class Strategy:
         expert: Data-parallel groups over which the experts of a mixture are dealt out.
         capacity: Tokens that each expert takes over those of an even routing, padding included; without padding, those
             of the GPU whose experts take most, for which the others wait.
+        expert_launches: Products of a layer's experts that were recorded as one are launched for each expert, in
+            float8 behind a cast of each operand (Transformer Engine's `GroupedLinear`, and so Megatron and NeMo).
         shard: GPUs that split what `hybrid` splits; None takes those of a machine.
         recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
             between its projections (`selective`, as Megatron calls it), all but attention and every second product
@@ -146,6 +148,7 @@ class Strategy:
     context: int = 1
     expert: int = 1
     capacity: float = 1.0
+    expert_launches: bool = False
     shard: int | None = None
     recompute: Recompute = "none"
     offload: Offload = "none"
@@ -286,7 +289,13 @@ class Strategy:
     @property
     def is_whole(self) -> bool:
         """Each GPU runs the whole model, as it was recorded, on a whole batch at once."""
-        is_as_recorded = self.expert == 1 and self.recompute == "none" and self.fp8 is None and self.offload == "none"
+        is_as_recorded = (
+            self.expert == 1
+            and not self.expert_launches
+            and self.recompute == "none"
+            and self.fp8 is None
+            and self.offload == "none"
+        )
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     def replicas(self, layout: Layout) -> int:
@@ -341,7 +350,7 @@ _NUMBERS: Final = (
     *("context", "expert", "shard", "accumulate"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
-_FLAGS: Final = ("sequence", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
+_FLAGS: Final = ("sequence", "expert_launches", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
 _TEXTS: Final = ("embedding",)
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": get_args(PipelineSchedule),

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.pretraining import blocks_of_last_stage, dgxc_cases
+from benchmarks.accuracy.pretraining import (
+    blocks_of_last_stage,
+    dgxc_cases,
+    fewer_blocks_at_ends,
+    large_titan_cases,
+)
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
@@ -66,3 +71,16 @@ def test_nanotron_leaves_the_last_stage_what_its_output_layer_leaves_room_for() 
     assert [blocks_of_last_stage(LLAMA["llama-1b"], stages) for stages in (2, 4)] == [24 - 14, 24 - 20]
     # Of eight, the seventh would end with the last block; here each stage has one.
     assert blocks_of_last_stage(LLAMA["llama-1b"], 8) == 1
+
+
+def test_torchtitans_large_runs_are_read_as_their_pages_say() -> None:
+    cases, _ = large_titan_cases(Path())
+    # 8,192 tokens a GPU at 331 a second; 16 samples of them on eight GPUs at 829; 32 on 64 at 100.
+    seconds = [cases[row].measured_seconds for row in (0, 3, 5)]
+    assert seconds == pytest.approx([8192 / 331, 2 * 8192 / 829, 8192 / 2 / 100])
+    assert [case.strategy.replicas(case.layout) for case in cases] == [64] * 3 + [32] * 2 + [8] * 3 + [4, 2, 1]
+
+
+def test_both_ends_have_one_block_less_where_stages_do_not_divide_them() -> None:
+    assert fewer_blocks_at_ends(126, 8) == 15  # 6 x 16 + 2 x 15
+    assert fewer_blocks_at_ends(80, 8) is None

@@ -30,7 +30,7 @@ from lightning_predict.errors import InvalidArgumentError
         ),
         (
             "--context-parallel-size 2 --expert-model-parallel-size 8 --pipeline-model-parallel-size 1",
-            Strategy(context=2, expert=8, overlap_grad_reduce=False),
+            Strategy(context=2, expert=8, expert_launches=True, overlap_grad_reduce=False),
         ),
     ],
 )

@@ -338,10 +338,33 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
     # The optimizer's state goes by the share of parameters.
     share = experts / 2 / (experts + 2 * WEIGHT_BYTES)
     assert whole - dealt == pytest.approx(3 * experts / 2 + share * 4 * WEIGHT_BYTES)
+    with pytest.raises(
+        InvalidArgumentError, match="expert_launches=true launches what each expert multiplies, and the"
+    ):
+        on(2, "ddp,expert_launches=true", Layout(A100, 2))
     with pytest.raises(InvalidArgumentError, match="expert=3 does not divide the 4 experts; choose one of 1, 2, 4"):
         model_stages(trace, timed, [A100], HostModel(), MODELS, Strategy(expert=3))
     with pytest.raises(InvalidArgumentError, match="the trace names none: no parameter has 'expert' in its name"):
         on(2, "ddp,expert=2", Layout(A100, 2))
+
+
+@pytest.mark.parametrize(("words", "each"), [("expert=2", 1), ("expert=2,fp8=tensorwise", 3), ("expert=4", 1)])
+def test_experts_may_be_launched_one_by_one(words: str, each: int) -> None:
+    trace, seconds = mixture(2, 4)
+    plain, apart = (
+        model_stages(trace, timed_as(trace, seconds), [H100], HostModel(), MODELS, strategy_of(f"ddp,{words}{more}"))[0]
+        for more in ("", ",expert_launches=true")
+    )
+    # Of four experts, a GPU's own; in float8 two operands of each are cast by launches of their own.
+    own = 4 // strategy_of(words).expert * each
+    visits = [
+        (one, other) for one, other in zip(plain.work, apart.work, strict=True) if "experts" in (one.module or "")
+    ]
+    assert [(one.launches, other.launches) for one, other in visits] == [(1, own)] * 2
+    assert all(one.seconds.sum() == pytest.approx(other.seconds.sum()) for one, other in visits)
+    launching = HostModel().of("forward")
+    more = 2 * (own - 1) * (launching.launch + launching.between_launches)
+    assert apart.passes.host_seconds - plain.passes.host_seconds == pytest.approx(more)
 
 
 def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None:
