@@ -9,9 +9,10 @@ Example::
 from __future__ import annotations
 
 import gc
+import itertools
 import platform
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,16 +72,32 @@ def software_versions() -> dict[str, str]:
 
 
 def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
-    """Describe parameters in the order of `named_parameters`; several roots put their class and position first."""
+    """Describe parameters in the order of `named_parameters`, with the names of several roots before theirs."""
     rows = []
     seen: set[int] = set()
-    for index, root in enumerate(roots):
-        prefix = "" if len(roots) == 1 else f"{type(root).__name__}{index}."
+    for prefix, root in name_roots(roots):
         for name, parameter in root.named_parameters():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 rows.append(_parameter(f"{prefix}{name}", parameter))
     return tuple(rows)
+
+
+def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Return what stands before the names in each of several outermost modules; nothing where there is one.
+
+    That is its class, and a number where several are of one class: `Embedding.`, `Block.0.`, `Block.1.`, as if each
+    class were a `ModuleList` of one model, so that equal blocks are found by their numbers.
+    """
+    if len(roots) == 1:
+        return [("", roots[0])]
+    alike = Counter(type(root).__name__ for root in roots)
+    numbers = {name: itertools.count() for name in alike}
+    names = [type(root).__name__ for root in roots]
+    return [
+        (f"{name}." if alike[name] == 1 else f"{name}.{next(numbers[name])}.", root)
+        for name, root in zip(names, roots, strict=True)
+    ]
 
 
 def describe_leaves(leaves: Iterable[torch.Tensor]) -> tuple[Parameter, ...]:

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_predict.guard import FAILURES, as_error
 from lightning_predict.tracing.attribution import MODULE_MARK
+from lightning_predict.tracing.environment import name_roots
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -178,6 +179,9 @@ def _remove(handles: list[RemovableHandle]) -> None:
 class ModuleWatch:
     """Watch which module is being called, by its qualified name.
 
+    Without a model the names are of the modules that are outermost until then, and `final_names` has those that
+    parameters get: a model may be called after one of its parts, and a step may call several models.
+
     Args:
         model: Gives the names; None names modules from each outermost module that is called.
         marks: Mark each call for a profiler that is running, which costs about a microsecond each.
@@ -193,13 +197,14 @@ class ModuleWatch:
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
         self._names: dict[int, str] = {}
+        self._count = 0  # of modules that were taken as outermost
         self._parts: set[int] = set()
         self._named_by_model = model is not None
         self._calls: list[torch.nn.Module] = []
         self._handles: list[RemovableHandle] = []
         self._thread = threading.get_ident()
         if model is not None:
-            self._learn_names(model)
+            self._names = {id(module): name for name, module in _named_parts_of(model)}
 
     @property
     def inside(self) -> bool:
@@ -214,6 +219,21 @@ class ModuleWatch:
             if name:
                 return name
         return None
+
+    def final_names(self) -> dict[str, str | None]:
+        """Return, by names that were given while watching, those that they are not called in the end.
+
+        None is for the only outermost module, which has no name.
+        """
+        if self._named_by_model:
+            return {}
+        finals: dict[str, str | None] = {}
+        for prefix, root in name_roots(self.roots):
+            for name, module in _named_parts_of(root):
+                given = self._names.get(id(module))
+                if given is not None:
+                    finals.setdefault(given, f"{prefix}{name}".removesuffix(".") or None)
+        return {given: final for given, final in finals.items() if given != final}
 
     def open(self) -> None:
         """Begin to watch."""
@@ -257,12 +277,18 @@ class ModuleWatch:
         self.roots = [*(root for root in self.roots if id(root) not in parts), module]
         self._parts |= parts
         if not self._named_by_model:
-            self._learn_names(module)
+            # Modules of the first have their final names, if it stays the only one; the others' are told apart.
+            prefix = f"{self._count}:"
+            for name, part in _named_parts_of(module):
+                self._names.setdefault(id(part), name if name and not self._count else f"{prefix}{name}")
+            self._count += 1
 
-    def _learn_names(self, root: torch.nn.Module) -> None:
-        with suppress(Exception):  # a model's own `named_modules` must not fail its step: names are a courtesy
-            for name, module in root.named_modules():
-                self._names.setdefault(id(module), name)
+
+def _named_parts_of(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """List modules inside a module by name; none if the model's own way of listing them fails: names are a courtesy."""
+    with suppress(Exception):
+        return list(root.named_modules())
+    return []
 
 
 def _parts_of(root: torch.nn.Module) -> list[torch.nn.Module]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -320,6 +320,8 @@ class CaptureSession:
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         if roots and isinstance(self._recorder, DispatchRecorder):
             buffers = self._recorder.read_storages(buffer for root in roots for buffer in root.buffers())
+        if modules is not None:
+            trace = _renamed(trace, modules.final_names())
         optimizers = self._optimizers or tuple(updates.optimizers if updates is not None else ())
         if not roots and not leaves:
             groups = (group for optimizer in optimizers for group in optimizer.param_groups)
@@ -388,3 +390,16 @@ class CaptureSession:
             f"Recording with torch's profiler failed ({errors}), so the step was recorded without times of the GPU, "
             "and times are predicted from shapes, not scaled from measurements."
         )
+
+
+def _renamed(trace: Trace, names: Mapping[str, str | None]) -> Trace:
+    """Return the Trace with other names of modules, where a name has another."""
+    if not names:
+        return trace
+    operations = (
+        operation
+        if operation.module is None or operation.module not in names
+        else replace(operation, module=names[operation.module])
+        for operation in trace.operations
+    )
+    return replace(trace, operations=tuple(operations))

@@ -45,8 +45,8 @@ def test_parameters_of_several_models_are_told_apart_and_shared_ones_counted_onc
     first = nn.Linear(2, 2, bias=False)
     second = nn.Sequential(first, nn.Linear(2, 1, bias=False))
     assert [parameter.name for parameter in describe_parameters([first, second])] == [
-        "Linear0.weight",
-        "Sequential1.1.weight",
+        "Linear.weight",
+        "Sequential.1.weight",
     ]
 
 

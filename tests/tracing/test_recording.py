@@ -64,7 +64,56 @@ def test_two_optimizers_in_one_step() -> None:
     trace = capture(lambda: (first(), second()))
     assert trace.optimizer_steps == 2
     assert trace.memory.parameter_bytes == 2 * 212 * 4
-    assert [parameter.name for parameter in trace.parameters][::4] == ["Sequential0.0.weight", "Sequential1.0.weight"]
+    assert [parameter.name for parameter in trace.parameters][::4] == ["Sequential.0.0.weight", "Sequential.1.0.weight"]
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, data: Tensor) -> Tensor:
+        return data.add(self.down(self.up(data).relu()))
+
+
+def blocks_step(*, in_a_model: bool) -> Callable[[], None]:
+    """Three blocks and a head, called one after another, in one module or by the step itself."""
+    blocks, head = [FeedForward(), FeedForward(), FeedForward()], nn.Linear(8, 2)
+    model = nn.Sequential(nn.Sequential(*blocks), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        output = torch.ones(4, 8)
+        for module in [model] if in_a_model else [*blocks, head]:
+            output = module(output)
+        output.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_operations_and_parameters_of_several_models_have_the_same_names() -> None:
+    apart, together = (capture(blocks_step(in_a_model=one)) for one in (False, True))
+    assert {parameter.name.rpartition(".")[0] for parameter in apart.parameters} == {
+        *(f"FeedForward.{index}.{part}" for index in range(3) for part in ("up", "down")),
+        "Linear",
+    }
+    # As in a model, where blocks are `0.0`, `0.1` and `0.2` and the head `1`; the loss is of no module.
+    renamed = [
+        (one.name, one.phase, one.module and one.module.replace("FeedForward.", "0.").replace("Linear", "1"))
+        for one in apart.operations
+    ]
+    assert renamed == [(one.name, one.phase, one.module) for one in together.operations]
+
+
+def test_a_part_that_is_called_before_its_model_has_its_name_in_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step() -> None:
+        model(model[0](torch.ones(2, 4))).sum().backward()
+
+    modules = {one.module for one in capture(step).operations if one.name == "aten::addmm"}
+    assert modules == {"0", "1"}
 
 
 def test_inference_is_a_step_too() -> None:
