@@ -194,9 +194,9 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def large_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how much memory is missing where the run does not fit, and where to read what would help."""
+    """Say how much is missing even to a step that keeps no more than it must, and where to read what would help."""
     missing = [
-        f"{one.gpu} lacks {gibibytes(-one.memory_free_bytes)} GiB"
+        f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB"
         for one in predictions.values()
         if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
     ]
