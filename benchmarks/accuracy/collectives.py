@@ -200,7 +200,6 @@ def collective_tables(folder: Path) -> Iterator[Table]:
 GROUPS: Final[Sequence[tuple[str, Callable[[BusCase], bool]]]] = (
     ("NVLink, one machine", lambda one: one.kind is None and one.layout.nodes == 1),
     ("NVLink, several machines", lambda one: one.kind is None and one.layout.nodes > 1),
-    ("no NVLink, one machine, kind not known", lambda one: one.kind is not None and one.layout.nodes == 1),
     ("no NVLink, several machines", lambda one: one.kind is not None and one.layout.nodes > 1),
 )
 
@@ -217,9 +216,19 @@ def _bus_table(cases: Sequence[BusCase]) -> Table:
             _add_bus(table, name, [(one, one.predicted()) for one in own])
     known = [one for one in cases if one.kind is not None and one.layout.nodes == 1]
     if known:
-        named = [(one, one.predicted(Interconnect(pcie=one.kind))) for one in known]
-        _add_bus(table, "no NVLink, one machine, kind told", named)
+        for name, own in (("each row", known), ("one row a machine", one_a_machine(known))):
+            _add_bus(table, f"no NVLink, one machine, kind not known, {name}", [(one, one.predicted()) for one in own])
+            told = [(one, one.predicted(Interconnect(pcie=one.kind))) for one in own]
+            _add_bus(table, f"no NVLink, one machine, kind told, {name}", told)
     return table
+
+
+def one_a_machine(cases: Sequence[BusCase]) -> list[BusCase]:
+    """Keep the largest message of each machine, by card and source: a machine's others err as it does."""
+    largest: dict[tuple[str, str], BusCase] = {}
+    for case in sorted(cases, key=lambda case: case.message_bytes):
+        largest[case.layout.gpu.name, case.source] = case
+    return list(largest.values())
 
 
 def _add_bus(table: Table, name: str, rows: Sequence[tuple[BusCase, Interval[float]]]) -> None:
