@@ -478,7 +478,9 @@ def _whole_step(
     whole = WholeStep(found, events, chosen)
     plan = chosen.plan
     notes = (
-        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} as their gradients come; {plan.reason}.",
+        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} as their gradients come; {plan.reason}. "
+        "Torch's own modules are meant, a kernel for each table; on many GPUs HugeCTR's fused look-ups were published "
+        "at five to seven times their rate.",
         f"Critical path: {whole.critical_path}; the rest of the step is waiting for the slowest GPU, "
         "and what exchanges beside it cost computing.",
     )

@@ -208,6 +208,7 @@ def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -
     found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     tables, path = found.step.notes[-2:]
     assert tables.startswith("Embedding tables: table_wise, updated by sgd as their gradients come; ")
+    assert "Torch's own modules are meant, a kernel for each table; on many GPUs HugeCTR's fused look-ups" in tables
     assert path.startswith("Critical path: all-to-all of indices ")
     assert "look-ups" in path
 
