@@ -108,7 +108,18 @@ def test_attention_in_double_precision_has_no_fused_kernel() -> None:
     got = translated("aten::scaled_dot_product_attention", query, query, query)
     assert [item.operation for item in got] == ["bmm", "bmm", "softmax"]
     back = translated("aten::scaled_dot_product_attention_backward", query, query, query)
-    assert [item.operation for item in back] == ["bmm"] * 4 + ["softmax_backward"]
+    assert [item.operation for item in back] == ["bmm"] * 4 + ["softmax_backward", "mul"]
+
+
+def test_softmax_takes_two_kernels_backward() -> None:
+    """`softmax_backward_cuda_out` makes `grad * output` first; `log_softmax_backward_cuda_out` does not."""
+    grad = tensor(4, 8, 128, dtype="bfloat16")
+    matrix = {"rows": 32, "cols": 128}
+    summed = problem("softmax_backward", "bfloat16", **matrix)
+    got = translated("aten::_softmax_backward_data", grad, grad, dim=-1)
+    assert got == (summed, problem("mul", "bfloat16", **matrix))
+    assert translated("aten::_log_softmax_backward_data", grad, grad, dim=-1) == (summed,)
+    assert translated("aten::_softmax_backward_data", tensor(0, 8), tensor(0, 8), dim=-1) == ()
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

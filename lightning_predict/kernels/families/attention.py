@@ -27,6 +27,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.families.norm import SOFTMAX_BACKWARD
 from lightning_predict.kernels.features import alignment, log2, machine_features, tile_features, work_features
 from lightning_predict.kernels.operations import (
     Alternative,
@@ -220,7 +221,7 @@ def _as_a_server(problem: Problem) -> Problem:
 def _eager_attention(problem: Problem) -> tuple[CountedProblem, ...]:
     """List the parts: scores, their scaling, the mask where there is one, softmax, the product with the values.
 
-    Backward: two products for each of the forward's, the gradient of the softmax, and the scaling.
+    Backward: two products for each of the forward's, the gradient of the softmax in two kernels, and the scaling.
     """
     w = problem.shape
     b, dtype = w["batch"] * w["heads"], problem.dtype
@@ -229,13 +230,13 @@ def _eager_attention(problem: Problem) -> tuple[CountedProblem, ...]:
     matrix = (b * w["seq"], w["kv_seq"])
     scaling = CountedProblem(1.0, Problem("mul_scalar", dtype, matrix))
     if problem.operation.endswith("_backward"):
-        softmax = CountedProblem(1.0, Problem("softmax_backward", dtype, matrix))
+        softmax = (CountedProblem(1.0, Problem(name, dtype, matrix)) for name in SOFTMAX_BACKWARD)
         transposed = Problem("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
         return (
             CountedProblem(1.0, scores),
             CountedProblem(1.0, values),
             CountedProblem(2.0, transposed),
-            softmax,
+            *softmax,
             scaling,
         )
     mask = (CountedProblem(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
@@ -352,9 +353,9 @@ def _is_causal(operation: Operation) -> bool:
 def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) -> tuple[Problem, ...]:
     scores = Problem("bmm", "float64", (float(b), float(seq), float(kv_seq), float(head_dim)))
     values = Problem("bmm", "float64", (float(b), float(seq), float(head_dim), float(kv_seq)))
-    softmax = "softmax_backward" if backward else "softmax"
+    softmax = SOFTMAX_BACKWARD if backward else ("softmax",)
     products = (scores, values) * (2 if backward else 1)
-    return (*products, Problem(softmax, "float64", (float(b * seq), float(kv_seq))))
+    return (*products, *(Problem(name, "float64", (float(b * seq), float(kv_seq))) for name in softmax))
 
 
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")

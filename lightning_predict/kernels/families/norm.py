@@ -32,6 +32,7 @@ from lightning_predict.kernels.operations import (
     Rereads,
     batch_of,
     register,
+    translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, memory_bandwidth, rounds
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
@@ -232,6 +233,18 @@ def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[Pr
     return of_matrix(name, operation.inputs[0], *along(operation.inputs[0], operation))
 
 
+SOFTMAX_BACKWARD: Final = ("softmax_backward", "mul")
+"""Operations of the backward pass of softmax in eager mode: before a kernel sums the product of gradient and result by
+rows, PyTorch writes that product in another (`SoftMax.cu`, in all releases). That of log_softmax is one kernel. The
+first names the work."""
+
+
+@translates("aten::_softmax_backward_data")
+def _softmax_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+    matrix = along(operation.inputs[0], operation)
+    return tuple(one for name in SOFTMAX_BACKWARD for one in of_matrix(name, operation.inputs[0], *matrix))
+
+
 def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     position = 1 if name.endswith("_backward") else 0  # behind the gradient
     if len(operation.inputs) <= position:
@@ -279,7 +292,7 @@ register(
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
-        aten=("aten::_softmax_backward_data", "aten::_log_softmax_backward_data"),
+        aten=("aten::_log_softmax_backward_data",),
         translator=_along_dimension,
         families=(VECTOR,),
         reduces_rows=True,
