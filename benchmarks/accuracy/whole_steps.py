@@ -54,6 +54,7 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.corrections import gpu_effect
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.timeline.iteration import UNCALIBRATED, bundled_spread, iterations
 from lightning_predict.tracing.trace import Trace
@@ -268,6 +269,8 @@ def print_report(cases: Sequence[StepCase], console: Console) -> None:
     """
     fit = fit_steps(cases)
     console.print(_baseline_table(cases))
+    console.print(behind_table(cases))
+    console.print(effects_table(cases))
     console.print(_table("Whole steps as predicted, with the operations' own intervals", cases))
     console.print(_table("With a factor for each kind of work, all cases seen", [corrected(one, fit) for one in cases]))
     for name, key in LEFT_OUT.items():
@@ -348,13 +351,73 @@ def _baseline_table(cases: Sequence[StepCase]) -> Table:
         members = [case for case in cases if case.table == name]
         row = [name, str(len(members))]
         for predictor in (None, *names):
-            errors = [
-                (case.predicted.middle if predictor is None else case.baselines[predictor]) / case.measured_seconds - 1
-                for case in members
-            ]
+            errors = _errors(members, predictor)
             row += [f"{100 * statistics.median(map(abs, errors)):.1f}", f"{100 * statistics.median(errors):+.1f}"]
         table.add_row(*row)
     return table
+
+
+GROUPS: Final[Mapping[str, Callable[[StepCase], str]]] = {
+    "GPU": lambda case: case.gpu,
+    "model": lambda case: case.model,
+    "most of the time": lambda case: max(case.shares, key=case.shares.__getitem__, default="nothing"),
+}
+"""Ways to divide a table in which a simpler predictor may be nearer."""
+
+LARGE_GROUP: Final = 10
+"""Rows beyond which a group says more than its rows' own peculiarities."""
+
+
+def behind_table(cases: Sequence[StepCase]) -> Table:
+    """List the groups of more than `LARGE_GROUP` rows in which a simpler predictor has the least median error."""
+    names = tuple(dict.fromkeys(name for case in cases for name in case.baselines))
+    table = report_table(
+        f"Groups of more than {LARGE_GROUP} rows in which a simpler predictor is nearer",
+        ("table", "by", "group"),
+        ("n", *(f"{name} median %" for name in ("predicted", *names))),
+    )
+    for by, key in GROUPS.items():
+        groups: dict[tuple[str, str], list[StepCase]] = defaultdict(list)
+        for case in cases:
+            groups[case.table, key(case)].append(case)
+        for (name, group), members in groups.items():
+            errors = [statistics.median(map(abs, _errors(members, one))) for one in (None, *names)]
+            if len(members) > LARGE_GROUP and min(errors) < errors[0]:
+                table.add_row(name, by, group, str(len(members)), *(f"{100 * error:.1f}" for error in errors))
+    return table
+
+
+def effects_table(cases: Sequence[StepCase]) -> Table:
+    """Say what whole models of each table say of a GPU, which part of it predictions carry, and what is left.
+
+    Modules of a few operations say more of these than of the card.
+    """
+    table = report_table(
+        "What each table says of a GPU: measured over predicted time, the median of whole models",
+        ("GPU", "table"),
+        ("n", "said %", "carried %", "left %"),
+    )
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for case in cases:
+        if case.is_model:
+            groups[case.gpu][case.table].append(case.log_ratio)
+    for gpu, tables in sorted(groups.items()):
+        carried = math.log(gpu_effect(gpu))
+        for name, ratios in tables.items():
+            left = statistics.median(ratios)
+            cells = (f"{100 * math.expm1(value):+.1f}" for value in (left + carried, carried, left))
+            table.add_row(gpu, name, str(len(ratios)), *cells)
+        if len(tables) > 1:
+            table.add_section()
+    return table
+
+
+def _errors(cases: Sequence[StepCase], predictor: str | None) -> list[float]:
+    """Errors of the prediction, or of a simpler predictor by its name."""
+    return [
+        (case.predicted.middle if predictor is None else case.baselines[predictor]) / case.measured_seconds - 1
+        for case in cases
+    ]
 
 
 def _score(cases: Sequence[StepCase]) -> tuple[float, ...]:
