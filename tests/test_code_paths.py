@@ -117,6 +117,6 @@ def test_16_bit_convolutions_with_channels_first_are_said(layout: torch.memory_f
 def test_an_old_torch_is_said(version: str, is_said: bool) -> None:
     trace = Trace(operations=(), device="meta", recorder="dispatch", software={"torch": version} if version else {})
     notes = code_path_notes(trace)
-    assert [note.startswith(f"Recorded with torch {version}, and predicted for it") for note in notes] == [
-        True
-    ] * is_said
+    assert [
+        note.startswith(f"Predicted for torch {version}: measurements are of torch 2.1 to 2.9") for note in notes
+    ] == [True] * is_said

@@ -108,7 +108,7 @@ def test_measured_kernels_keep_their_release(step: Trace) -> None:
     assert found["L4"].iteration_seconds == lp.predict(measured, ["L4"])["L4"].iteration_seconds
 
 
-@pytest.mark.parametrize("release", ["", "new", 2.1])
+@pytest.mark.parametrize("release", ["", "new", 2.1, "2.1x", "2.6 ", "2.1."])
 def test_what_is_no_release_is_refused(release: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"is not a release of torch; give one as text, for example '1\.13'"):
         Assumptions(release=release)  # type: ignore[arg-type]

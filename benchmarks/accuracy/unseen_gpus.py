@@ -213,9 +213,9 @@ def models_without(
 def unseen_table(results: Sequence[UnseenResult]) -> Table:
     """Errors, coverage and width by table and chip, with the chip's measurements and without."""
     headings = [
-        f"{name} {what}"
+        heading
         for name in ("seen", "left out", "anchored")
-        for what in ("median %", "bias %", "in 90 %", "width")
+        for heading in (f"{name}, median %", "bias %", "in 90 %", "width")
     ]
     table = report_table(
         "Whole steps by weights as they ship, by networks that never saw the chip, and by these with its anchors",

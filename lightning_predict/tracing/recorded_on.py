@@ -159,13 +159,17 @@ def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
     return None if version is None else (int(version[1]), int(version[2]))
 
 
+_RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+)?")
+"""A release as `torch.__version__` says it, or its beginning."""
+
+
 def check_release(release: str | None) -> None:
     """Check that a release of torch is one.
 
     Raises:
         InvalidArgumentError: It is not.
     """
-    if release is not None and (not isinstance(release, str) or release_of({"torch": release}) is None):
+    if release is not None and (not isinstance(release, str) or _RELEASE.fullmatch(release) is None):
         raise InvalidArgumentError(
             f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', or "
             "None for that of the trace."
@@ -255,8 +259,8 @@ def _of_software(trace: Trace) -> Iterator[str]:
     release = release_of(trace.software)
     if release is not None and release < OLDEST_TORCH:
         yield (
-            f"Recorded with torch {trace.software['torch']}, and predicted for it: measurements are of torch 2.1 to "
-            "2.9, and for each year before, 5 % are added. A current release would be as much faster."
+            f"Predicted for torch {trace.software['torch']}: measurements are of torch 2.1 to 2.9, and for each year "
+            "before, 5 % are added to products and norms. A current release would be as much faster."
         )
 
 
