@@ -91,9 +91,9 @@ def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """
     if len(roots) == 1:
         return [("", roots[0])]
-    alike = Counter(type(root).__name__ for root in roots)
-    numbers = {name: itertools.count() for name in alike}
     names = [type(root).__name__ for root in roots]
+    alike = Counter(names)
+    numbers = {name: itertools.count() for name in alike}
     return [
         (f"{name}." if alike[name] == 1 else f"{name}.{next(numbers[name])}.", root)
         for name, root in zip(names, roots, strict=True)
