@@ -3,7 +3,8 @@
     python -m benchmarks.accuracy MEASUREMENTS --of products
 
 A row counts on GPUs of the catalogue; of float8's hundreds of thousands a sample does, evenly spread. Products whose
-roofline is below `LONG_SECONDS` are apart: of these the launch decides (of `fp8_block` 0.1 ms and more). Example::
+roofline is below `LONG_SECONDS` are apart: of these the launch decides (of `fp8_block` 0.1 ms and more). Layers in
+float8 were timed with the cast of their activations, which is predicted beside the product. Example::
 
     scores = tf32_scores(Path("measurements/matmul_tf32.csv"))
 """
@@ -15,16 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.accuracy.source_scores import Score, print_grouped
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.operations import problem_batch
-from lightning_predict.kernels.operator_times import operator_seconds
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Array, Problem, batch_of
 from lightning_predict.kernels.roofline import roofline_seconds
+from lightning_predict.kernels.timing import problem_times
 from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
 
 TF32_TABLE: Final = "matmul_tf32.csv"
@@ -73,21 +76,37 @@ def _seconds(row: Checked) -> float:
 
 
 def _scores(rows: Mapping[tuple[str, str, str, str], Sequence[tuple[Shape, float]]]) -> Iterator[Score]:
-    for (gpu, operation, dtype, name), found in rows.items():
-        b, m, n, k = np.array([shape for shape, _ in found]).T
-        predicted = np.asarray(operator_seconds(operation, gpu, dtype=dtype, b=b, m=m, n=n, k=k))
-        batch = problem_batch(operation, dtype, b=b, m=m, n=n, k=k)
-        rooflines = roofline_seconds(batch, [find_gpu(gpu)])[0]
-        for (_, measured), own, bound in zip(found, predicted, rooflines, strict=True):
+    for (name, operation, dtype, label), found in rows.items():
+        gpu = find_gpu(name)
+        products = [Problem(operation, dtype, shape) for shape, _ in found]
+        predicted = _timed(products, gpu)
+        if dtype == "float8":
+            predicted = predicted.added(_timed([_cast(shape) for shape, _ in found], gpu))
+        rooflines = roofline_seconds(batch_of(products), [gpu])[0]
+        for column, (_, measured) in enumerate(found):
+            bound = float(rooflines[column])
             length = "over" if bound >= LONG_SECONDS else "under"
+            own: Interval[float] = predicted.each(lambda ends, column=column: float(ends[column]))
             yield Score(
-                gpu=gpu,
-                group=f"{name} {operation}, {length} {LONG_SECONDS / MICROSECOND:.0f} us",
+                gpu=name,
+                group=f"{label} {operation}, {length} {LONG_SECONDS / MICROSECOND:.0f} us",
                 measured=measured,
-                predicted=float(own),
-                untrained=float(bound),
-                roofline=float(bound),
+                predicted=own.middle,
+                untrained=bound,
+                roofline=bound,
+                interval=own,
             )
+
+
+def _timed(problems: Sequence[Problem], gpu: Gpu) -> Interval[Array]:
+    return problem_times(problems, [gpu], kernel_models((gpu.name,))).interval.each(lambda ends: ends[0])
+
+
+def _cast(shape: Shape) -> Problem:
+    """Return what vLLM does before a layer's product in float8: activations in bfloat16 scaled by rows, and cast."""
+    batches, rows, _, depth = shape
+    elements = batches * rows * depth
+    return Problem("transfer", "float32", (2 * elements, elements, elements))
 
 
 def print_report(folder: Path, console: Console) -> None:

@@ -210,8 +210,8 @@ large products give the rate, so that a card that one of them let throttle says 
 - Convolutions were measured as 3 x 3, stride 1, square, forward, float32; others from a few hundred rows of old cuDNN.
 - bfloat16 products were measured with widths and depths that are multiples of 8, and without batches.
 - Vector operations were measured in float32; other dtypes are served by the bytes that they move.
-- There are no measurements of TF32, nor of float8: products in them are those in bfloat16, scaled by the ratio of the
-  rooflines, with a wider interval.
+- No network saw TF32 or float8: products in them are those in bfloat16, scaled by the ratio of the rooflines, with a
+  wider interval. Public tables of both are scored (`python -m benchmarks.accuracy TABLES --of products`).
 - A GPU whose clock falls under load (L4, L40S, T4: a base clock far below the boost clock) is predicted too fast by a
   base that never saw it; the table of GPUs that were left out says by how much.
 - A problem far outside the measured range gets the utilisation of the range's edge.

@@ -35,8 +35,8 @@ def operator_seconds(
         operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`; with `_backward` behind it,
             its backward pass (of convolutions, `_backward_input` and `_backward_weight`).
         gpu: Name of a GPU.
-        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. No public table times float8 or TF32: they
-            are bfloat16's times, scaled by the ratio of the rooflines.
+        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Products in TF32 and float8 are
+            bfloat16's, scaled by the ratio of the rooflines.
         weights: See `predict`.
         **shape: The operation's shape words, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
             `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;

@@ -73,3 +73,12 @@ def test_a_proxy_names_its_parts() -> None:
     item = problem("linear_backward", "float32", m=8, n=16, k=32)
     parts = explain(item, SMALL, half_speed("linear/float32")).parts
     assert [part.problem.dims for part in parts] == [(1.0, 8.0, 32.0, 16.0), (1.0, 32.0, 16.0, 8.0)]
+
+
+def test_all_of_a_product_but_its_start_takes_twice_as_long_in_tf32() -> None:
+    b200 = gpu("B200-SXM-180GB")  # half of bfloat16's rate in TF32, and twice the bytes
+    sizes = ({"m": 64, "n": 512, "k": 2048}, {"m": 512, "n": 2048, "k": 2048}, {"m": 8192, "n": 8192, "k": 8192})
+    items = [problem("linear", dtype, **size) for dtype in ("bfloat16", "tf32") for size in sizes]
+    half, whole = problem_times(items, [b200], kernel_models((b200.name,))).seconds[0].reshape(2, 3)
+    start = 2e-6  # of a kernel with nothing to do
+    np.testing.assert_allclose(whole, start + 2 * (half - start), rtol=1e-6)
