@@ -223,10 +223,10 @@ def _weights(cases: Sequence[StepCase]) -> Array:
     return np.array([1 / len(sizes) / sizes[case.table] for case in cases])
 
 
-def spread_out(case: StepCase, spread: StepSpread) -> StepCase:
-    """Return the case with an interval that is spread out."""
+def spread_out(case: StepCase, spread: StepSpread, besides: float = 0.0) -> StepCase:
+    """Return the case with an interval that is spread out, by what nobody knows of its GPU besides."""
     own = case.predicted
-    low, high = spread.applied(own.low / own.middle, own.high / own.middle)
+    low, high = spread.applied(own.low / own.middle, own.high / own.middle, besides)
     return replace(case, predicted=Interval(own.middle * low, own.middle, own.middle * high))
 
 

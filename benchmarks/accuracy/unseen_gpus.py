@@ -3,8 +3,9 @@
 Each chip that both the measurement tables and the whole steps have is left out in turn, with all of its boards: the
 bases are trained again without its rows, and its own weights are taken away. Beside it, the chip is predicted by the
 same networks with the few figures that `measure --quick` finds on a GPU, here read off the tables: the rates of its
-large products, where the catalogue states none that others measured, and the pace of its memory. The widths of
-intervals, and constants that were chosen by hand, stay as they ship. Example::
+large products, where the catalogue states none that others measured, and the pace of its memory. What nobody knows of a
+chip widens its interval as the other chips ask for (`unknown_half_width`). Constants that were chosen by hand stay as they
+ship. Example::
 
     python -m benchmarks.accuracy FOLDER --of unseen --tables measurements --cache recorded-steps --chips A40 L40S
 """
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy.published_steps import PublishedStep
-from benchmarks.accuracy.step_calibration import StepCase, spread_out
+from benchmarks.accuracy.step_calibration import STANDARD_DEVIATIONS, StepCase, spread_out
 from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
 from benchmarks.training.families import train_bases
 from benchmarks.training.recipes import RECIPES, Recipe
@@ -37,7 +38,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, kernel_models
 from lightning_predict.kernels.roofline import REDUCED
 from lightning_predict.measuring.anchors import STREAMS, Anchors, explaining_bandwidth
-from lightning_predict.timeline.iteration import bundled_spread
+from lightning_predict.timeline.iteration import StepSpread, bundled_spread
 from lightning_predict.training.own import gpus_of
 from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import LoadedWeights
@@ -96,12 +97,13 @@ def evaluate_unseen(
     gpus = gpus_of(groups)
     known = [group for group in groups if group.gpu in gpus]
     rows = tuple(published_steps(folder, cache))
-    return tuple(
+    found = tuple(
         result
         for chip in chips
         if {group.gpu for group in known} & set(boards_of(chip))
         for result in _on_chip(chip, rows, known, recipes, cache, jobs)
     )
+    return spread_apart(found, bundled_spread())
 
 
 def _on_chip(
@@ -128,11 +130,49 @@ def _on_chip(
     )
     # A step that the host bounds by one of them is left out.
     by_row, by_anchors = ({_row(case): case for case in cases} for cases in (unseen, known))
-    spread = bundled_spread()
     for case in seen:
         row = _row(case)
         if row in by_row and row in by_anchors:
-            yield UnseenResult(chip, *(spread_out(one, spread) for one in (case, by_row[row], by_anchors[row])))
+            yield UnseenResult(chip, case, by_row[row], by_anchors[row])
+
+
+def spread_apart(results: Sequence[UnseenResult], spread: StepSpread) -> tuple[UnseenResult, ...]:
+    """Give each case the interval of a step, and those of a chip that was left out what the other chips add to it.
+
+    Args:
+        results: Cases with their operations' own intervals.
+        spread: How whole steps scatter; what ships for an unknown GPU stands where no other chip was left out.
+    """
+    others = {
+        chip: [one.unseen for one in results if one.chip != chip and one.unseen.is_model]
+        for chip in dict.fromkeys(one.chip for one in results)
+    }
+    besides = {
+        chip: unknown_half_width(cases, spread) if cases else spread.unknown_gpu for chip, cases in others.items()
+    }
+    return tuple(
+        UnseenResult(
+            one.chip,
+            spread_out(one.seen, spread),
+            *(spread_out(case, spread, besides[one.chip]) for case in (one.unseen, one.anchored)),
+        )
+        for one in results
+    )
+
+
+def unknown_half_width(cases: Sequence[StepCase], spread: StepSpread) -> float:
+    """Return the half width that steps of whole models on GPUs ask for beyond what all steps have in common.
+
+    Of each board in each table the mean logarithm of measured over predicted time counts, of each chip the mean of their
+    squares, as errors on one chip go together.
+    """
+    boards: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for case in cases:
+        chip = next(name for name in CHIPS if case.gpu in boards_of(name))
+        boards[chip][case.table, case.gpu].append(case.log_ratio)
+    squares = [statistics.fmean(statistics.fmean(own) ** 2 for own in found.values()) for found in boards.values()]
+    beyond = STANDARD_DEVIATIONS**2 * statistics.fmean(squares) - spread.log_half_width**2
+    return math.sqrt(max(beyond, 0.0))
 
 
 LARGE_FLOP: Final = 1e11
@@ -246,4 +286,9 @@ def _cells(results: Sequence[UnseenResult]) -> Iterator[str]:
 
 def print_report(folder: Path, tables: Path, console: Console, *, cache: Path, chips: Sequence[str] = CHIPS) -> None:
     """Evaluate and print; errors as for `evaluate_unseen`."""
-    console.print(unseen_table(evaluate_unseen(folder, tables, cache=cache, chips=chips)))
+    results = evaluate_unseen(folder, tables, cache=cache, chips=chips)
+    console.print(unseen_table(results))
+    models = [one.unseen for one in results if one.unseen.is_model]
+    if models:
+        half_width = unknown_half_width(models, bundled_spread())
+        console.print(f"A GPU of which nothing is known adds a half width of {half_width:.3f} in log(seconds).")

@@ -94,6 +94,7 @@ class TimedWork:
         shares: Share of each item's time by method: those of `timing.TimedBy`, `wave` and `measured`; they add up
             to 1 where an item takes time.
         base_share: Share of each item's time by networks that saw no measurement of the GPU; None if not said.
+        is_measured: Whether any network saw measurements of the GPU, shape (gpus,); None if not said.
     """
 
     items: tuple[WorkItem, ...]
@@ -102,6 +103,7 @@ class TimedWork:
     interval: Interval[Array]
     shares: Mapping[str, Array]
     base_share: Array | None = None
+    is_measured: BoolArray | None = None
 
     @property
     def seconds(self) -> Array:
@@ -185,6 +187,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_SPREAD, 1.0)),
         shares=shares,
         base_share=base_share,
+        is_measured=np.array([models is not None and models.has_measured(gpu.name) for gpu in gpus], dtype=np.bool_),
     )
 
 
@@ -200,6 +203,7 @@ def _without_last(timed: TimedWork) -> TimedWork:
         interval=timed.interval.each(lambda seconds: seconds[:-1]),
         shares={method: share[:-1] for method, share in timed.shares.items()},
         base_share=None if timed.base_share is None else timed.base_share[:-1],
+        is_measured=None if timed.is_measured is None else timed.is_measured[:-1],
     )
 
 

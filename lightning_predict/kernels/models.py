@@ -85,6 +85,10 @@ class BundledModels:
         """Return whether this GPU's own measurements were trained on."""
         return self._serving(operation).has_own_weights(gpu_name, operation, dtype)
 
+    def has_measured(self, gpu_name: str) -> bool:
+        """Return whether any network was trained on this GPU's own measurements."""
+        return self.networks.has_measured(gpu_name)
+
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         return self._serving(batch.operation).estimate(batch, gpus)
@@ -243,6 +247,10 @@ class UtilisationModels:
         if self.trained_on(operation, dtype):
             return "mlp"
         return "bytes" if operation == "transfer" else "proxy"
+
+    def has_measured(self, gpu_name: str) -> bool:
+        """Return whether this GPU has weights of its own, whatever they serve."""
+        return gpu_name in self._weights.gpus
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's weights were trained on its own measurements of this operation and dtype."""

@@ -103,6 +103,9 @@ class KernelModels(Protocol):
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         """Tell how a model that serves the operation in this dtype knows it."""
 
+    def has_measured(self, gpu_name: str) -> bool:
+        """Return whether they were trained on any measurement of this GPU's own."""
+
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
 

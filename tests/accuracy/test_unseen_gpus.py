@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,8 @@ from benchmarks.accuracy.unseen_gpus import (
     boards_of,
     evaluate_unseen,
     models_without,
+    spread_apart,
+    unknown_half_width,
     unseen_table,
 )
 from benchmarks.training.recipes import RECIPES
@@ -25,6 +28,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import ProblemBatch, problem
 from lightning_predict.kernels.timing import problem_times
+from lightning_predict.timeline.iteration import StepSpread
 from lightning_predict.training.networks import TrainingPlan
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.training.example import write_matmul_table
@@ -105,6 +109,37 @@ def test_the_table_gives_errors_with_and_without() -> None:
         ["L40S", "1", "30.0", "+30.0", "100", "2.25", "20.0", "-20.0", "100", "2.25", "20.0", "+20.0", "100", "2.25"],
         ["all", "2", "20.0", "+20.0", "100", "2.25", "35.0", "-35.0", "50", "2.25", "15.0", "+5.0", "100", "2.25"],
     ]
+
+
+def test_each_chip_is_widened_by_what_the_others_say() -> None:
+    def result(board: str, log_ratio: float, *, is_model: bool = True) -> UnseenResult:
+        case = StepCase(
+            table="made up",
+            source="",
+            gpu=board,
+            model="",
+            measured_seconds=math.exp(log_ratio),
+            predicted=Interval(1.0, 1.0, 1.0),
+            shares={},
+            is_model=is_model,
+        )
+        return UnseenResult(board.partition("-")[0], case, case, case)
+
+    # Two rows of one board count as their mean, 0.1; modules say more of themselves than of the chip.
+    rows = [result("T4", 0.05), result("T4", 0.15), result("T4", 3.0, is_model=False), result("V100-PCIe-32GB", -0.2)]
+    spread = StepSpread(kept=1.0, log_half_width=0.1)
+    by_v100, by_t4 = (math.sqrt((1.645 * deviation) ** 2 - 0.1**2) for deviation in (0.2, 0.1))
+    assert unknown_half_width([one.unseen for one in rows[3:]], spread) == pytest.approx(by_v100)
+    found = spread_apart(rows, spread)
+    assert [math.log(one.seen.predicted.high) for one in found] == pytest.approx([0.1] * 4)
+    expected = [math.hypot(0.1, besides) for besides in (by_v100, by_v100, by_v100, by_t4)]
+    for cases in ([one.unseen for one in found], [one.anchored for one in found]):
+        assert [math.log(case.predicted.high) for case in cases] == pytest.approx(expected)
+    # Of one chip alone nothing else tells: what ships stands.
+    (alone,) = spread_apart(rows[3:], replace(spread, unknown_gpu=0.24))
+    assert math.log(alone.unseen.predicted.high) == pytest.approx(math.hypot(0.1, 0.24))
+    # What all steps have in common may explain all of it.
+    assert unknown_half_width([one.unseen for one in rows[3:]], replace(spread, log_half_width=0.5)) == 0
 
 
 def test_the_report_says_which_tables_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,9 @@ class HalfSpeed:
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
         return self.served_as
 
+    def has_measured(self, gpu_name: str) -> bool:
+        return True
+
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)

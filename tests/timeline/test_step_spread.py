@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_predict.errors import WeightsFormatError
-from lightning_predict.timeline.iteration import UNCALIBRATED, StepSpread, bundled_spread, read_spread
+from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.testing import example_trace
+from lightning_predict.timeline.iteration import (
+    UNCALIBRATED,
+    UNKNOWN_GPU,
+    StepSpread,
+    bundled_spread,
+    iterations,
+    read_spread,
+)
+
+MODELS = kernel_models(gpu_names())
 
 
 def test_the_squares_of_both_parts_add() -> None:
@@ -31,6 +46,36 @@ def test_the_bundled_spread_has_both_parts() -> None:
     spread = bundled_spread()
     assert 0.25 <= spread.kept < 3
     assert 0.02 <= spread.log_half_width < 0.5
+
+
+def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
+    # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
+    low, high = StepSpread(kept=0.0, log_half_width=0.3).applied(0.8, 2.0, 0.4)
+    assert (low, high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
+
+
+def test_only_a_gpu_without_measurements_and_published_steps_is_unknown() -> None:
+    spread = bundled_spread()
+    names = ("T4", "RTX-3090", "RTX-4080", "MI300X")  # own weights, published steps, neither, another maker's
+    found = spread.of_unknown([gpu(name) for name in names], np.array([MODELS.has_measured(name) for name in names]))
+    assert found.tolist() == [0.0, 0.0, UNKNOWN_GPU, 0.0]
+    assert spread.of_unknown([gpu("RTX-4080")], None).tolist() == [0.0]
+    assert UNCALIBRATED.of_unknown([gpu("RTX-4080")], np.array([False])).tolist() == [0.0]
+
+
+def end_above(own: Gpu) -> float:
+    """High end of a step over its middle; the low end may be cut by a roofline."""
+    trace = example_trace(4096)
+    (step,) = iterations(trace, timed_work(trace, [own], origin=None, models=MODELS), [own])
+    return step.high_seconds / step.seconds
+
+
+@pytest.mark.parametrize("name", [name for name in gpu_names() if MODELS.has_own_weights(name, "linear", "float32")])
+def test_the_less_is_known_of_a_gpu_the_wider_its_interval(name: str) -> None:
+    own = gpu(name)
+    unseen = replace(own, name="SEEN-BY-NOBODY", measured_flops_per_second={})
+    anchored = replace(unseen, measured_flops_per_second={"float32": 0.8 * own.peak_flops_per_second["float32"]})
+    assert end_above(unseen) > end_above(anchored) > end_above(own)
 
 
 def test_a_file_without_a_spread_is_refused(tmp_path: Path) -> None:
