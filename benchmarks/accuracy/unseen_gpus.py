@@ -3,9 +3,9 @@
 Each chip that both the measurement tables and the whole steps have is left out in turn, with all of its boards: the
 bases are trained again without its rows, and its own weights are taken away. Beside it, the chip is predicted by the
 same networks with the few figures that `measure --quick` finds on a GPU, here read off the tables: the rates of its
-large products, where the catalogue states none that others measured, and the pace of its memory. What nobody knows of a
-chip widens its interval as the other chips ask for (`unknown_half_width`). Constants that were chosen by hand stay as they
-ship. Example::
+large products, where the catalogue states none that others measured, and the pace of its memory. What nobody knows of
+a chip widens its interval by as much as the other chips ask for (`unknown_half_width`). Constants that were chosen by
+hand stay as they ship. Example::
 
     python -m benchmarks.accuracy FOLDER --of unseen --tables measurements --cache recorded-steps --chips A40 L40S
 """
@@ -163,8 +163,8 @@ def spread_apart(results: Sequence[UnseenResult], spread: StepSpread) -> tuple[U
 def unknown_half_width(cases: Sequence[StepCase], spread: StepSpread) -> float:
     """Return the half width that steps of whole models on GPUs ask for beyond what all steps have in common.
 
-    Of each board in each table the mean logarithm of measured over predicted time counts, of each chip the mean of their
-    squares, as errors on one chip go together.
+    Of each board in each table the mean logarithm of measured over predicted time counts, of each chip the mean of
+    their squares, as errors on one chip go together.
     """
     boards: dict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for case in cases:

@@ -479,10 +479,10 @@ published a step: its clocks, its power limit, the rates that its libraries reac
 
 Six chips were left out of the training in turn, with all their boards. Steps of whole models then deviate by 0.077, the
 root of the mean square over chips of the mean logarithm of measured over predicted time of a board in a table;
-`StepSpread.log_half_width` holds 0.055 of it, and 1.645 times the rest is this. With each chip's from the other five the
-interval holds 94 % of 31 transformers and 95 % of 107 training benchmarks instead of 77 and 93, 1.70 and 1.68 wide instead
-of 1.64 and 1.61 (`python -m benchmarks.accuracy FOLDER --of unseen`). With rates of its own that were measured a chip
-deviates by as much (0.072), and what rates leave open of products is less (`roofline.sustained_doubt`)."""
+`StepSpread.log_half_width` holds 0.055 of it, and 1.645 times the rest is this. With each chip's from the other five
+the interval holds 94 % of 31 transformers and 95 % of 106 training benchmarks instead of 77 and 93, at 1.70 and 1.68
+instead of 1.64 and 1.61 times from end to end (`python -m benchmarks.accuracy FOLDER --of unseen`). A chip whose rates
+were measured deviates by as much (0.072); what they leave open of products is less (`roofline.sustained_doubt`)."""
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
 
@@ -505,7 +505,7 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return what each GPU adds of which nothing was measured, (gpus,); of other makers' says `OTHER_MAKERS_SPREAD`.
+        """Return what each GPU adds of which nothing was measured, (gpus,); of other makers' tells their own spread.
 
         Args:
             gpus: The GPUs.
