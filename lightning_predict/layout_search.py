@@ -161,7 +161,7 @@ def best_layouts(
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
     step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, iterations))
     ranked = list[RankedLayout]()
-    for layout in layouts:
+    for layout in map(step.as_offered, layouts):
         wanted = count if budget_usd is None else SPARE * count
         found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
         goodput = None

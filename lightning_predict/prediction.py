@@ -150,7 +150,7 @@ def predict_workload(
     """
     gpus = [layout.gpu for layout in layouts]
     step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
-    predictions = tuple(step.on(layout) for layout in layouts)
+    predictions = tuple(step.on(step.as_offered(layout)) for layout in layouts)
     beside = (
         None if workload.training_iterations is None or assumptions.charges is None else assumptions.charges.sentence
     )

@@ -15,7 +15,7 @@ from typing import final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
-from lightning_predict.cost.prediction import Prediction, price_of
+from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
 from lightning_predict.distributed.memory import communicators, shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
@@ -121,6 +121,13 @@ class Step:
         self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
         self._ready: dict[int, SharedStep] = {}
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
+
+    def as_offered(self, layout: Layout) -> Layout:
+        """Return a layout with the network of the machines that it is priced by; the one in use has its own."""
+        if layout == self.in_use:
+            return layout
+        own = self._assumptions
+        return on_offered_network(layout, offers=own.offers, usd_per_hour=own.usd_per_hour)
 
     def on(self, layout: Layout, strategy: Strategy | None = None) -> Prediction:
         """Predict the step and what is still to come on a layout.

@@ -113,6 +113,37 @@ def test_machines_may_be_said_apart() -> None:
     assert list(lp.predict(TRACE, gpus=["8xL4", "2x4xL4"], num_nodes=2)) == ["2x8xL4", "2x4xL4"]
 
 
+def test_the_network_of_the_machine_that_is_priced_counts() -> None:
+    """AWS alone rents eight V100 of 32 GB: what is recommended there is joined by 100 Gbit/s, not by 400."""
+    named, plain = (
+        lp.predict(TRACE, gpus=[name]).items_in_order[0] for name in ("2xp3dn.24xlarge", "2x8xV100-SXM2-32GB")
+    )
+    assert plain.offer == named.offer
+    assert plain.offer is not None
+    assert plain.offer.startswith("AWS p3dn.24xlarge")
+    assert plain.iteration_seconds == named.iteration_seconds
+    words = "Between machines 100 Gbit/s each, as p3dn.24xlarge, whose price is taken, has (EFA; "
+    assert any(note.startswith(words) for note in plain.notes)
+    # A price of one's own says nothing of a network, and a figure of one's own says it all.
+    own = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], usd_per_hour=1.0).items_in_order[0]
+    assert own.iteration_seconds < plain.iteration_seconds
+    assert any(note.startswith("Between machines 400 Gbit/s each are assumed") for note in own.notes)
+    said = lp.predict(
+        TRACE, gpus=["2x8xV100-SXM2-32GB"], interconnect=Interconnect(inter_node_bytes_per_second=0.9 * 50e9)
+    )
+    assert said.items_in_order[0].iteration_seconds == pytest.approx(own.iteration_seconds, rel=0.01)
+    # One machine has no network, and the machine of an offer that no page describes has an assumed one.
+    for name in ("8xV100-SXM2-32GB", "2x8xA100-SXM-80GB"):
+        assert not any("whose price is taken" in note for note in lp.predict(TRACE, gpus=[name]).items_in_order[0].notes)
+
+
+def test_the_search_takes_the_same_network_as_the_prediction() -> None:
+    (best,) = lp.best_layouts(TRACE, ["2x8xV100-SXM2-32GB"], count=1)
+    found = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], strategy=best.strategy).items_in_order[0]
+    assert best.prediction.layout == found.layout
+    assert best.prediction.iteration_seconds == pytest.approx(found.iteration_seconds)
+
+
 def test_measured_links_count() -> None:
     def seconds(bandwidth: float) -> float:
         links = Interconnect(intra_node_bytes_per_second=bandwidth)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
@@ -22,7 +22,7 @@ from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.layouts import Layout, find_machine
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
@@ -420,6 +420,21 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
         )
     named = None if layout.machine is None else machine_offer(layout.machine, gpu.name, offers)
     return named or cheapest_offer(gpu.name, offers, num_gpus=layout.gpus_per_node)
+
+
+def on_offered_network(
+    layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None
+) -> Layout:
+    """Give machines that are priced by a cloud's machine the network of that machine, where its provider states one.
+
+    What is recommended is what is priced, and what would be rented is joined by that network. A layout that names its
+    machine, is on a single one, or has the user's own price stays as it is.
+    """
+    if layout.nodes == 1 or layout.network is not None:
+        return layout
+    offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
+    machine = None if offer is None or layout.machine is not None else find_machine(offer.instance)
+    return layout if machine is None or machine.network is None else replace(layout, network=machine.network)
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:

@@ -57,7 +57,8 @@ class Layout:
         nodes: Machines.
         machine: What a cloud calls such a machine, where it was asked for by that name: its price is then meant.
         asked: The name that the GPU was asked for by, where it could have meant another card, too.
-        network: What joins such machines, as its provider says; None: that of the vendor's reference system is assumed.
+        network: What joins such machines, as its provider says; None: that of the vendor's reference system is assumed
+            (of a machine that is priced by a cloud's, that cloud's: `cost.prediction.on_offered_network`).
     """
 
     gpu: Gpu
@@ -200,16 +201,20 @@ class Network:
 
     Attributes:
         bytes_per_second: Of one machine, one direction.
+        machine: The machine, by its provider's name.
         kind: What carries it, in the provider's words.
         has_rdma: Adapters read and write memory by themselves; else a processor's stack of TCP carries it.
         gpus: GPUs of a machine, which share it.
+        adapters: Adapters that they share evenly, each with its part; 1: what one GPU sends may take all of it.
         source: Page that says so.
     """
 
     bytes_per_second: float
+    machine: str
     kind: str
     has_rdma: bool
     gpus: int
+    adapters: int
     source: str
 
 
@@ -257,19 +262,21 @@ def _machines() -> Mapping[str, Machine]:
         networks = table.optional("networks", Checked.members, {})
         for name, row in table.member("machines").members().items():
             gpus = row.words()
-            found[_key(name)] = Machine(name, provider, gpus, _network(networks.get(name), int(gpus.partition("x")[0])))
+            found[_key(name)] = Machine(name, provider, gpus, _network(networks.get(name), name, gpus))
     return found
 
 
-def _network(row: Checked | None, gpus: int) -> Network | None:
+def _network(row: Checked | None, machine: str, gpus: str) -> Network | None:
     if row is None:
         return None
-    row.check_keys({"gbit_per_s", "kind", "rdma", "source"})
+    row.check_keys({"gbit_per_s", "kind", "rdma", "source"}, optional={"adapters"})
     row.member("source").url()
     return Network(
-        gigabits_to_bytes(row.member("gbit_per_s").positive("in Gbit/s")),
-        row.member("kind").words(),
-        row.member("rdma").flag(),
-        gpus,
-        row.member("source").words(),
+        bytes_per_second=gigabits_to_bytes(row.member("gbit_per_s").positive("in Gbit/s")),
+        machine=machine,
+        kind=row.member("kind").words(),
+        has_rdma=row.member("rdma").flag(),
+        gpus=int(gpus.partition("x")[0]),
+        adapters=row.optional("adapters", lambda value: value.integer(minimum=1), 1),
+        source=row.member("source").words(),
     )

@@ -6,9 +6,9 @@ tree, for all_reduce alone, joins the machines: 2 (N - 1) / N of the message, in
 counts. The slower of the two fabrics sets the pace, the other one adds what a chunk takes to pass it, and the latencies
 of all steps add: with many machines and small messages they are all there is. Groups that communicate at once share a
 machine's network, and each GPU has its rail, a part of the adapters that it cannot exceed. An all-to-all sends what
-goes to other machines. A machine that was asked for by a cloud's name has that cloud's network; for others the figures
-here are those of the vendor's reference systems, and 100 Gbit/s Ethernet for machines without NVLink, unless the user
-says (`Interconnect`). What GPUs without NVLink reach among each other depends on their machine more than on the card:
+goes to other machines. A machine that was asked for by a cloud's name has that cloud's network, and so has one that is
+priced by it; for others the figures here are those of the vendor's reference systems, and 100 Gbit/s Ethernet for
+machines without NVLink, unless the user says (`Interconnect`). What GPUs without NVLink reach among each other depends on their machine more than on the card:
 `PCIE_MACHINES` has the kinds. Up to 72 GPUs of a rack of GB200 or GB300 are one NVLink domain, in however
 many trays. Example::
 
@@ -226,7 +226,9 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
         if layout.network is None:
             notes.append(f"Between machines {gbits:,.0f} Gbit/s each are assumed; --network-gbps says otherwise.")
         else:
-            notes.append(f"Between machines {gbits:,.0f} Gbit/s each ({layout.network.kind}; {layout.network.source}).")
+            own = layout.network
+            whose = own.machine if layout.machine is not None else f"{own.machine}, whose price is taken,"
+            notes.append(f"Between machines {gbits:,g} Gbit/s each, as {whose} has ({own.kind}; {own.source}).")
     return tuple(notes)
 
 
@@ -360,5 +362,6 @@ def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
         return 1.0
     if layout.gpu.name in NVLINK_DOMAINS:
         return 1.0
-    gpus = RAIL_GPUS if layout.network is None else layout.network.gpus
-    return max(gpus / layout.gpus_per_node, 1.0)
+    if layout.network is None:
+        return max(RAIL_GPUS / layout.gpus_per_node, 1.0)
+    return max(min(layout.network.gpus / layout.gpus_per_node, layout.network.adapters), 1.0)

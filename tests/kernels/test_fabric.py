@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,12 +166,22 @@ def test_a_named_machine_brings_its_network() -> None:
     said = Interconnect(inter_node_bytes_per_second=45e9)
     assert seconds("all_gather", 10e9, named, said) == pytest.approx(10 * 31 / 32 / 45 + hops(4), rel=0.01)
     assert link_notes(named, CATALOGUE) == (
-        "Between machines 400 Gbit/s each (EFA v1, 4x100; https://github.com/stas00/ml-engineering).",
+        "Between machines 400 Gbit/s each, as p4d.24xlarge has (EFA v1, 4x100; "
+        "https://github.com/stas00/ml-engineering).",
     )
     assert link_notes(reference, CATALOGUE) == (
         "Between machines 1,600 Gbit/s each are assumed; --network-gbps says otherwise.",
     )
     assert link_notes(named, said) == link_notes(EIGHT, CATALOGUE) == ()
+
+
+def test_half_of_a_machine_reaches_its_adapters_alone() -> None:
+    """p4d's eight GPUs share four adapters, so that four reach half of them; p3dn has one, which four may fill."""
+    for machine, part in (("p4d.24xlarge", 2.0), ("p3dn.24xlarge", 1.0)):
+        whole = layout_of(f"2x{machine}")
+        half = replace(whole, gpus_per_node=4)
+        sent = 7 / 8 * 10e9 * part / (0.9 * network_bytes_per_second(whole))  # ring of eight: 7 / 8 of the message
+        assert seconds("all_gather", 10e9, half) == pytest.approx(sent, rel=0.1)
 
 
 def hops(nodes: int) -> float:
