@@ -262,8 +262,8 @@ def ranking_markdown(ranking: Ranking) -> str:
 def advice(ranking: Ranking) -> Iterable[str]:
     """Say what to rent and what would help, a sentence each."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
-    if in_use is not None and _is_soon_over(ranking):
-        yield from _too_little(in_use, ranking)
+    if _is_soon_over(ranking) or _is_too_short(ranking):
+        yield from _too_little(ranking)
         yield from _in_time(ranking)
         return
     if cheapest is not None:
@@ -284,6 +284,14 @@ def _is_soon_over(ranking: Ranking) -> bool:
     return in_use is not None and in_use.is_running and in_use.is_short
 
 
+def _is_too_short(ranking: Ranking) -> bool:
+    """Return whether the run is over on a rented machine before that machine would be ready for it."""
+    best, in_use = ranking.cheapest, ranking.in_use
+    if best is None or ranking.per_iteration or (in_use is not None and not in_use.is_short):
+        return False
+    return best.seconds <= MOVING_SECONDS
+
+
 def _in_time(ranking: Ranking) -> Iterable[str]:
     """Answer the question for a deadline, where it was asked."""
     if ranking.deadline_hours is not None:
@@ -291,18 +299,22 @@ def _in_time(ranking: Ranking) -> Iterable[str]:
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
 
 
-def _too_little(in_use: InUse, ranking: Ranking) -> Iterable[str]:
-    """Say that what is left is not worth a move, and how the GPUs compare for longer runs."""
-    if in_use.left is not None:
+def _too_little(ranking: Ranking) -> Iterable[str]:
+    """Say that what is left is not worth a machine, and how the GPUs compare for longer runs."""
+    in_use, best, doubt = ranking.in_use, ranking.cheapest, ""
+    if in_use is not None and in_use.is_running and in_use.left is not None:
+        doubt = ", as far as so few tell"
         left = f"{duration_interval(in_use.left)}{' at most' if in_use.at_most else ''}"
         yield f"{left} are left on {in_use.label}: too little to move the run."
+    elif best is not None:
+        yield f"The run takes {takes(best, ranking)} on {with_article(best.gpu)}: too little to rent a machine for."
     names: dict[str, list[str]] = {}
     for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
         if one is not None:
             names.setdefault(one.gpu, []).append(word)
     if names:
-        best = ", ".join(f"the {gpu} is the {' and the '.join(words)}" for gpu, words in names.items())
-        yield f"For a longer run of such steps, as far as so few tell: {best}."
+        said = ", ".join(f"the {gpu} is the {' and the '.join(words)}" for gpu, words in names.items())
+        yield f"For a longer run of such steps{doubt}: {said}."
 
 
 def either(name: str, others: Sequence[str]) -> str:

@@ -301,7 +301,20 @@ def test_what_is_left_may_be_too_little_to_move() -> None:
     assert ranking_lines(rank(two))[1].endswith(
         "so few tell: the L4 is the cheapest, the H100-SXM-80GB is the fastest."
     )
-    assert "too little" not in str(rank(Predictions((sure("L4", 6, 0.01),), machine=machine)))  # only recorded there
+
+
+def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_one() -> None:
+    """Five minutes, on one GPU as on many, wherever the step was recorded."""
+    assert ranking_lines(rank(Predictions((sure("8xA100-SXM-80GB", 0.36, 0.001), sure("L4", 300, 0.06))))) == (
+        "The run takes 360 ms, <$0.01 on 8xA100-SXM-80GB: too little to rent a machine for.",
+        "For a longer run of such steps: the 8xA100-SXM-80GB is the cheapest and the fastest.",
+    )
+    recorded_there = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
+    assert str(rank(Predictions((sure("L4", 6, 0.01),), machine=recorded_there))).startswith("The run takes 6.00 s")
+    assert str(rank(Predictions((sure("L4", 301, 0.06),)))).startswith("Rent an L4")
+    # A dear GPU may take less: what counts is the cheapest.
+    slow_and_cheap = Predictions((sure("T4", 301, 0.06), sure("H100-SXM-80GB", 30, 0.2)))
+    assert str(rank(slow_and_cheap)).startswith("Rent a T4")
 
 
 def test_nobody_is_told_to_rent_for_a_few_minutes() -> None:
