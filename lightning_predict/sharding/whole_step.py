@@ -479,8 +479,8 @@ def _whole_step(
     plan = chosen.plan
     notes = (
         f"Embedding tables: {plan.name}, updated by {chosen.optimizer} as their gradients come; {plan.reason}. "
-        "Torch's own modules are meant, a kernel for each table; on many GPUs HugeCTR's fused look-ups were published "
-        "at five to seven times their rate.",
+        "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer, are "
+        "faster: TorchRec publishes 3 times their rate for 10 tables and 10 times for 100 (its benchmarks, one V100).",
         f"Critical path: {whole.critical_path}; the rest of the step is waiting for the slowest GPU, "
         "and what exchanges beside it cost computing.",
     )
