@@ -134,7 +134,9 @@ def test_the_network_of_the_machine_that_is_priced_counts() -> None:
     assert said.items_in_order[0].iteration_seconds == pytest.approx(own.iteration_seconds, rel=0.01)
     # One machine has no network, and the machine of an offer that no page describes has an assumed one.
     for name in ("8xV100-SXM2-32GB", "2x8xA100-SXM-80GB"):
-        assert not any("whose price is taken" in note for note in lp.predict(TRACE, gpus=[name]).items_in_order[0].notes)
+        assert not any(
+            "whose price is taken" in note for note in lp.predict(TRACE, gpus=[name]).items_in_order[0].notes
+        )
 
 
 def test_the_search_takes_the_same_network_as_the_prediction() -> None:

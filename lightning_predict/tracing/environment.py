@@ -23,6 +23,7 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
+from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
@@ -69,6 +70,25 @@ def software_versions() -> dict[str, str]:
     if torch.version.hip is not None:
         versions["rocm"] = torch.version.hip
     return versions
+
+
+def check_listed(roots: Sequence[nn.Module]) -> None:
+    """Refuse modules whose own way of listing what they hold fails.
+
+    Raises:
+        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of one raised.
+    """
+    for root in roots:
+        try:
+            for _ in itertools.chain(root.named_parameters(), root.named_buffers()):
+                pass
+        except Exception as error:
+            name = type(root).__name__
+            raise CaptureError(
+                f"The step ran, but {name} does not list its parameters: its named_modules, named_parameters or "
+                f"named_buffers raised {type(error).__name__}: {error}. They are asked once the step has run: let them "
+                f"list what there is by that time, or record a step that calls the modules inside {name} instead of it."
+            ) from error
 
 
 def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:

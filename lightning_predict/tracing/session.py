@@ -318,6 +318,7 @@ class CaptureSession:
             trace = self._recorder.trace(shown_by=shown_by)
             trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
+        environment.check_listed(roots)
         if roots and isinstance(self._recorder, DispatchRecorder):
             buffers = self._recorder.read_storages(buffer for root in roots for buffer in root.buffers())
         if modules is not None:

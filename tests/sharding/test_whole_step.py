@@ -208,7 +208,10 @@ def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -
     found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     tables, path = found.step.notes[-2:]
     assert tables.startswith("Embedding tables: table_wise, updated by sgd as their gradients come; ")
-    assert "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer" in tables
+    assert (
+        "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer"
+        in tables
+    )
     # "speedup" in TorchRec's benchmarks/README.md: 2.7 to 3.1 for 10 tables, 8.4 to 11.9 for 100, of one V100.
     assert "TorchRec publishes 3 times their rate for 10 tables and 10 times for 100" in tables
     assert path.startswith("Critical path: all-to-all of indices ")

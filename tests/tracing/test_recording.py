@@ -148,6 +148,22 @@ def test_a_step_without_torch_is_no_step() -> None:
         capture(lambda: 1 + 1)
 
 
+@pytest.mark.parametrize("method", ["named_modules", "named_parameters", "named_buffers"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_module_that_does_not_list_what_it_holds_is_named(method: str, device: str) -> None:
+    def fails(self: nn.Module, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("made at the first call")
+
+    lazy = type("Lazy", (nn.Linear,), {method: fails})(4, 4, device=device)
+    words = (
+        r"The step ran, but Lazy does not list its parameters: its named_modules, .* raised RuntimeError: made at the "
+        r"first call\. They are asked once the step has run: .* the modules inside Lazy instead of it\."
+    )
+    with pytest.raises(CaptureError, match=words):
+        capture(lambda: lazy(torch.ones(2, 4, device=device)).sum().backward(), warmup_steps=0)
+    assert nothing_is_left()
+
+
 def test_an_error_of_the_step_comes_through() -> None:
     runs: list[int] = []
 
