@@ -8,9 +8,9 @@ of all steps add: with many machines and small messages they are all there is. G
 machine's network, and each GPU has its rail, a part of the adapters that it cannot exceed. An all-to-all sends what
 goes to other machines. A machine that was asked for by a cloud's name has that cloud's network, and so has one that is
 priced by it; for others the figures here are those of the vendor's reference systems, and 100 Gbit/s Ethernet for
-machines without NVLink, unless the user says (`Interconnect`). What GPUs without NVLink reach among each other depends on their machine more than on the card:
-`PCIE_MACHINES` has the kinds. Up to 72 GPUs of a rack of GB200 or GB300 are one NVLink domain, in however
-many trays. Example::
+machines without NVLink, unless the user says (`Interconnect`). What GPUs without NVLink reach among each other depends
+on their machine more than on the card: `PCIE_MACHINES` has the kinds. Up to 72 GPUs of a rack of GB200 or GB300 are one
+NVLink domain, in however many trays. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
