@@ -118,7 +118,7 @@ class Prediction:
 
     @property
     def added_seconds(self) -> float:
-        """Seconds that a step takes longer than on one GPU: exposed communication and the wait for the slowest."""
+        """Seconds that a step takes longer than a GPU's own work: exposed communication, and the wait for others."""
         return self.step.added_seconds
 
     @property

@@ -203,12 +203,18 @@ class SharedStep:
         low, middle, high = overlap_costs.seconds(
             walked, np.full(3, step.seconds), layout, replicas=replicas, spread=WAITS
         )
+        added = float(middle - step.seconds)
+        verdict = step.verdict
+        if verdict is not None:
+            own = step.device_seconds, step.host_seconds
+            verdict = verdict.shared(device=own[0], host=own[1], exposed=max(added, 0.0), seconds=float(middle))
         return replace(
             step,
             gpu=named.name,
             interval=Interval(float(min(low, middle)), float(middle), float(max(high, middle))),
             communication_seconds=float(walked.communication_seconds[1]),
-            added_seconds=float(middle - step.seconds),
+            added_seconds=added,
+            verdict=verdict,
             notes=(*step.notes, *link_notes(layout, interconnect)),
         )
 

@@ -357,7 +357,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         if strategy.accumulate > 1:
             yield f"{each} work through {micro_batches * strategy.accumulate} micro-batches, {order}."
         else:
-            yield f"{each} cut what was recorded into {micro_batches} micro-batches, {order}."
+            cut = f"cut what was recorded into {micro_batches} micro-batches"
+            yield f"{each} {'work through what was recorded at once' if micro_batches == 1 else cut}, {order}."
     elif micro_batches > 1:
         yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
     if strategy.accumulate > 1:
@@ -515,6 +516,9 @@ def divided_step(
     low, middle, high = seconds.tolist()
     again = stage.micro_batches - 1
     device = stage.whole.active_seconds[row] + again * stage.passes.active_seconds[row]
+    alone = step.seconds * _ratio(
+        float(stage.whole.seconds[row] + again * stage.passes.seconds[row]), float(simulated.seconds[row])
+    )
     host = stage.whole.host_seconds + again * stage.passes.host_seconds
     forward = _phase_share(stage.work, work, "forward", row) * turns
     waiting = turns * float(pace.exposed[1]) / (2 if has_backward(work) else 1)
@@ -530,7 +534,7 @@ def divided_step(
         communication_seconds=float(
             walked.communication_seconds[1] + stage.micro_batches * pace.communication_seconds[1]
         ),
-        added_seconds=middle - step.seconds,
+        added_seconds=middle - alone,
         notes=(*step.notes, *stage.notes),
     )
 

@@ -496,10 +496,13 @@ def bound_by(prediction: Prediction) -> str:
     """Name what a step waits for most; with a question mark where that is not sure."""
     if is_bound_by_loader(prediction):
         return "loader"
+    verdict = prediction.verdict
+    if verdict is not None and verdict.bound_by in ("links", "bubble"):
+        return verdict.bound_by
     if is_bound_by_links(prediction):
         return "links"
     bound = "host" if prediction.host_seconds > prediction.device_seconds else "device"
-    return f"{bound}?" if prediction.verdict is not None and prediction.verdict.is_doubtful else bound
+    return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
 
 
 def _covered_by(prediction: Prediction) -> str | None:

@@ -472,7 +472,7 @@ def _whole_step(
         forward_seconds=_phase_seconds(order.work, "forward", row) * factor,
         optimizer_seconds=_phase_seconds(order.work, "optimizer", row) * factor,
         communication_seconds=float(walked.communication_seconds[1]),
-        added_seconds=middle - step.seconds,
+        added_seconds=middle - float(alone[1]),
         verdict=_verdict(step.verdict, device, simulated.host_seconds, float(walked.exposed_seconds[1]), middle),
     )
     whole = WholeStep(found, events, chosen)

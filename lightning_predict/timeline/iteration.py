@@ -76,8 +76,8 @@ class Iteration:
         optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
         verdict: What bounds the step, and whose time it is; None if no timeline was simulated.
         communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
-        added_seconds: By how much the step is longer than on one GPU: exposed communication, and waiting for
-            the slowest. Below 0 where a shared update saves more than that.
+        added_seconds: By how much the step is longer than a GPU's own work: exposed communication, and waiting for
+            other stages and the slowest. Below 0 where a shared update saves more than that.
         notes: What was not covered, in words for the user.
         base_share: Share of the device time by networks that saw no measurement of this GPU.
         measured_seconds: The step as measured; None except on the GPU in use.

@@ -10,7 +10,7 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final, Literal, final
 
@@ -64,6 +64,19 @@ class Verdict:
         """The verdict in words."""
         bound = f"{'perhaps ' if self.is_doubtful else ''}bound by the {self.bound_by}"
         return f"{bound}: a GPU twice as fast gains {100 * self.gain:.0f} %"
+
+    def shared(self, *, device: float, host: float, exposed: float, seconds: float) -> Verdict:
+        """Judge the step of several GPUs that each have all of a model's work.
+
+        Args:
+            device: Seconds in which one of them computes.
+            host: Seconds that its host needs.
+            exposed: Seconds in which it waits for the others.
+            seconds: The step.
+        """
+        if exposed <= max(device, host):
+            return replace(self, gain=_share(self.gain * (seconds - exposed), seconds))
+        return replace(self, bound_by="links", idle_share=_share(seconds - device, seconds), gain=0.0)
 
 
 def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
