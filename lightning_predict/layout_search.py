@@ -59,6 +59,12 @@ class RankedLayout:
     goodput: Goodput | None = None
 
     @property
+    def total_seconds(self) -> float | None:
+        """Seconds of the run, with what failures and checkpoints add where that is known."""
+        seconds = self.prediction.total_seconds
+        return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
+
+    @property
     def cost_usd(self) -> float | None:
         """Dollars of the run, with what failures and checkpoints add where that is known."""
         cost = self.prediction.cost_usd
@@ -112,7 +118,8 @@ def best_layouts(
     Args:
         trace: One step, recorded on one GPU or on the meta device.
         gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
-        iterations: Recorded steps still to come, for the cost of the run.
+        iterations: Steps still to come, for the time and cost of the run: of the global batch where there is one, else
+            recorded steps.
         budget_usd: Leave out what costs more; needs `iterations`.
         global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
         max_micro_batch: Most samples that a group works on at once.
@@ -159,7 +166,10 @@ def best_layouts(
     )
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
-    step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, iterations))
+    recorded = iterations
+    if iterations is not None and global_batch is not None and kind.samples:
+        recorded = math.ceil(iterations * global_batch / kind.samples)
+    step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, recorded))
     ranked = list[RankedLayout]()
     for layout in map(step.as_offered, layouts):
         wanted = count if budget_usd is None else SPARE * count

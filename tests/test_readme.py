@@ -191,7 +191,7 @@ def test_what_people_train_is_recorded_in_seconds(tmp_path: Path) -> None:
         ROOT / "examples" / "what_people_train.py", "--save", "packed", "graph", "tabular", folder=tmp_path, seconds=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Rent a") == 3
+    assert done.stdout.count("Rent a") + done.stdout.count("too little to rent a machine for") == 3
     assert {path.name for path in tmp_path.iterdir()} == {"packed.json.gz", "graph.json.gz", "tabular.json.gz"}
 
 

@@ -16,6 +16,7 @@ from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, se
 
 if TYPE_CHECKING:
     from lightning_predict.layout_search import RankedLayout
+    from lightning_predict.tracing.trace import Trace
 
 
 def parallel(
@@ -52,7 +53,8 @@ def parallel(
         global_batch: Samples of all GPUs between two updates; record a batch of few samples, which must divide it.
         max_micro_batch: Most samples that a data-parallel group works on at once.
         fp8: Look at the blocks' products in float8 with such scales, too; it changes what is computed.
-        iterations: Recorded steps still to come, for the cost of the run.
+        iterations: Steps still to come, for the time and cost of the run: of the global batch; without one, recorded
+            steps.
         budget: Dollars that the run may cost; with --iterations.
         mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
             checkpoints leave of the run, and adds them to its cost.
@@ -106,8 +108,10 @@ def parallel(
             host=host,
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
+    heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)
     return CommandAnswer(
-        data=lambda: [_values(one, tokens) for one in found], show=lambda: print("\n".join(_lines(found, tokens)))
+        data=lambda: [_values(one, tokens) for one in found],
+        show=lambda: print("\n".join(_lines(found, tokens, heading))),
     )
 
 
@@ -210,65 +214,106 @@ def _values(one: RankedLayout, tokens: int | None) -> dict[str, object]:
         "samples_per_usd": one.samples_per_usd,
         "tokens_per_second": None if tokens is None else second,
         "tokens_per_usd": None if tokens is None else dollar,
+        "total_seconds": one.total_seconds,
         "cost_usd": one.cost_usd,
         "goodput": None if one.goodput is None else one.goodput.share,
         "checkpoint_interval_seconds": None if one.goodput is None else one.goodput.interval_seconds,
         "usd_per_hour": found.usd_per_hour,
+        "offer": found.offer,
         "memory_bytes": found.memory_bytes,
         "bound_by": one.bound_by,
         "notes": list(found.step.notes),
     }
 
 
-def _lines(found: Sequence[RankedLayout], tokens: int | None) -> list[str]:
+def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> list[str]:
     from lightning_predict.reports.format import (
+        duration,
         gibibytes,
         known_columns,
-        milliseconds,
-        milliseconds_interval,
+        relative_interval,
         share,
         significant,
         usd,
     )
 
     rows = []
+    layouts = list(dict.fromkeys(one.prediction.gpu for one in found))
     for one in found:
-        own = one.prediction
+        own, time = one.prediction, one.prediction.iteration
         second, dollar = _rates(one, tokens)
         rows.append(
             [
-                own.gpu,
-                one.strategy.name,
-                milliseconds(own.iteration_seconds),
-                milliseconds_interval(own.iteration_seconds_low, own.iteration_seconds_high),
+                own.gpu if len(layouts) > 1 else "",
+                duration(time.middle),
+                relative_interval(time.low, time.middle, time.high),
                 "" if second is None else significant(second),
                 "" if dollar is None else significant(dollar),
                 "" if one.goodput is None else share(one.goodput.share),
+                "" if one.total_seconds is None else duration(one.total_seconds),
                 "" if one.cost_usd is None else usd(one.cost_usd),
                 "" if own.memory_bytes is None else gibibytes(own.memory_bytes),
                 one.bound_by or "",
+                one.strategy.name,
             ]
         )
-    texts = {"layout", "strategy", "bound by"}
+    texts = {"layout", "(90 %)", "bound by", "strategy"}
     counted = "samples" if tokens is None else "tokens"
     headers, rows = known_columns(
         [
             "layout",
-            "strategy",
-            "step (ms)",
-            "interval",
+            "step",
+            "(90 %)",
             f"{counted}/s",
             f"{counted}/$",
             "goodput",
+            "total",
             "cost",
             "GiB",
             "bound by",
+            "strategy",
         ],
         rows,
     )
     right = {number for number, header in enumerate(headers) if header not in texts}
     notes = dict.fromkeys(note for note in found[0].prediction.step.notes)
-    return [aligned(headers, rows, right=right), "", *sentences((*_failures(found), *notes))]
+    first = () if len(found) == 1 else ("Of the first:",)
+    return [
+        *sentences([heading, _priced(found)]),
+        "",
+        aligned(headers, rows, right=right),
+        "",
+        *sentences((*_failures(found), *((*first, *notes) if notes else ()))),
+    ]
+
+
+def _heading(
+    step: Trace, tokens: int | None, *, global_batch: int | None, max_micro_batch: int | None, iterations: int | None
+) -> str:
+    """Say what a step is, and how many are to come, as their total and cost count them."""
+    recorded = "what was recorded" if step.samples is None else f"{step.samples:,} sample{'s'[: step.samples - 1]}"
+    words = "" if tokens is None or step.samples is None else f" of {tokens:,} tokens"
+    if global_batch is None:
+        size = f"{recorded}{words} on each data-parallel group"
+        length = "" if iterations is None else f"; in all, the samples of {iterations:,} steps as recorded"
+    else:
+        size = f"the global batch, {global_batch:,} samples{words}"
+        length = "" if iterations is None else f"; {iterations:,} of them in all"
+    larger = ""
+    if max_micro_batch is not None and step.samples is not None and max_micro_batch > step.samples // step.batches:
+        larger = f". Micro-batches are of {recorded} at most, as recorded"
+    return f"A step is {size}{length}{larger}."
+
+
+def _priced(found: Sequence[RankedLayout]) -> str:
+    """Name each layout with its price and where that comes from."""
+    from lightning_predict.reports.format import usd_per_hour
+
+    prices = []
+    for name, own in {one.prediction.gpu: one.prediction for one in found}.items():
+        price = "no price known" if own.usd_per_hour is None else usd_per_hour(own.usd_per_hour)
+        prices.append(f"{name} ({price}{'' if own.offer is None else f', {own.offer}'})")
+    return f"On {'; '.join(prices)}:"
 
 
 def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:

@@ -27,11 +27,17 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_parallel_prints_the_best_ways_and_gives_what_the_library_gives(gpt: Path, run: Run) -> None:
     ran = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "3", "--iterations", "100")
     assert ran.code == 0
-    head, _, *rows = ran.out.split("\n\n")[0].splitlines()
-    assert head.split("  ")[0] == "layout"
+    said, table, notes = ran.out.split("\n\n")
+    assert said.startswith(
+        "A step is 8 samples of 128 tokens on each data-parallel group; in all, the samples of 100 steps as recorded.\n"
+        "On 4xH100-SXM-80GB ($"
+    )
+    head, _, *rows = table.splitlines()
+    assert head.split() == "step (90 %) tokens/s tokens/$ total cost GiB bound by strategy".split()
     assert len(rows) == 3
+    assert notes.startswith("Of the first:\n")
     found = lp.best_layouts(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], count=3, iterations=100)
-    assert [row.split()[1] for row in rows] == [one.strategy.name for one in found]
+    assert [row.split()[-1] for row in rows] == [one.strategy.name for one in found]
     assert [one.seconds_per_batch for one in found] == sorted(one.seconds_per_batch for one in found)
     values = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--count", "1", "--json").json
     assert values[0]["strategy"] == found[0].strategy.name
@@ -40,6 +46,28 @@ def test_parallel_prints_the_best_ways_and_gives_what_the_library_gives(gpt: Pat
     same = lp.predict(lp.Trace.load(str(gpt)), ["4xH100-SXM-80GB"], strategy=found[0].strategy, history=False)
     assert same["4xH100-SXM-80GB"].iteration_seconds == pytest.approx(found[0].prediction.iteration_seconds)
     assert same["4xH100-SXM-80GB"].memory_bytes == pytest.approx(found[0].prediction.memory_bytes)
+
+
+def test_with_a_global_batch_iterations_are_steps_of_it(gpt: Path, run: Run) -> None:
+    words = ("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "1")
+    ran = run(*words, "--global-batch", "64", "--max-micro-batch", "16", "--iterations", "1000")
+    assert " ".join(ran.out.split()).startswith(
+        "A step is the global batch, 64 samples of 128 tokens; 1,000 of them in all. Micro-batches are of 8 samples at "
+        "most, as recorded. On 4xH100-SXM-80GB ($8.00/h, your own price):"
+    )
+    (found,) = run(*words, "--global-batch", "64", "--iterations", "1000", "--json").json
+    assert found["total_seconds"] == pytest.approx(1000 * found["iteration_seconds"], rel=1e-3)
+    assert found["cost_usd"] == pytest.approx(8.0 * found["total_seconds"] / 3600)
+    # 64 samples in a step, and as many tokens for a dollar as the run buys.
+    assert found["samples_per_second"] == pytest.approx(64 / found["iteration_seconds"])
+    assert found["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / found["cost_usd"], rel=1e-3)
+
+
+def test_several_layouts_are_told_apart(gpt: Path, run: Run) -> None:
+    ran = run("parallel", gpt, "--gpus", "2xH100-SXM-80GB,4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "20")
+    assert "On 4xH100-SXM-80GB ($8.00/h, your own price); 2xH100-SXM-80GB ($4.00/h, your own price):" in ran.out
+    rows = ran.out.split("\n\n")[1].splitlines()[2:]
+    assert {row.split()[0] for row in rows} == {"2xH100-SXM-80GB", "4xH100-SXM-80GB"}
 
 
 def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> None:
