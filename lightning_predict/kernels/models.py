@@ -52,7 +52,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
-from lightning_predict.kernels.roofline import roofline_seconds, sustaining
+from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, sustaining
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
@@ -298,6 +298,13 @@ class UtilisationModels:
     def _estimated(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Time each problem on each GPU by the networks of its dtype alone."""
         family = family_of(batch.operation, batch.dtype)
+        run = batch if family is None else family.built_for(batch)
+        if run is not batch:
+            # Padding is computed, and not moved: memory is asked for what there is.
+            compute = run.flops / compute_peak(run, gpus)
+            asked = np.maximum(compute, batch.bytes_moved / memory_bandwidth(run, gpus))
+            found = self._estimated(run, gpus)
+            return replace(found, interval=found.interval.scaled(asked / roofline_seconds(run, gpus)))
         if family is None or family.name not in self._weights.base.families:
             raise UnknownOperationError(
                 f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "

@@ -101,6 +101,10 @@ Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
 """The problems that a recorded call computes; None for a call that it does not know."""
 
 
+def _as_it_is(batch: ProblemBatch) -> ProblemBatch:
+    return batch
+
+
 def _by_data_sheet(gpu: Gpu) -> Gpu:
     return gpu
 
@@ -123,6 +127,8 @@ class Family:
         floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
             these are not held to larger ones.
         floor_spread: Extra factor upwards around those.
+        built_for: The problems whose kernels run these, where kernels are built for some sizes alone and compute others
+            as the next larger one.
         unmeasured: The GPU as the base sees it, which serves those without measurements of their own.
         doubt: Half width in log(seconds) of what that view may be off, for a GPU and dtype.
     """
@@ -133,6 +139,7 @@ class Family:
     growing: tuple[str, ...] = ()
     floor: Callable[[ProblemBatch, Sequence[Gpu]], Array] | None = None
     floor_spread: float = 1.0
+    built_for: Callable[[ProblemBatch], ProblemBatch] = _as_it_is
     unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
     doubt: Callable[[Gpu, str], float] = _without_doubt
 

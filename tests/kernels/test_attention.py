@@ -49,3 +49,22 @@ def test_newer_tensor_cores_do_not_speed_it_up() -> None:
 def test_its_backward_pass_takes_five_products_to_two() -> None:
     forward, backward = (_seconds(name, "RTX-2080-Ti") for name in ("attention", "attention_backward"))
     assert (backward - 5e-6) / (forward - 5e-6) == pytest.approx(2.5)
+
+
+def _fused_seconds(head_dim: int, *, keys: int = 4096) -> float:
+    item = problem(
+        "attention", "float16", batch=8, heads=8, kv_heads=8, seq=4096, kv_seq=keys, head_dim=head_dim, causal=0
+    )
+    a100 = gpu("A100-SXM-80GB")
+    return float(problem_times([item], [a100], kernel_models((a100.name,))).seconds[0, 0])
+
+
+@pytest.mark.parametrize(("smaller", "built"), [(40, 64), (88, 96), (112, 128), (168, 192)])
+def test_smaller_heads_take_as_long_as_the_size_that_the_kernel_is_built_for(smaller: int, built: int) -> None:
+    assert _fused_seconds(smaller) == pytest.approx(_fused_seconds(built), rel=1e-6)
+
+
+def test_what_pads_a_head_is_computed_and_not_moved() -> None:
+    # 77 keys: memory decides, of queries and results alone (4,096 of 4,173 rows), 40 of 64 numbers a head.
+    of_40, of_64 = (_fused_seconds(head_dim, keys=77) for head_dim in (40, 64))
+    assert of_40 / of_64 == pytest.approx(40 / 64, rel=0.01)
