@@ -257,13 +257,17 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::embedding_dense_backward")
 def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count zeroing the whole table's gradient, reading each row, and reading and writing it where it lands."""
+    """Count zeroing the whole table's gradient, reading each row, and reading and writing it where it lands.
+
+    A thread loads and adds one element in float32, so that rows of 16 bits take as long as those of 32. Seen in NCF's
+    steps in float16, which were 9 % too fast on 17 GPUs, those in float32 3 % too slow (training data: these rows).
+    """
     gradient = operation.inputs[0]
     if not gradient.shape or "num_weights" not in operation.arguments:
         return None
     rows = float(operation.arguments["num_weights"])
     table_bytes = rows * gradient.size_bytes / max(gradient.elements, 1) * gradient.shape[-1]
-    size = float(gradient.size_bytes)
+    size = float(max(gradient.size_bytes, COMPUTE_BYTES["float32"] * gradient.elements))
     return (Problem("transfer", "float32", (2 * size, table_bytes + size, float(gradient.elements))),)
 
 
