@@ -126,6 +126,19 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
             assert -0.15 < slower < (0.35 if is_known else 0.15)
 
 
+def test_a_board_of_a_measured_chip_that_has_no_more_power_lasts_no_longer() -> None:
+    """The L40S has the RTX 6000 Ada's chip and 50 W more, and its own products take longer than the base says."""
+    models, own = kernel_models(tuple(gpu_names())), gpu("RTX-6000-Ada")
+    batch = problem_batch("linear", "float16", m=SQUARE, n=SQUARE, k=SQUARE)
+    known = replace(own, measured_flops_per_second={"float16": sustained_flops(own, "float16")})
+    smaller = replace(own, streaming_multiprocessors=own.streaming_multiprocessors - 1)
+    seconds, *others = models.estimate(batch, [own, known, smaller]).seconds[:, 0]
+    # With a rate of its own, or as another chip, it is as fast as the base says; what is carried is more than a tenth.
+    assert all(seconds > 1.1 * other for other in others)
+    hungry = replace(own, power_watts=gpu("L40S").power_watts + 1)
+    assert models.estimate(batch, [hungry]).seconds[0, 0] < seconds / 1.1
+
+
 def test_twice_the_batch_never_takes_less() -> None:
     models = kernel_models(())
     rows = 2.0 ** np.arange(3, 16)
