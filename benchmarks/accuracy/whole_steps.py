@@ -369,12 +369,16 @@ LARGE_GROUP: Final = 10
 
 
 def behind_table(cases: Sequence[StepCase]) -> Table:
-    """List the groups of more than `LARGE_GROUP` rows in which a simpler predictor has the least median error."""
+    """List the groups of more than `LARGE_GROUP` rows in which a simpler predictor has the least median error.
+
+    In the last column each source's rows are predicted as is nearest on the group's other sources: were the simpler
+    predictor used there, so well would it do on a source that nobody has seen.
+    """
     names = tuple(dict.fromkeys(name for case in cases for name in case.baselines))
     table = report_table(
         f"Groups of more than {LARGE_GROUP} rows in which a simpler predictor is nearer",
         ("table", "by", "group"),
-        ("n", *(f"{name} median %" for name in ("predicted", *names))),
+        ("n", *(f"{name} median %" for name in ("predicted", *names)), "by other sources %"),
     )
     for by, key in GROUPS.items():
         groups: dict[tuple[str, str], list[StepCase]] = defaultdict(list)
@@ -383,8 +387,25 @@ def behind_table(cases: Sequence[StepCase]) -> Table:
         for (name, group), members in groups.items():
             errors = [statistics.median(map(abs, _errors(members, one))) for one in (None, *names)]
             if len(members) > LARGE_GROUP and min(errors) < errors[0]:
+                errors.append(statistics.median(map(abs, chosen_by_others(members, names))))
                 table.add_row(name, by, group, str(len(members)), *(f"{100 * error:.1f}" for error in errors))
     return table
+
+
+def chosen_by_others(cases: Sequence[StepCase], names: Sequence[str]) -> list[float]:
+    """Return errors by the predictor that is nearest on the cases of other sources; our own where there are none.
+
+    Args:
+        cases: A group of cases.
+        names: The simpler predictors.
+    """
+    source, found = LEFT_OUT["sources"], []
+    for left_out in dict.fromkeys(map(source, cases)):
+        others = [case for case in cases if source(case) != left_out]
+        medians = {one: statistics.median(map(abs, _errors(others, one))) for one in (None, *names) if others}
+        chosen = min(medians, key=medians.__getitem__, default=None)
+        found += _errors([case for case in cases if source(case) == left_out], chosen)
+    return found
 
 
 def effects_table(cases: Sequence[StepCase]) -> Table:
