@@ -190,17 +190,21 @@ the catalogue it is 0.84 to 1.05 where both know a GPU, but for the P100 (0.81) 
 def anchored(gpu: Gpu, groups: Sequence[Group], models: BundledModels) -> Gpu | None:
     """Read a GPU's anchors off its measurements, as `measure --quick` would find them; None without any.
 
+    Its rates are its own, as power decides them; the pace of memory may be read off a board with the same memory, of a
+    chip with as many multiprocessors.
+
     Args:
         gpu: By the catalogue.
         groups: Measurements.
         models: Networks that explain how long streaming takes.
     """
-    own = [group for group in groups if group.gpu == gpu.name]
     rates: dict[str, list[float]] = defaultdict(list)
     streams: list[tuple[str, Mapping[str, float], float]] = []
-    for group in own:
+    for group in groups:
+        if _memory_of(find_gpu(group.gpu)) != _memory_of(gpu):
+            continue
         operation, dtype, columns = group.batch.operation, group.batch.dtype, group.batch.columns
-        if operation == "linear" and dtype in REDUCED:
+        if operation == "linear" and dtype in REDUCED and group.gpu == gpu.name:
             is_large = group.batch.flops >= LARGE_FLOP
             rates[dtype] += (group.batch.flops[is_large] / group.seconds[is_large]).tolist()
         if operation in STREAMS and dtype == "float32":
@@ -218,6 +222,11 @@ def anchored(gpu: Gpu, groups: Sequence[Group], models: BundledModels) -> Gpu | 
         return None
     anchors = Anchors(gpu=gpu, flops_per_second=found, dram_bytes_per_second=memory)
     return replace(anchors.measured, name=gpu.name)
+
+
+def _memory_of(gpu: Gpu) -> tuple[object, ...]:
+    """What decides how fast a board streams: its chip and its memory."""
+    return gpu.compute_capability, gpu.streaming_multiprocessors, gpu.memory_kind, gpu.dram_bytes_per_second
 
 
 def _same(models: BundledModels, _names: tuple[str, ...]) -> BundledModels:
