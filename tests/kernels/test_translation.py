@@ -192,6 +192,9 @@ def test_an_embedding_reads_its_rows_and_its_gradient_writes_the_table() -> None
     got = translated("aten::embedding_dense_backward", tensor(4, 6, 32), indices, num_weights=1000)
     size = 4 * 24 * 32
     assert list(got[0].dims) == [2 * size, 4 * 1000 * 32 + size, 24 * 32]
+    # A thread adds one element in float32; the table that is zeroed is of 16 bits.
+    half = translated("aten::embedding_dense_backward", tensor(4, 6, 32, dtype="float16"), indices, num_weights=1000)
+    assert list(half[0].dims) == [2 * size, 2 * 1000 * 32 + size, 24 * 32]
     bag = translated("aten::_embedding_bag", tensor(1000, 32), tensor(24, dtype="int64"), tensor(4, dtype="int64"))
     assert bag == (problem("embedding_bag", "float32", bags=4, lookups=6, rows=1000, dim=32),)
 

@@ -260,7 +260,7 @@ def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, .
     """Count zeroing the whole table's gradient, reading each row, and reading and writing it where it lands.
 
     A thread loads and adds one element in float32, so that rows of 16 bits take as long as those of 32. Seen in NCF's
-    steps in float16, which were 9 % too fast on 17 GPUs, those in float32 3 % too slow (training data: these rows).
+    23 steps in float16 on 17 GPUs: 8 % too fast without, 2 % with this (training data).
     """
     gradient = operation.inputs[0]
     if not gradient.shape or "num_weights" not in operation.arguments:
