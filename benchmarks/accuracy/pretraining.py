@@ -396,28 +396,44 @@ def dgxc_cases(_path: Path) -> Cases:
 
 
 LARGE_TITAN: Final = (
-    # model, GPU, GPUs, tensor, pipeline, context, virtual, local batch, length, recomputed, async, tokens/s a GPU
-    ("llama3-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 8192, "full", False, 331),
-    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 4096, "selective_op", False, 355),
-    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 2, 4096, "full", False, 353),
-    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", False, 829),
-    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", True, 876),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 32, 8192, "full", True, 100),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 2, 32, 8192, "full", True, 128),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 8, 32768, "full", True, 76),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 2, 1, 8, 65536, "full", True, 47),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 4, 1, 8, 131072, "full", True, 31),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 8, 1, 8, 262144, "full", True, 16),
+    # model, GPU, GPUs, tensor, pipeline, context, virtual, local batch, length, recomputed, async, tokens/s a GPU, GiB
+    ("llama3-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 8192, "full", False, 331, None),
+    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 4096, "selective_op", False, 355, None),
+    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 2, 4096, "full", False, 353, None),
+    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", False, 829, 71.9),
+    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", True, 876, 67.6),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 32, 8192, "full", True, 100, 82.5),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 2, 32, 8192, "full", True, 128, 72.7),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 8, 32768, "full", True, 76, 75.3),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 2, 1, 8, 65536, "full", True, 47, 75.9),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 4, 1, 8, 131072, "full", True, 31, 77.1),
+    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 8, 1, 8, 262144, "full", True, 16, 84.9),
 )
 """torchtitan's runs of 70 and 405 billion parameters: `docs/performance.md` at 0413364 (A100, eager, bfloat16) and
-`benchmarks/llama3_h100_202412_torchtitan.md` at 31a17bf (compiled, float8 tensorwise). Nothing is fitted to them."""
+`benchmarks/llama3_h100_202412_torchtitan.md` at 31a17bf (compiled, float8 tensorwise). Nothing is fitted to them. How
+many micro-batches a pipeline has is not told: torchtitan's default of that time, one for each stage of all GPUs
+(`build_pipeline_schedule` in its `pipelining_utils.py`; today it is micro-batches of one sample)."""
 
 
 def large_titan_cases(_path: Path) -> Cases:
     """Return the rows of `LARGE_TITAN`."""
     cases = []
-    for model, gpu, count, tensor, pipeline, context, virtual, batch, length, recompute, is_async, rate in LARGE_TITAN:
-        is_old, micro = gpu != POWER_LIMITED, 1 if pipeline > 1 else batch
+    for (
+        model,
+        gpu,
+        count,
+        tensor,
+        pipeline,
+        context,
+        virtual,
+        batch,
+        length,
+        recompute,
+        is_async,
+        rate,
+        gibibytes,
+    ) in LARGE_TITAN:
+        is_old, micro_batches = gpu != POWER_LIMITED, pipeline * virtual if pipeline > 1 else 1
         ends = fewer_blocks_at_ends(LLAMA[model].layers, pipeline) if virtual == 1 else None
         cases.append(
             LargeRunCase(
@@ -425,7 +441,7 @@ def large_titan_cases(_path: Path) -> Cases:
                     table="torchtitan, large",
                     model=model,
                     length=length,
-                    batch=micro,
+                    batch=batch // micro_batches,
                     is_compiled=not is_old,
                     kind="bfloat16, eager" if is_old else "tensorwise, compiled",
                     release="2.4" if is_old else "2.6",
@@ -440,16 +456,17 @@ def large_titan_cases(_path: Path) -> Cases:
                     last_stage=ends,
                     context=context,
                     micro_batches=1,
-                    accumulate=batch // micro,
+                    accumulate=micro_batches,
                     sequence=tensor > 1,
                     recompute=RECOMPUTED[recompute],
                     fp8=None if is_old else "tensorwise",
                     overlap_tensor=is_async,
                     reduce_dtype="float32",
                 ),
-                micro_batch=micro,
+                micro_batch=batch // micro_batches,
                 measured_seconds=batch * length / (tensor * pipeline * context) / rate,
                 interconnect=CATALOGUE if is_old else _network("400 Gb/s"),
+                memory_bytes=None if gibibytes is None else gibibytes * GIBIBYTE,
             )
         )
     return tuple(cases), Counter()
@@ -523,7 +540,8 @@ def print_report(folder: Path, of: str, console: Console, *, weights: Path | Non
 
 def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> Table:
     """Compare the peak that is derived for the fullest GPU with the one that was published."""
-    table = report_table(f"{of}: memory of a GPU", ("model", "GPU", "sharing"), ("GiB", "predicted", "error %"))
+    words, numbers = ("model", "GPU", "sharing"), ("GiB", "predicted", "error %")
+    table = report_table(f"{of}: memory of a GPU", words, numbers, no_wrap=False)
     by_workload: dict[AnyWorkload, list[LargeRunCase]] = defaultdict(list)
     for case in cases:
         if case.memory_bytes:

@@ -182,6 +182,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
         word = TORCHTITAN_SCHEDULES[schedule.lower()]
         words += ["virtual=2"] * (schedule.lower() != "1f1b" and schedule.lower() != "gpipe")
         words += [f"schedule={word}"] * (word != "1f1b")
+        words += _micro_batches(sharing, _table(found, "training", path).get("local_batch_size"), path)
     checkpointing = _table(found, "activation_checkpoint", path)
     words += _recomputed(
         str(checkpointing.get("mode", "selective")), str(checkpointing.get("selective_ac_option", "2")), path
@@ -195,6 +196,22 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
         words.append("fp8=mx")
     reduced = _table(found, "training", path).get("mixed_precision_reduce", "float32")
     return [*words, *([f"reduce_dtype={reduced}"] if words[0] != "ddp" else [])]
+
+
+def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[str]:
+    """Return the parts of a batch in a pipeline, of one sample by default; of a batch that is not told none."""
+    if batch is None:
+        return []
+    own = _whole(
+        sharing.get("pipeline_parallel_microbatch_size", 1), path, "parallelism.pipeline_parallel_microbatch_size"
+    )
+    samples = _whole(batch, path, "training.local_batch_size")
+    if samples % own:
+        raise InvalidArgumentError(
+            f"strategy={path!r}: parallelism.pipeline_parallel_microbatch_size={own} does not divide "
+            f"training.local_batch_size={samples}, as torchtitan asks."
+        )
+    return [f"micro_batches={samples // own}"]
 
 
 def _recomputed(mode: str, option: str, path: str) -> list[str]:

@@ -507,7 +507,8 @@ def _sharded(
 
     FSDP: a unit's parameters are gathered while the unit before it computes, in the forward and again in the backward
     pass (of every batch), after which its gradients are scattered. `hybrid` does so inside each machine, or inside
-    groups of `shard` GPUs, and adds up the shares of the groups.
+    groups of `shard` GPUs, and adds up the shares of the groups. A pipeline of torch's keeps what it gathered, and
+    scatters all gradients of a stage behind its last backward pass (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)
     stops = list(visits(work, units))
@@ -527,12 +528,13 @@ def _sharded(
     durations[-1] = _shared_update(durations[-1], cutter.busy(update), trace, links, strategy)
     last = _last_visits(stops)
     segments, transfers, gathered_root = [WorkSegment(head)], list[Transfer](), False
+    is_piped, late = strategy.pipeline > 1, list[Array]()
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
         """Gather for the visit at this position; the root's parameters stay to the end of its backward pass."""
         nonlocal gathered_root
-        if position >= len(stops) or position in ready:
+        if position >= len(stops) or position in ready or (is_piped and stops[position].is_backward):
             return
         unit = stops[position].unit
         if unit != ROOT or not gathered_root:
@@ -545,8 +547,13 @@ def _sharded(
         gather(position + 1, len(segments))  # the host runs ahead; two units' parameters are there at most
         segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
         if position in last:
-            transfers.append(Transfer(scatters.get(visit.unit, np.zeros(3)), after=len(segments)))
+            seconds = scatters.get(visit.unit, np.zeros(3))
+            if is_piped:
+                late.append(seconds)
+            else:
+                transfers.append(Transfer(seconds, after=len(segments)))
             gathered_root = gathered_root and visit.unit != ROOT
+    transfers += [Transfer(seconds, after=len(segments)) for seconds in late]
     segments.append(WorkSegment(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
     return walk(segments, transfers)
 

@@ -448,8 +448,9 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     are exchanged in a dtype of their own have a buffer of that dtype, which they are added up in, however few replicas
     there are. ZeRO 1 leaves each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all
     three (Rajbhandari et al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a
-    pipeline keeps them all from the first micro-batch to the last one. Copies of the parameters that the optimizer
-    updates are part of its state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
+    pipeline keeps them all from the first micro-batch to the last one, and so the sums of their gradients, in
+    `reduce_dtype`, which replicas share behind the last alone. Copies of the parameters that the optimizer updates are
+    part of its state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
     """
     if layout.count == 1:
         return single_bytes
@@ -470,7 +471,10 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     if split.state:
         state, updated = state * share, updated * share
     if split.gradients:
-        gradients, early = gradients * share, early * share
+        dtype = strategy.reduce_dtype
+        added_up = gradients if dtype is None else held.trained_elements * float(DTYPE_BYTES[dtype])
+        early = added_up if strategy.pipeline > 1 else early * share
+        gradients *= share
     elif strategy.reduce_dtype is not None:
         buckets = held.trained_elements * DTYPE_BYTES[strategy.reduce_dtype]
     elif split.state or count > 1:

@@ -79,6 +79,9 @@ def test_torchtitans_large_runs_are_read_as_their_pages_say() -> None:
     seconds = [cases[row].measured_seconds for row in (0, 3, 5)]
     assert seconds == pytest.approx([8192 / 331, 2 * 8192 / 829, 8192 / 2 / 100])
     assert [case.strategy.replicas(case.layout) for case in cases] == [64] * 3 + [32] * 2 + [8] * 3 + [4, 2, 1]
+    # A micro-batch for each stage: eight, or sixteen where each GPU has two.
+    assert [case.strategy.accumulate for case in cases] == [1] * 5 + [8, 16, 8, 8, 8, 8]
+    assert [case.micro_batch for case in cases[5:8]] == [4, 2, 1]
 
 
 def test_both_ends_have_one_block_less_where_stages_do_not_divide_them() -> None:

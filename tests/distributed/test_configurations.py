@@ -38,6 +38,7 @@ def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
         tensor=8,
         pipeline=4,
         virtual=2,
+        micro_batches=8,  # of one sample, torchtitan's default
         sequence=True,
         overlap_tensor=True,
         recompute="operations",
@@ -58,6 +59,11 @@ def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
         (
             '[parallelism]\ndata_parallel_shard_degree = 1\n[activation_checkpoint]\nmode = "full"\n',
             "ddp,recompute=full",
+        ),
+        (
+            "[training]\nlocal_batch_size = 8\n"
+            "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n",
+            "fsdp,pipeline=2,micro_batches=4,recompute=layers,reduce_dtype=float32",
         ),
     ],
 )
@@ -97,6 +103,12 @@ def test_deepspeeds_file_is_told_in_our_words(tmp_path: Path, config: dict[str, 
             "parallelism.something_parallel_degree = 2 has no wo",
         ),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree=0; expected a whole number"),
+        (
+            "a.toml",
+            "[training]\nlocal_batch_size = 8\n"
+            "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3\n",
+            "pipeline_parallel_microbatch_size=3 does not divide training.local_batch_size=8",
+        ),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage = 4 has no word here"),
         (
             "a.json",

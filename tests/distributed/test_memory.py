@@ -106,6 +106,15 @@ def test_replicas_share_a_part_of_the_model() -> None:
     assert memory("fsdp", 4, tensor=2) == pytest.approx(part - 0.5 * 4 * WEIGHT_BYTES + WEIGHT_BYTES)
 
 
+def test_fsdp_in_a_pipeline_keeps_what_it_gathered_and_the_sums_of_its_gradients() -> None:
+    # Two replicas of two stages of one block: a half of the states, all parameters beside their half, all gradients.
+    kept = WEIGHT_BYTES * (2 * 0.5 + 0.5 + 1) + ACTIVATION_BYTES / 2
+    options: dict[str, Any] = {"pipeline": 2, "micro_batches": 4}
+    assert memory("fsdp", 4, **options) == pytest.approx(kept + WEIGHT_BYTES)
+    # In a dtype of half the size, they are half as much.
+    assert memory("fsdp", 4, **options, reduce_dtype="bfloat16") == pytest.approx(kept + WEIGHT_BYTES / 2)
+
+
 def test_gradients_that_come_behind_the_fullest_moment_leave_its_activations_whole() -> None:
     weight, data, gradient = (TensorInfo((16, MEBIBYTE), "uint8", id=number) for number in range(3))
     hidden = TensorInfo((40, MEBIBYTE), "uint8", id=3)

@@ -151,6 +151,19 @@ def test_fsdp_gathers_for_each_micro_batch() -> None:
     assert piped.communication_seconds < once.communication_seconds
 
 
+def test_fsdp_in_a_pipeline_gathers_once_and_scatters_behind_the_last_backward_pass() -> None:
+    # Four blocks of 16 MiB in two stages, two replicas: 32 MiB of a stage, each way 0.2 s, and half as long again
+    # beside work. What is gathered before the first block, a half of it, and what is scattered stand in the way.
+    bus = Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.2)
+    strategy = Strategy(data="fsdp", pipeline=2, micro_batches=4)
+    alone, both = (on(4, strategy, count, interconnect=bus) for count in (2, 4))
+    each = OVERLAP_COSTS.slowdown * 0.2
+    exchanged = both.communication_seconds - alone.communication_seconds
+    assert exchanged == pytest.approx(2 * each, rel=1e-2)
+    slow = on(4, strategy, 4, interconnect=Interconnect(intra_node_bytes_per_second=WEIGHT_BYTES / 0.4))
+    assert slow.seconds - both.seconds > 1.5 * each
+
+
 def test_what_stages_hand_over_stands_in_the_way() -> None:
     # Each stage sends one activation or gradient of a quarter of the stream a micro-batch: 0.1 s; five turns.
     bus = Interconnect(intra_node_bytes_per_second=STREAM_BYTES / 4 / 0.1)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.recorded import without_pauses
+from lightning_predict.kernels.fusion import FUSED
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
@@ -223,7 +224,18 @@ def megatron_trace(config: MegatronConfig, *, batch: int, recompute: bool = True
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(tokens, places).float().flatten(0, 1), tokens.flatten())
 
-    return replace(with_float32_copies(model, loss), samples=batch)
+    return with_own_softmax(replace(with_float32_copies(model, loss), samples=batch))
+
+
+def with_own_softmax(trace: Trace) -> Trace:
+    """Run the backward pass of softmax as Megatron's own kernel, which reads gradient and result; torch has two."""
+    operations = (
+        replace(one, name=FUSED, arguments={"operations": [one.name]})
+        if one.name == "aten::_softmax_backward_data"
+        else one
+        for one in trace.operations
+    )
+    return replace(trace, operations=tuple(operations))
 
 
 def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
