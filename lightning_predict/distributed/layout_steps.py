@@ -303,7 +303,7 @@ class SharedStep:
         """Return the step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
         group = data_group(layout, strategy)
         host = self.host(strategy, overlap_costs)
-        alike = (strategy if strategy.offload != "none" else replace(strategy, **_NOT_OF_STAGES), host.factor)
+        alike = (_of_stages(strategy), host.factor)
         if alike not in self._stages:
             blocks = needs_blocks(strategy)
             model, work = self.split(blocks), self.cutter(blocks)
@@ -342,16 +342,21 @@ class SharedStep:
 
 
 _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
-    "data": "ddp",
     "bucket_cap_mb": 25.0,
     "shard": None,
     "overlap_grad_reduce": True,
     "overlap_param_gather": False,
     "overlap_tensor": False,
     "param_dtype": None,
-    "reduce_dtype": None,
 }
 """Options without effect on what a stage runs; strategies that differ by them alone share their stages."""
+
+
+def _of_stages(strategy: Strategy) -> Strategy:
+    """Return the strategy as far as it decides on what a stage runs."""
+    if strategy.offload != "none":
+        return strategy
+    return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")
 
 
 def narrowed_ends(step: Iteration) -> Ends:

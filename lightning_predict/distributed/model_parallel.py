@@ -64,7 +64,7 @@ from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
 from lightning_predict.timeline.verdict import Bound, Verdict
-from lightning_predict.tracing.trace import Parameter, Phase, Trace
+from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 
 
 @final
@@ -133,7 +133,10 @@ def model_stages(
         expert=strategy.expert,
         capacity=strategy.capacity,
         fp8=strategy.fp8,
-        cast=1 / (micro_batches * strategy.accumulate),
+        # What FSDP gathers is cast again each time: torchao's layers do so whenever they run.
+        cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
+        added=_added_share(strategy, micro_batches * strategy.accumulate),
+        sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
     )
     cutter = cutter or WorkCutter(trace, timed, model, ProblemClock(gpus, models))
     timed = cutter.cut(cut)
@@ -176,6 +179,13 @@ def model_stages(
             )
         )
     return tuple(found)
+
+
+def _added_share(strategy: Strategy, micro_batches: int) -> float:
+    """Return the share of micro-batches whose whole gradients are added up; FSDP scatters those of each, and adds shares."""
+    if strategy.split.parameters and strategy.pipeline == 1:
+        return 0.0
+    return 1 - 1 / micro_batches
 
 
 def needs_blocks(strategy: Strategy) -> bool:

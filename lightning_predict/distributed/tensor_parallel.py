@@ -298,6 +298,8 @@ class Cut:
         capacity: Tokens of each expert over those of an even routing.
         fp8: Products of the blocks in float8, with one scale per tensor or per block of values.
         cast: Share of the weights' casts to float8 that falls on one micro-batch: an update needs each once.
+        added: Share of the micro-batches whose gradients of weights are added to those before them.
+        sum_bytes: Bytes of a value of these sums; None for those of a gradient.
     """
 
     tensor: int = 1
@@ -309,6 +311,8 @@ class Cut:
     capacity: float = 1.0
     fp8: Float8 | None = None
     cast: float = 1.0
+    added: float = 0.0
+    sum_bytes: int | None = None
 
     @property
     def rows(self) -> int:
@@ -521,7 +525,7 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
         factor /= cut.context
     if cut.capacity > 1 and experts_module(operation.module) is not None:
         factor *= cut.capacity
-    if cut.fp8 == "rowwise" and block is not None and any(_is_in_float8(one, operation) for one in item.problems):
+    if cut.fp8 == "rowwise" and block is not None and any(_is_product(one, operation) for one in item.problems):
         factor *= ROWWISE_TIME
     return factor
 
@@ -558,18 +562,32 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Se
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
-    parts = [part_of(problem, operation, model, block, cut) for problem in item.problems]
-    if cut.fp8 is None or block is None:
-        return tuple(parts)
     found, shares = list[Problem](), iter(1 / count for count in uses)
-    for problem, part in zip(item.problems, parts, strict=True):
-        if _is_in_float8(problem, operation):
+    for problem in item.problems:
+        part = part_of(problem, operation, model, block, cut)
+        is_product = _is_product(problem, operation)
+        is_gradient = is_product and _is_gradient(problem, operation, model, block)
+        if cut.fp8 is not None and block is not None and is_product:
             left, right = next(shares), next(shares)
-            is_gradient = _is_gradient(problem, operation, model, block)
             found += _in_float8(part, cut.fp8, left, right if is_gradient else right * cut.cast)
         else:
             found.append(part)
+        if is_gradient and cut.added:
+            found.append(_added(part, cut))
     return tuple(found)
+
+
+def _added(gradient: Problem, cut: Cut) -> Problem:
+    """Return what adding a weight's gradient to those of the micro-batches before takes, beyond writing it.
+
+    The sum is read, and written in its own dtype. Megatron's product adds to it; torch does in a pass of its own, which
+    reads the gradient again.
+    """
+    batches, m, n, _ = gradient.dims
+    written = COMPUTE_BYTES[gradient.dtype]
+    own = written if cut.sum_bytes is None else cut.sum_bytes
+    elements = cut.added * batches * m * n
+    return Problem("transfer", "float32", (elements * own, elements * (own - written), elements))
 
 
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
@@ -588,7 +606,7 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     """Return the tensors that each product of an item that may run in float8 multiplies, two a product."""
     found = list[int | None]()
     for problem in item.problems:
-        if _is_in_float8(problem, operation):
+        if _is_product(problem, operation):
             batches, m, n, k = problem.dims
             sizes = batches * m * k, batches * n * k
             orders = operation.inputs, operation.inputs[::-1]
@@ -599,7 +617,7 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _is_in_float8(problem: Problem, operation: Operation) -> bool:
+def _is_product(problem: Problem, operation: Operation) -> bool:
     """Return whether a product of a block runs in float8 where asked: linear layers, and batched ones of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
