@@ -31,6 +31,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
+from lightning_predict.units import MEBIBYTE
 from tests.distributed.example_blocks import (
     HIDDEN,
     MODELS,
@@ -393,6 +394,9 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     for expert in (2, 4):
         wanted = exchanged(8, dense) + exchanged(8 // expert, experts / expert)
         assert moved(f"ddp,expert={expert}") == pytest.approx(wanted, rel=0.02)
+    # In numbers, for two: 32 MiB among eight GPUs pass a link 7/4 times, 16 MiB of experts among four 3/2 times, together
+    # 80 MiB, half as long again beside work.
+    assert moved("ddp,expert=2") == pytest.approx(80 / 1024 * 1.5, rel=0.02)
     # Over as many GPUs as there are, nobody else has the same; ZeRO 1 then gathers what is not of experts alone.
     trace, seconds = mixture(2, 8)
     timed = timed_as(trace, seconds)
@@ -438,6 +442,9 @@ def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones()
         found = shared_memory_bytes(single, trace, Layout(A100, 8), strategy_of(words))
         # Parameters, gradients and their buckets; of the state an eighth, of experts' an eighth of all of them, too.
         assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
+        # In MiB: 32 beside the experts' 64; two states of 32 among eight GPUs, of an expert's among those that hold it.
+        by_hand = {1: 3 * 96 + 8 + 16, 2: 3 * (32 + 32) + 8 + 2 * 32 / 4, 8: 3 * (32 + 8) + 8 + 2 * 8 / 1}
+        assert found / MEBIBYTE == pytest.approx(by_hand[expert])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -310,6 +311,20 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
     by_rows = seconds((1, 3, 4, 2), scales="rowwise")
     assert by_rows < ROWWISE_TIME * (rest + 10 / 6 * (apart - rest))
     assert by_rows > rest + 10 / 6 * (apart - rest)
+
+
+def test_gradients_of_micro_batches_are_added_up() -> None:
+    # A sum as large as the weight is read; in a wider dtype, what is written grows by the difference.
+    gpus = [gpu("A100-SXM-80GB")]
+    cutter = WorkCutter(TRACE, timed_as(TRACE, SECONDS), MODEL, ProblemClock(gpus, MODELS))
+
+    def seconds(**options: Any) -> float:
+        return float(cutter.cut(Cut(micro_batches=4, **options)).seconds.sum())
+
+    assert seconds(added=0.75) - seconds() == pytest.approx(2 * (seconds(added=0.75) - seconds(added=0.375)), rel=0.02)
+    wide, narrow = seconds(added=0.75, sum_bytes=8), seconds(added=0.75, sum_bytes=4)
+    assert narrow == seconds(added=0.75)
+    assert wide - seconds() == pytest.approx(3 * (narrow - seconds()), rel=0.02)  # 8 read and 4 more written for 4 read
 
 
 def test_experts_that_are_dealt_out_take_the_tokens_of_all_groups() -> None:
