@@ -182,7 +182,7 @@ def model_stages(
 
 
 def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches whose whole gradients are added up; FSDP scatters those of each, and adds shares."""
+    """Return the share of micro-batches whose whole gradients are added up; FSDP scatters first, and adds up shares."""
     if strategy.split.parameters and strategy.pipeline == 1:
         return 0.0
     return 1 - 1 / micro_batches

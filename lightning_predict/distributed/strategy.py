@@ -449,12 +449,18 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Group `count` GPUs at distance `stride`, as closely together as possible."""
+    """Group `count` GPUs at distance `stride`, as closely together as possible, as many in each machine.
+
+    Where a group does not end with a machine, one of them lies across two.
+    """
     if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
         return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
-    inside = math.gcd(count, layout.gpus_per_node // stride)
-    own = replace(layout, gpus_per_node=inside, nodes=count // inside)
-    return DataGroup(own, layout.gpus_per_node // inside)
+    places = layout.gpus_per_node // stride
+    fewest = 1 if places % count == 0 else 2
+    nodes = next(each for each in range(fewest, count + 1) if count % each == 0 and count // each <= places)
+    inside = count // nodes
+    own = replace(layout, gpus_per_node=inside, nodes=nodes)
+    return DataGroup(own, math.ceil(layout.gpus_per_node / inside))
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:

@@ -394,8 +394,8 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     for expert in (2, 4):
         wanted = exchanged(8, dense) + exchanged(8 // expert, experts / expert)
         assert moved(f"ddp,expert={expert}") == pytest.approx(wanted, rel=0.02)
-    # In numbers, for two: 32 MiB among eight GPUs pass a link 7/4 times, 16 MiB of experts among four 3/2 times, together
-    # 80 MiB, half as long again beside work.
+    # In numbers, for two: 32 MiB among eight GPUs pass a link 7/4 times, 16 MiB of experts among four 3/2 times,
+    # together 80 MiB, half as long again beside work.
     assert moved("ddp,expert=2") == pytest.approx(80 / 1024 * 1.5, rel=0.02)
     # Over as many GPUs as there are, nobody else has the same; ZeRO 1 then gathers what is not of experts alone.
     trace, seconds = mixture(2, 8)

@@ -97,6 +97,10 @@ def test_groups_of_replicas_by_hand() -> None:
     assert shape(Layout(A100, 8, 4), Strategy(pipeline=2)) == (8, 2, 1)
     # Eight stages in two machines: two replicas side by side in one of them.
     assert shape(Layout(A100, 8, 2), Strategy(pipeline=8)) == (2, 1, 4)
+    # Four stages in three machines: six replicas, of which the second stage's lie in two; three groups meet in one.
+    assert shape(Layout(A100, 8, 3), Strategy(pipeline=4)) == (3, 2, 3)
+    # In nine machines: eighteen, in three of them at least.
+    assert shape(Layout(A100, 8, 9), Strategy(pipeline=4)) == (6, 3, 2)
 
 
 def test_a_strategy_that_changes_anything_of_the_step_is_not_whole() -> None:
