@@ -116,10 +116,16 @@ def _words(strategy: Strategy) -> str:
 def launched_by_expert(trace: Trace, work: Sequence[Launching], strategy: Strategy) -> Iterator[Launching]:
     """Yield the work with a launch for each of a GPU's experts where the recording has one product of all.
 
-    In float8 each operand of each of them is cast before, by a launch of its own. The device's time stays.
+    In float8 each operand of each of them is cast before, by a launch of its own. The device's time stays. In the
+    forward pass the host waits before each layer's experts until it knows how many tokens go to each: messages and
+    products are as large (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
     """
     casts = 0 if strategy.fp8 is None else 2
-    for each in work:
+    holders = [experts_module(each.module) for each in work]
+    for position, each in enumerate(work):
+        following = work[position + 1 : position + 2]
+        if any(one.phase == "forward" for one in following) and holders[position + 1] not in (None, holders[position]):
+            each = replace(each, waits=True)
         experts = 0 if each.operation is None else _grouped_experts(trace, trace.operations[each.operation])
         launches = max(experts // strategy.expert, 1) * (1 + casts)
         if not experts or not each.launches:

@@ -366,6 +366,8 @@ def test_experts_may_be_launched_one_by_one(words: str, each: int) -> None:
     launching = HostModel().of("forward")
     more = 2 * (own - 1) * (launching.launch + launching.between_launches)
     assert apart.passes.host_seconds - plain.passes.host_seconds == pytest.approx(more)
+    # Before the experts of each of the two layers the host waits for how many tokens go to each.
+    assert [sum(one.waits for one in stage.work) for stage in (plain, apart)] == [0, 2]
 
 
 def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None:
