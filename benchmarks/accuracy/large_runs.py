@@ -388,7 +388,53 @@ def large_run_tables(results: Sequence[LargeRunResult]) -> Iterator[Table]:
     for name in dict.fromkeys(result.case.workload.table for result in results):
         own = [result for result in results if result.case.workload.table == name]
         yield errors_table(name, own)
+    yield choices_table(results)
     yield left_out_table(results)
+
+
+def choices_table(results: Sequence[LargeRunResult]) -> Table:
+    """Compare, where one step was run in several layouts, the one predicted fastest with the fastest that was measured.
+
+    Such rows have the same model and length, GPUs and samples, and differ in how the GPUs share them.
+    """
+    table = report_table(
+        "The layout predicted fastest: its measured time over the fastest one's, less one",
+        ("rows",),
+        ("choices", "layouts", "median %", "mean %", "worst %", "the fastest"),
+    )
+    for name in dict.fromkeys(result.case.workload.table for result in results):
+        alike: dict[tuple[object, ...], list[LargeRunResult]] = {}
+        for result in results:
+            if result.case.workload.table == name:
+                alike.setdefault(_same_step(result.case), []).append(result)
+        sweeps = [own for own in alike.values() if len(own) > 1]
+        if sweeps:
+            over = [_chosen(own).case.measured_seconds / _fastest(own) - 1 for own in sweeps]
+            table.add_row(
+                name,
+                str(len(sweeps)),
+                str(sum(map(len, sweeps))),
+                f"{100 * statistics.median(over):+.1f}",
+                f"{100 * statistics.fmean(over):+.1f}",
+                f"{100 * max(over):+.1f}",
+                f"{sum(each == 0 for each in over)}",
+            )
+    return table
+
+
+def _same_step(case: LargeRunCase) -> tuple[object, ...]:
+    """Return what rows have in common that are layouts of one step."""
+    strategy = case.strategy
+    batches = (strategy.micro_batches or 1) * strategy.accumulate * strategy.replicas(case.layout)
+    return case.workload.model, case.workload.length, case.workload.kind, case.layout, case.micro_batch * batches
+
+
+def _chosen(sweep: Sequence[LargeRunResult]) -> LargeRunResult:
+    return min(sweep, key=lambda result: result.step.seconds)
+
+
+def _fastest(sweep: Sequence[LargeRunResult]) -> float:
+    return min(result.case.measured_seconds for result in sweep)
 
 
 LEAVE_OUT: Final[Sequence[tuple[str, Callable[[LargeRunCase], str]]]] = (

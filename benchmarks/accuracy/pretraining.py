@@ -28,6 +28,7 @@ from benchmarks.accuracy.large_runs import (
     AnyWorkload,
     LargeRunCase,
     LargeRunResult,
+    choices_table,
     errors_table,
     predicted_runs,
     recorded,
@@ -522,7 +523,7 @@ def print_report(folder: Path, of: str, console: Console, *, weights: Path | Non
         evaluate=partial(predicted_runs, weights=weights, cache=cache, studies=False),
         jobs=1,
     )
-    console.print(errors_table(of, results))
+    console.print(errors_table(of, results), choices_table(results))
     rows = report_table(
         f"{of}: each row",
         ("model", "GPU", "recipe", "sharing"),

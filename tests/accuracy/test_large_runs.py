@@ -16,6 +16,7 @@ from benchmarks.accuracy.large_runs import (
     LargeRunCase,
     LargeRunResult,
     Workload,
+    choices_table,
     coverage,
     evaluate_large_runs,
     large_run_tables,
@@ -173,3 +174,20 @@ def test_a_pause_of_the_machine_that_records_is_no_work_of_the_model() -> None:
     again = without_pauses(replace(plain, operations=(paused, *plain.operations[1:])))
     assert again == without_pauses(plain)
     assert sum(operation.python_seconds for operation in again.operations) == 0
+
+
+def test_what_is_predicted_fastest_is_held_against_what_was() -> None:
+    def row(measured: float, predicted: float, model: str, micro: int = 1) -> LargeRunResult:
+        found = _result("megatron", 1, (predicted - 1, 0.0))
+        workload = replace(found.case.workload, model=model)  # type: ignore[type-var]
+        strategy = Strategy(micro_batches=8 // micro)
+        case = replace(found.case, workload=workload, strategy=strategy, measured_seconds=measured)
+        return replace(found, case=replace(case, micro_batch=micro))
+
+    # Of one step of 64 samples the second best is chosen, 10 % over the best; of another the best.
+    rows = [row(1.0, 2.0, "a"), row(1.1, 1.5, "a", micro=2), row(3.0, 3.0, "a", micro=4)]
+    rows += [row(2.0, 1.0, "b"), row(4.0, 2.0, "b", micro=2), row(1.0, 1.0, "alone")]
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(choices_table(rows))
+    (line,) = [each for each in console.export_text().splitlines() if "megatron" in each]
+    assert line.split() == ["megatron", "2", "5", "+5.0", "+5.0", "+10.0", "1"]
