@@ -2,8 +2,9 @@
 
 nccl-tests print bus bandwidths of large messages; each row is predicted by the name of its GPU alone, once with the
 kind of machine that its table describes and once without. Sia's and milabench's tables have steps on one to eight cards
-at the same local batch: their ratio to one card's step is predicted, whose gradients are spread evenly over a backward
-pass. Shares of PCIe links were read off these tables (`kernels/fabric.py`), so that they are training data for those.
+at the same local batch: their ratio to one card's step is predicted, of one recorded step of each model, as where in it
+gradients are ready hardly goes by the batch. Shares of PCIe links were read off these tables (`kernels/fabric.py`), so
+that they are training data for those.
 Example::
 
     for table in collective_tables(Path("validation")):
@@ -17,20 +18,27 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, final
 
 from rich.table import Table
 
-from benchmarks.accuracy.many_gpus import UniformBenchmark, uniform_step
+from benchmarks.accuracy.published_steps import RECORDED
+from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, bus_factor
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.timeline.host import UNKNOWN_HOST
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.tracing.trace import Trace
 
 NCCL_TABLE: Final = "nccl.csv"
 SIA_TABLE: Final = "sia.csv"
@@ -113,8 +121,7 @@ class RatioCase:
         source: The table.
         model: What is trained.
         layout: The cards.
-        parameters: Trainable parameters.
-        dtype: That of their gradients, in the words of `uniform_step`.
+        step: File of a recorded step; None records ResNet-18 for CIFAR.
         batch: Samples of each card.
         single_seconds: The step on one.
         seconds: The step on all.
@@ -123,24 +130,34 @@ class RatioCase:
     source: str
     model: str
     layout: Layout
-    parameters: int
-    dtype: str
+    step: Path | None
     batch: int
     single_seconds: float
     seconds: float
 
     def predicted(self, interconnect: Interconnect = CATALOGUE) -> Interval[float]:
         """Seconds of the step on all, from that on one."""
-        gpu = self.layout.gpu
-        uniform = uniform_step(UniformBenchmark(self.parameters), precision=self.dtype, gpus=[gpu])
-        single = replace(uniform.singles[0], interval=Interval(*[self.single_seconds] * 3))
-        return uniform.shared.on(self.layout, single, 0, Strategy(), interconnect).interval
+        shared, step = _shared_step(self.step, self.layout.gpu.name)
+        single = replace(step, interval=Interval(*[self.single_seconds] * 3))
+        return shared.on(self.layout, single, 0, Strategy(), interconnect).interval
 
 
-SIA_MODELS: Final = {"imagenet": 25_557_032, "bert": 108_893_186, "cifar10": 11_173_962}
-"""Parameters of the models of `sia.csv` that can be rebuilt: ResNet-50, BERT-base for SQuAD, ResNet-18 for CIFAR."""
+CIFAR_BATCH: Final = 256
 
-RESNET_152: Final = 60_192_808
+
+@lru_cache
+def _shared_step(step: Path | None, gpu: str) -> tuple[SharedStep, Iteration]:
+    """Return a step ready to be shared, and what it takes on one card."""
+    trace = cifar_resnet18_trace(CIFAR_BATCH) if step is None else Trace.load(str(step))
+    gpus, models = (find_gpu(gpu),), kernel_models((gpu,), None)
+    single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    return SharedStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps[0]
+
+
+SIA_MODELS: Final = {"imagenet": "sia/imagenet-200.json.gz", "bert": "sia/bert-24.json.gz", "cifar10": None}
+"""Recorded steps of the models of `sia.csv` that can be rebuilt: ResNet-50, BERT for SQuAD, ResNet-18 for CIFAR."""
+
+RESNET_152: Final = "milabench/lightning-128.json.gz"
 
 LEAST_SECONDS: Final = 0.1
 """Shorter steps of Sia's table wait for loaders and AdaptDL's statistics."""
@@ -161,10 +178,9 @@ def read_sia_ratios(path: Path) -> Iterator[RatioCase]:
         alone = steps.get((app, gpu, batch, 1))
         if count == 1 or alone is None or statistics.median(alone) < LEAST_SECONDS:
             continue
-        layout = Layout(find_gpu(gpu), count)
-        yield RatioCase(
-            "sia", app, layout, SIA_MODELS[app], "FP32", batch, statistics.median(alone), statistics.median(times)
-        )
+        layout, file = Layout(find_gpu(gpu), count), SIA_MODELS[app]
+        step = None if file is None else path.parent / RECORDED / file
+        yield RatioCase("sia", app, layout, step, batch, statistics.median(alone), statistics.median(times))
 
 
 def read_milabench_ratios(path: Path) -> Iterator[RatioCase]:
@@ -181,7 +197,8 @@ def read_milabench_ratios(path: Path) -> Iterator[RatioCase]:
             continue
         layout = Layout(find_gpu(row["gpu"]), int(row["n_gpus"]))
         batch, seconds = int(row["batch_size"]), float(row["step_ms"]) / 1e3
-        yield RatioCase("milabench", row["bench"], layout, RESNET_152, "FP32", batch, single, seconds)
+        step = path.parent / RECORDED / RESNET_152
+        yield RatioCase("milabench", row["bench"], layout, step, batch, single, seconds)
 
 
 def collective_tables(folder: Path) -> Iterator[Table]:

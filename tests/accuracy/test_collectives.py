@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Final
 
 import pytest
 from rich.console import Console
@@ -13,7 +15,10 @@ from benchmarks.accuracy.collectives import (
     read_milabench_ratios,
     read_sia_ratios,
 )
+from benchmarks.accuracy.published_steps import RECORDED
 from lightning_predict.kernels.fabric import PCIE_MACHINES, Interconnect
+
+STEP: Final = Path(__file__).parent.parent.parent / "examples" / "resnet.json.gz"
 
 NCCL = """\
 gpu,gpus,nodes,operation,message_bytes,busbw_gb_s,p2p,link,topology,source
@@ -40,6 +45,9 @@ L40S,4,lightning-gpus,ResNet-152 in Lightning,bf16,128,237
 def folder(tmp_path: Path) -> Path:
     for name, text in (("nccl.csv", NCCL), ("sia.csv", SIA), ("milabench.csv", MILABENCH)):
         (tmp_path / name).write_text(text)
+    for file in ("sia/imagenet-200.json.gz", "milabench/lightning-128.json.gz"):
+        (tmp_path / RECORDED / file).parent.mkdir(parents=True)
+        shutil.copy(STEP, tmp_path / RECORDED / file)
     return tmp_path
 
 
