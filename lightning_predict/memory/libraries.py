@@ -35,9 +35,10 @@ _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
 LAZY_SINCE: Final = (1, 13)
 """First release of torch that loads a kernel when it is first called."""
 
-LOADED_AT_ONCE_BYTES: Final = 666_632_192 - 287_047_680
-"""What releases before that load at the start and today's do not, as the change itself measured it
-(github.com/pytorch/pytorch/pull/86509)."""
+LOADED_AT_ONCE: Final = Interval(363.0, 628.0, 893.0)
+"""MiB that releases before that load at the start and today's do not: what the change itself measured
+(github.com/pytorch/pytorch/pull/86509: 636 MiB in place of 274), what a V100 showed under torch 1.10 with one small
+tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022), and the middle between them."""
 
 
 def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[float]:
@@ -47,9 +48,10 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
         gpu: The GPU.
         release: Of torch; None for today's.
     """
-    low, middle, high = (float(size * MEBIBYTE) for size in gpu.generation.context_mebibytes)
-    more = LOADED_AT_ONCE_BYTES if release is not None and release < LAZY_SINCE else 0
-    return Interval(low + more, middle + more, high + more)
+    mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
+    if release is not None and release < LAZY_SINCE:
+        mebibytes = mebibytes.added(LOADED_AT_ONCE)
+    return mebibytes.scaled(MEBIBYTE)
 
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE

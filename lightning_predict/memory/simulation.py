@@ -18,6 +18,7 @@ from typing import Final, final
 from lightning_predict.memory.allocator import CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
+from lightning_predict.tracing.recorded_on import FREES_GRADIENTS, release_of
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
@@ -45,6 +46,7 @@ class Blocks:
 
     Attributes:
         lasting: Parameters and buffers, and gradients that no operation was seen to write.
+        kept: Gradients that stay from one step to the next.
         state: State of the optimizers, made by the first update.
         batch: What the loader gives, anew in each step.
         storages: What the step writes, in the order of birth.
@@ -59,6 +61,7 @@ class Blocks:
     """
 
     lasting: tuple[int, ...]
+    kept: tuple[int, ...]
     state: tuple[int, ...]
     batch: tuple[int, ...]
     storages: tuple[Storage, ...]
@@ -83,20 +86,35 @@ def blocks_of(trace: Trace) -> Blocks:
     written = sum(one.size_bytes for one in storages if one.cause == "update")
     at_once = any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in operations)
     gradients = gradient_bytes(trace)
+    update = () if at_once else _copies(min(gradients, written), trained)
+    kept = [one.size_bytes for one in storages if one.cause == "gradient"]
     # A backward pass whose tensors were not all seen leaves gradients, too.
-    unseen = gradients - sum(one.size_bytes for one in storages if one.cause == "gradient")
+    unseen = gradients - sum(kept)
+    release = release_of(trace.software)
+    if release is None or release >= FREES_GRADIENTS:
+        kept = []
+    else:
+        # They stay, filled with zeros, what comes is added to them, and parameters are updated one by one.
+        storages = tuple(_added_up(one) for one in storages if one.cause != "update")
+        update = (max(trained, default=0),) if written else ()
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen) if size > 0)),
+        kept=tuple(kept),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
         batch=batch_bytes(operations, trace.parameters, trace.buffers or ()),
         storages=tuple(one for one in storages if at_once or one.cause != "update"),
-        update=() if at_once else _copies(min(gradients, written), trained),
+        update=update,
         count=len(operations),
         update_at=phases.index("optimizer") if "optimizer" in phases else len(operations),
         drops_gradients_at=backward_at - 1 if keeps else -1,
         workspaces=(*workspace_bytes(trace), *_passing_in_attention(trace)),
         trials=tuple(trial_bytes(trace)) if trace.flags.cudnn_benchmark else (),
     )
+
+
+def _added_up(storage: Storage) -> Storage:
+    """Return a gradient that is added to the one before; other storages as they are."""
+    return replace(storage, cause="backward", death=storage.birth) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
@@ -144,7 +162,7 @@ def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int =
 
 
 def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedStep:
-    _allocate_all(allocator, blocks.lasting)
+    _allocate_all(allocator, (*blocks.lasting, *blocks.kept))
     storages, count = blocks.storages, blocks.count
     born: list[list[int]] = [[] for _ in range(count)]
     freed: list[list[int]] = [[] for _ in range(count)]
@@ -260,7 +278,8 @@ def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
         lasting_bytes=sum(blocks.lasting),
         state_bytes=sum(blocks.state),
         batch_bytes=sum(blocks.batch),
-        gradient_bytes=sum(one.size_bytes for one in (written if old else living) if one.cause == "gradient"),
+        gradient_bytes=sum(blocks.kept)
+        + sum(one.size_bytes for one in (written if old else living) if one.cause == "gradient"),
         update_bytes=update_bytes,
         storages=tuple(one for one in living if one.cause != "gradient"),
         left_bytes=sum(

@@ -34,6 +34,7 @@ from weakref import WeakSet
 import torch
 import torch.nn.functional as functional
 from torch._prims_common import suggest_memory_format
+from torch.utils import checkpoint
 
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.precision import (
@@ -381,6 +382,7 @@ def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
         return
     plain_init: Callable[..., None] = torch.autocast.__init__
     plain_enter: Callable[..., Any] = torch.autocast.__enter__
+    plain_of_checkpoint: Callable[..., str] = checkpoint._infer_device_type
     made: WeakSet[torch.autocast] = WeakSet()
 
     @wraps(plain_init)
@@ -405,11 +407,19 @@ def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
             found.lost = True
         return plain_enter(self)
 
+    @wraps(plain_of_checkpoint)
+    def of_checkpoint(*args: Any) -> str:
+        # Checkpointing enters the autocast of its tensors' device again when it computes them again.
+        device = plain_of_checkpoint(*args)
+        return "cuda" if device == "meta" else device
+
     torch.autocast.__init__, torch.autocast.__enter__ = init, enter  # type: ignore[method-assign]
+    checkpoint._infer_device_type = of_checkpoint
     try:
         yield found
     finally:
         torch.autocast.__init__, torch.autocast.__enter__ = plain_init, plain_enter  # type: ignore[method-assign]
+        checkpoint._infer_device_type = plain_of_checkpoint
 
 
 def _is_castable(tensor: torch.Tensor) -> bool:

@@ -151,7 +151,10 @@ def test_what_a_process_takes_beside_the_allocator_comes_on_top() -> None:
 def test_kernels_that_are_loaded_at_once_take_as_much_more_as_was_measured() -> None:
     lazy, at_once = (context_bytes(T4.gpu, release) for release in ((1, 13), (1, 12)))
     assert lazy == context_bytes(T4.gpu)
-    assert at_once.middle - lazy.middle == 666_632_192 - 287_047_680
+    # One account has 636 MiB in place of 274, another 1,343 on a GPU that is taken to load 450 today.
+    assert at_once.low - lazy.low == pytest.approx((666_632_192 - 287_047_680), rel=0.01)
+    assert at_once.high - lazy.high == (1343 - 450) * MEBIBYTE
+    assert lazy.middle + 363 * MEBIBYTE < at_once.middle < lazy.middle + 893 * MEBIBYTE
 
 
 def test_buffers_of_nccl() -> None:

@@ -67,6 +67,26 @@ def test_gradients_of_the_last_step_live_until_the_first_backward_pass_and_are_a
     assert gradient_bytes(replace(unknown, operations=STEP.operations[:2])) == 0  # none was made
 
 
+def test_before_torch_2_gradients_stay_filled_with_zeros_and_parameters_are_updated_one_by_one() -> None:
+    old = replace(STEP, software={"torch": "1.13.1"})
+    # 16 more than today live through the passes: the gradient, to which the new one is added.
+    assert mebibytes(old)[0] == mebibytes(STEP)[0] + 16
+    roots = tuple(
+        Operation(name="aten::sqrt", phase="optimizer", inputs=(GRADIENT,), outputs=(replace(GRADIENT, id=number),))
+        for number in (5, 6)
+    )
+    more = tuple(Parameter(name=f"{number}", shape=(16, MEBIBYTE), dtype="uint8") for number in range(3))
+    updated = replace(
+        STEP,
+        operations=(*STEP.operations, *roots),
+        parameters=more,
+        memory=replace(STEP.memory, parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE),
+    )
+    # Today's update writes all roots at once, as many bytes as two calls were seen to write; that of old one root.
+    assert sum(blocks_of(updated).update) == 32 * MEBIBYTE
+    assert blocks_of(replace(updated, software=old.software)).update == (16 * MEBIBYTE,)
+
+
 def test_only_convolutions_that_cudnn_runs_count_as_convolved() -> None:
     image, weight, bias = (
         TensorInfo(shape, "float32", number) for number, shape in enumerate([(2, 3, 8, 8), (4, 3, 3, 3), (4,)])

@@ -398,3 +398,19 @@ def test_an_unknown_precision_is_refused() -> None:
 def test_a_step_on_the_cpu_runs_under_torchs_own_autocast() -> None:
     layer, data = nn.Linear(8, 4), torch.zeros(2, 8)
     assert products(lambda: layer(data).sum().backward(), precision="bf16-mixed")[0] == ("forward", "bfloat16")
+
+
+@pytest.mark.parametrize(("reentrant", "again"), [(True, 2), (False, 1)])
+def test_what_is_computed_again_is_so_under_the_autocast_that_the_step_entered(reentrant: bool, again: int) -> None:
+    with torch.device("meta"):
+        block = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        data = torch.zeros(4, 8, requires_grad=True)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.float16):
+            result = checkpoint(block, data, use_reentrant=reentrant)
+        result.sum().backward()
+
+    products = [one for one in capture(step).operations if "addmm" in one.name or "linear" in one.name]
+    # Without the old kind's second graph, torch stops as soon as the last layer's input is there.
+    assert [one.outputs[0].dtype for one in products] == ["float16"] * (2 + again)
