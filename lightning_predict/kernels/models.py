@@ -18,7 +18,8 @@ A GPU without measurements is no slower than a measured one that it beats in eve
 like the one asked for was measured; a lesser GPU's own measurements then say what is slow enough. Its 90 % interval is
 granted on top, because its measurements may be of a throttled card. Nor is it slower than the base says of the same GPU
 with every figure a third less, and a third less again, but for half of the interval: where the tables show only
-launches, the base wavers between GPUs that never were. Example::
+launches, the base wavers between GPUs that never were. A measured GPU, too, is no slower than a measured one of its own
+chip whose peak is lower (`outranks`): its card was throttled, and both opinions stay in the interval. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -139,9 +140,9 @@ def _loaded(
 # --- From networks to seconds
 
 NETWORK_LIMITS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
-"""What the times of networks are held to, in this order: who multiplies may pad, and the base, which saw no measurement
-of a GPU, may not call it slower than one that it beats in every figure. What holds whatever the source is, follows in
-`timing.LIMITS`."""
+"""What the times of networks are held to, in this order: who multiplies may pad, and neither may the base, which saw no
+measurement of a GPU, call it slower than one that it beats in every figure, nor its own measurements slower than its
+chip with a lower peak. What holds whatever the source is, follows in `timing.LIMITS`."""
 
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """The 16-bit dtype that the same units compute."""
@@ -166,6 +167,17 @@ twice: where one rise follows another, both are taken back."""
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
+
+
+def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
+    """Return whether a GPU is the other's chip with a higher peak, and nothing less.
+
+    The GB200 and B200 are: the first's products of 10¹¹ to 10¹² FLOP take 0.89 of the second's time in the public tables
+    and those beyond 10¹³ 1.13 of it, in bfloat16, and 0.92 and 1.02 in float8. Large products alone draw the power that
+    its tray did not have; NVIDIA's own training steps take 0.96 of the time.
+    """
+    is_same_chip = gpu.network_capability == other.network_capability
+    return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
 
 
 @lru_cache(maxsize=4096)  # asked for again by every family
@@ -340,14 +352,16 @@ class UtilisationModels:
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
         larger = held_by_monotonicity(family, batch, gpus, predicted, timed)
-        lesser = np.minimum(larger, self._longest(batch, gpus))
+        longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
+        lesser = np.minimum(larger, longest)
         # What a rule of its own slows down is slower than the next larger problem.
         floor = family.least_seconds(batch, gpus)
         seconds = np.maximum(self._held_to_weaker(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
-        high = seconds * spread * np.where(floor >= seconds, family.floor_spread, 1.0)
+        said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
+        high = said * spread * np.where(floor >= seconds, family.floor_spread, 1.0)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
         held = {name: after < before for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
@@ -366,6 +380,17 @@ class UtilisationModels:
         if lesser:
             high = self.estimate(batch, lesser).interval.high  # (lesser, problems)
             longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
+        return longest
+
+    def _longest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+        """Bound the seconds of measured GPUs by those of the same chip that they outrank, (gpus, problems)."""
+        longest = np.full((len(gpus), len(batch)), np.inf)
+        key = batch.operation, batch.dtype
+        for row, gpu in enumerate(gpus):
+            if self.has_own_weights(gpu.name, *key):
+                for other in self._measured:
+                    if self.has_own_weights(other.name, *key) and outranks(gpu, other, batch.dtype):
+                        longest[row] = np.minimum(longest[row], self.estimate(batch, [other]).seconds[0])
         return longest
 
     def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:

@@ -9,7 +9,7 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.models import UtilisationModels, beats, longest_seconds, weakened
+from lightning_predict.kernels.models import UtilisationModels, beats, longest_seconds, outranks, weakened
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import sustained_doubt
 from lightning_predict.weights.source import WeightsSource
@@ -72,6 +72,23 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     np.testing.assert_allclose(estimate.interval.high[0], spread * estimate.seconds[0])  # as wide as before
     if not beats(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
+
+
+def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
+    """Large products alone draw the power that the GB200 of the public tables did not have."""
+    models = UtilisationModels(load_weights(("B200-SXM-180GB", "GB200"), WeightsSource()))
+    lower, higher = gpu("B200-SXM-180GB"), gpu("GB200")
+    assert outranks(higher, lower, "bfloat16")
+    assert not outranks(lower, higher, "bfloat16")
+    assert not outranks(gpu("H200-SXM-141GB"), gpu("H100-SXM-80GB"), "bfloat16")  # of one peak
+    assert not outranks(higher, gpu("H100-SXM-80GB"), "bfloat16")  # another chip
+    sizes = [1024, 2048, 4096, 8192, 16384]
+    batch = problem_batch("linear", "bfloat16", m=sizes, n=sizes, k=sizes)
+    both = models.estimate(batch, [lower, higher])
+    assert (both.seconds[1] <= both.seconds[0]).all()
+    assert both.held["a measured GPU of lesser figures"][1].tolist() == [False, False, False, True, True]
+    own = both.interval.high[1] / both.seconds[1]
+    assert own[-1] > own[0]  # what it measured itself stays within
 
 
 def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
