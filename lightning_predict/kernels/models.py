@@ -361,7 +361,7 @@ class UtilisationModels:
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
-        high = said * spread * np.where(floor >= seconds, family.floor_spread, 1.0)
+        high = said * spread * family.doubt_above(batch)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
         held = {name: after < before for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)

@@ -113,6 +113,10 @@ def _without_doubt(_gpu: Gpu, _dtype: str) -> float:
     return 0.0
 
 
+def _no_doubt_above(batch: ProblemBatch) -> Array:
+    return np.ones(len(batch))
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -126,9 +130,9 @@ class Family:
             doubled (`models.held_by_monotonicity`).
         floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
             these are not held to larger ones.
-        floor_spread: Extra factor upwards around those.
         built_for: The problems whose kernels run these, where kernels are built for some sizes alone and compute others
             as the next larger one.
+        doubt_above: Extra factor upwards for problems that libraries may have poor kernels for, shape (problems,).
         unmeasured: The GPU as the base sees it, which serves those without measurements of their own.
         doubt: Half width in log(seconds) of what that view may be off, for a GPU and dtype.
     """
@@ -138,8 +142,8 @@ class Family:
     describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
     growing: tuple[str, ...] = ()
     floor: Callable[[ProblemBatch, Sequence[Gpu]], Array] | None = None
-    floor_spread: float = 1.0
     built_for: Callable[[ProblemBatch], ProblemBatch] = _as_it_is
+    doubt_above: Callable[[ProblemBatch], Array] = _no_doubt_above
     unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
     doubt: Callable[[Gpu, str], float] = _without_doubt
 

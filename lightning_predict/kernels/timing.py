@@ -401,13 +401,21 @@ def _as_tf32(of_twin: Interval[Array], batch: ProblemBatch, twin: ProblemBatch, 
 def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:
     """Return the sizes of a 16-bit product whose rows start at addresses as even as those of the batch do.
 
-    A row of an odd number of 4-byte elements starts where one of an even number of 2-byte elements does.
+    A row of an odd number of 4-byte elements starts where one of an even number of 2-byte elements does, and one of a
+    multiple of 4 where one of a multiple of 8 does.
     """
     is_wider = COMPUTE_BYTES[batch.dtype] > COMPUTE_BYTES[sibling] == 2
     if batch.operation not in ("linear", "bmm") or not is_wider:
         return batch.columns
     sides = {name: batch.columns[name] for name in ("m", "n", "k")}
-    return {**batch.columns, **{name: np.where(size > 1, size + size % 2, size) for name, size in sides.items()}}
+    return {**batch.columns, **{name: np.where(size > 1, _twice_as_even(size), size) for name, size in sides.items()}}
+
+
+def _twice_as_even(size: Array) -> Array:
+    """Round up to the next multiple of twice the 1, 2 or 4 that it is a multiple of."""
+    unit = np.where(size % 4 == 0, 8.0, np.where(size % 2 == 0, 4.0, 2.0))
+    even: Array = np.ceil(size / unit) * unit
+    return even
 
 
 def _has_proxy(problem: Problem, models: KernelModels | None) -> bool:

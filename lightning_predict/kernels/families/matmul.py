@@ -28,6 +28,7 @@ from lightning_predict.kernels.features import (
 )
 from lightning_predict.kernels.operations import (
     Array,
+    BoolArray,
     Columns,
     CountedProblem,
     Family,
@@ -105,10 +106,27 @@ to 230 (SXM), about what its ordinary lanes do. All of these steps are training 
 at for it, BERT's come out 0 to 4 % too slow."""
 
 MISALIGNED_SPREAD: Final = 2.0
-"""Extra factor upwards: the library may be one that leaves the tensor cores."""
+NARROW_SPREAD: Final = 1.5
+"""Extra factors upwards, in 16 bits: of uneven sizes the library may be one that leaves the tensor cores, whatever it
+did where these rates were read off; of multiples of 4 that are none of 8, whose rows do not start at the 16 bytes that
+Hopper's copies and the widest loads ask for, it may take an older kernel. An assumption: no public table has such
+sizes, and no step was found to be slowed down by the latter."""
 
 WIDE_LOAD: Final = 4
-"""Elements that sizes are a multiple of where no product is slowed down."""
+WIDEST_LOAD: Final = 8
+"""Elements of 16 bits that sizes are a multiple of where no product is slowed down, and where none may be."""
+
+
+def _is_no_multiple(batch: ProblemBatch, unit: int) -> BoolArray:
+    """Tell where rows in memory, of n or k elements, are no multiple of so many, shape (problems,)."""
+    sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
+    uneven: BoolArray = ((sizes % unit > 0) & (sizes > 1)).any(axis=0)
+    return uneven
+
+
+def _doubt_of_alignment(batch: ProblemBatch) -> Array:
+    narrow = np.where(_is_no_multiple(batch, WIDEST_LOAD), NARROW_SPREAD, 1.0)
+    return np.where(_is_no_multiple(batch, WIDE_LOAD), MISALIGNED_SPREAD, narrow)
 
 
 def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
@@ -119,9 +137,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     that, at a rate of their own that newer tensor cores do not raise; before, such products did not run on tensor cores
     at all. No public table of operations measured them.
     """
-    sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
-    is_odd = ((sizes % 2 == 1) & (sizes > 1)).any(axis=0)
-    is_uneven = ((sizes % WIDE_LOAD > 0) & (sizes > 1)).any(axis=0)
+    is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
     clocks = per_gpu(gpus, issue_rate)
     if batch.dtype == "tf32":
@@ -157,7 +173,7 @@ HALF_PRECISION: Final = Family(
     describe=matmul_features,
     growing=("m", "n", "k"),
     floor=misaligned_seconds,
-    floor_spread=MISALIGNED_SPREAD,
+    doubt_above=_doubt_of_alignment,
     unmeasured=sustaining,
     doubt=sustained_doubt,
 )
