@@ -172,9 +172,9 @@ def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
 def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether a GPU is the other's chip with a higher peak, and nothing less.
 
-    The GB200 and B200 are: the first's products of 10¹¹ to 10¹² FLOP take 0.89 of the second's time in the public tables
-    and those beyond 10¹³ 1.13 of it, in bfloat16, and 0.92 and 1.02 in float8. Large products alone draw the power that
-    its tray did not have; NVIDIA's own training steps take 0.96 of the time.
+    The GB200 and B200 are: the first's products of 10¹¹ to 10¹² FLOP take 0.89 of the second's time in the public
+    tables and those beyond 10¹³ 1.13 of it, in bfloat16, and 0.93 and 1.02 in float8. Large products alone draw the
+    power that its tray did not have; NVIDIA's own training steps take 0.96 of the time.
     """
     is_same_chip = gpu.network_capability == other.network_capability
     return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)

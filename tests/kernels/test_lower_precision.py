@@ -15,7 +15,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.timing import LEAST_SPREAD, PROXY_SPREAD, float32_stands_in, problem_times
+from lightning_predict.kernels.timing import LEAST_SPREAD, PROXY_SPREAD, explain, float32_stands_in, problem_times
 from tests.gpus.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]
@@ -117,15 +117,27 @@ def test_what_took_many_times_as_long_takes_float32s_time(name: str) -> None:
 
 
 def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: BundledModels) -> None:
-    # Three channels fill no matrix unit, so that float32's kernels are the faster ones.
+    # Three channels fill no matrix unit, and results are converted back, so that float32's kernels are the faster ones.
+    card = gpu("L40S")
     words = {"batch": 16, "in_channels": 3, "out_channels": 64, "kernel_size": 3, "height": 256, "width": 256}
-    single, tf32 = (
-        problem_times([problem("conv2d", dtype, **words)], [gpu("L40S")], models) for dtype in ("float32", "tf32")
+    single, half = (
+        problem_times([problem("conv2d", dtype, **words)], [card], models) for dtype in ("float32", "float16")
     )
-    assert tf32.seconds[0, 0] == single.seconds[0, 0]
-    # The same bytes, and bytes decide: its own kernels may gain nothing, though never less than the bytes do.
-    bound = roofline_seconds(batch_of([problem("conv2d", "tf32", **words)]), [gpu("L40S")])
-    expected = max(single.interval.low[0, 0] / PROXY_SPREAD, bound[0, 0])
-    assert tf32.interval.low[0, 0] == pytest.approx(expected, rel=0.05)
-    assert tf32.shares["proxy"][0, 0] == 1
-    assert tf32.interval.high[0, 0] == single.interval.high[0, 0] * PROXY_SPREAD
+    assert half.seconds[0, 0] == single.seconds[0, 0]
+    # Half of the bytes, and bytes decide: its own kernels may gain as much, though never less than the bytes do.
+    bound = roofline_seconds(batch_of([problem("conv2d", "float16", **words)]), [card])
+    expected = max(single.interval.low[0, 0] / PROXY_SPREAD / 2, bound[0, 0])
+    assert half.interval.low[0, 0] == pytest.approx(expected, rel=0.05)
+    assert half.shares["proxy"][0, 0] == 1
+    assert half.interval.high[0, 0] == single.interval.high[0, 0] * PROXY_SPREAD
+
+
+def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_knows_them(models: BundledModels) -> None:
+    """Eleven by eleven taps of three channels, of which the base says a third less than TF32's kernels take."""
+    words = {"batch": 256, "in_channels": 3, "out_channels": 96, "kernel_size": 11, "image_size": 224, "stride": 4}
+    single, tf32 = (problem("conv2d", dtype, **words, padding=2) for dtype in ("float32", "tf32"))
+    unmeasured, measured = gpu("L40S"), gpu("A100-PCIe-80GB")
+    limits = [dict(explain(single, card, models).limits) for card in (unmeasured, measured, gpu("T4"))]
+    assert ["TF32's kernels" in held for held in limits] == [True, False, False]  # the T4 has no such kernels
+    times = [problem_times([one], [unmeasured], models).seconds[0, 0] for one in (single, tf32)]
+    assert times[0] == pytest.approx(times[1])

@@ -7,7 +7,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.families.matmul import MISALIGNED_SPREAD
+from lightning_predict.kernels.families.matmul import MISALIGNED_SPREAD, NARROW_SPREAD
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import Array, ProblemBatch, batch_of, family_of, problem_batch
 from lightning_predict.kernels.roofline import sustaining
@@ -110,6 +110,20 @@ def test_tf32_needs_multiples_of_four() -> None:
         for columns in (30522, 30528)
     )
     assert 1.2 * even < pair < 2.5 * even
+
+
+def test_the_interval_of_sizes_that_are_no_multiple_of_eight_admits_poorer_kernels() -> None:
+    models = UtilisationModels(constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5)))
+    batch = problem_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
+    estimate = models.estimate(batch, [A100])
+    above = estimate.interval.high[0] / estimate.seconds[0]
+    assert above / above[0] == pytest.approx([1, NARROW_SPREAD, MISALIGNED_SPREAD, MISALIGNED_SPREAD])
+    # Four bytes an element: multiples of 4 start at 16 bytes as multiples of 8 do in 16 bits.
+    by_four, by_eight = (
+        lp.operator_seconds("linear", "H100-SXM-80GB", dtype="tf32", m=8192, n=columns, k=768)
+        for columns in (30524, 30528)
+    )
+    assert by_four == pytest.approx(by_eight, rel=1e-3)
 
 
 def test_float32_takes_any_size() -> None:

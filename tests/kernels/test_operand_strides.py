@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,11 +94,19 @@ def test_joined_tensors_of_a_file_are_all_written() -> None:
 
 
 def test_uneven_rows_of_softmax_wait_for_single_loads_in_three_passes() -> None:
-    even, uneven, short = (problem("softmax", "bfloat16", rows=264 * 10, cols=cols) for cols in (3136, 3137, 1023))
-    waits = latencies([even, uneven, short], [H100])[0] * H100.boost_clock_hz / SOFTMAX_STEP_CYCLES
-    # 10 rounds of two blocks on 132 multiprocessors; 3,137 numbers are 4 loads of 1,024 threads, three times. Even rows
-    # stay in shared memory and are loaded 8 at a time, short ones by one warp.
-    assert waits == pytest.approx([10 * 3136 / 4096, 10 * 12, 10 * 1023 / 4096])
+    uneven = latencies([problem("softmax", "bfloat16", rows=264 * 10, cols=3137)], [H100])[0, 0]
+    # 10 rounds of two blocks on 132 multiprocessors; 3,137 numbers are 4 loads of 1,024 threads, three times.
+    assert uneven * H100.boost_clock_hz / SOFTMAX_STEP_CYCLES == pytest.approx(10 * 12)
+
+
+def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
+    columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
+    for operation in ("softmax", "log_softmax"):
+        problems = [problem(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
+        cycles = latencies(problems, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
+        assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.8, 0.7])
+    wide = latencies([problem("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
+    assert wide * H100.boost_clock_hz * 132 / (264 * 10 * 12_292) == pytest.approx(0.7)  # 4 bytes an element
 
 
 def test_long_uneven_rows_are_loaded_wide_as_far_as_they_fill_the_block() -> None:

@@ -156,3 +156,15 @@ def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(
         assert not slower[measured].any()
         # Two GPUs without measurements are held to each other from a factor of 1.5 on.
         assert slower[~measured].mean() <= allowed, [cards[row].name for row in np.flatnonzero(slower.any(axis=1))]
+
+
+def test_issuing_bounds_what_computes_much_where_memory_is_fast() -> None:
+    """A quarter of a cycle an element of gelu, whose bytes alone would take less on an H20."""
+    models = UtilisationModels(constant_weights("vector", utilisation=0.95, interval=math.log(1.1)))
+    card, elements = gpu("H20-96GB"), 2.0**30
+    added, computed = (
+        models.estimate(problem_batch(name, "bfloat16", rows=2**15, cols=2**15), [card]).seconds[0, 0]
+        for name in ("relu", "gelu")
+    )
+    issued = elements / 4 / (card.streaming_multiprocessors * card.boost_clock_hz)
+    assert added < issued == pytest.approx(computed)

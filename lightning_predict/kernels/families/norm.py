@@ -90,6 +90,14 @@ A100-PCIe in the public tables, 0.82 and 0.51 on the V100 and T4, whose memory b
 SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
 
+SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
+"""Multiprocessor cycles per element of softmax, whatever its dtype, which decide in 16 bits and where bandwidth is
+great: of rows that a warp keeps, that a block keeps in shared memory, and that are read again. 0.42 to 0.49 (512 and
+1,024 columns), and 0.92 and 0.93 (4,096), in float16 and float32 on an H20 (flagos-ai/FlagGems 5578); 0.82 to 0.94 and,
+read again, 0.65 in float16 on an H100; at most 0.75 of 4,096 columns in float32 on the A100-PCIe-80GB, whose memory
+bounds them; 0.70 to 0.77 of 32,000 to 152,064 columns in float32 on the B200 (Liger's cross entropy). 1,024 rows of
+32,768 in bfloat16 on an H200 are published at 1.2, twice the H100's (training data: all of these)."""
+
 CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
 CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}
 """Elements that the block of one channel reads or writes in a second in training-mode batch norm, on HBM and on other
@@ -154,14 +162,30 @@ def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    c = batch.columns
-    loads = c["cols"] / SOFTMAX_STEP_ELEMENTS
-    if batch.operation == "softmax":
-        uneven = _is_uneven(c["cols"], batch.element_bytes)
-        loads = np.where(uneven, _uneven_loads(c["cols"], batch.element_bytes), loads)
-    waiting = rounds(c["rows"], gpu, resident=SOFTMAX_BLOCKS) * loads
-    seconds: Array = waiting * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
+    """Time a softmax whose blocks wait for each load of a row and spend cycles on each element."""
+    rows, columns = batch.columns["rows"], batch.columns["cols"]
+    uneven = _is_uneven(columns, batch.element_bytes)
+    loads = np.where(uneven, _uneven_loads(columns, batch.element_bytes), columns / SOFTMAX_STEP_ELEMENTS)
+    issued = np.where(uneven, 0.0, _softmax_cycles(batch) * rows * columns) / issue_rate(gpu)
+    return np.maximum(_waiting(rows, loads, gpu), issued)
+
+
+def _softmax_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    return _waiting(batch.columns["rows"], batch.columns["cols"] / SOFTMAX_STEP_ELEMENTS, gpu)
+
+
+def _waiting(rows: Array, loads: Array, gpu: Gpu) -> Array:
+    """Time blocks of a row each that wait so many times for memory."""
+    seconds: Array = rounds(rows, gpu, resident=SOFTMAX_BLOCKS) * loads * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
     return seconds
+
+
+def _softmax_cycles(batch: ProblemBatch) -> Array:
+    """Find the cycles of an element by where PyTorch keeps its row, shape (problems,)."""
+    columns = batch.columns["cols"]
+    is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
+    by_block = np.where(is_kept, SOFTMAX_CYCLES["block"], SOFTMAX_CYCLES["again"])
+    return np.where(columns <= LONGEST_ROW_IN_A_WARP, SOFTMAX_CYCLES["warp"], by_block)
 
 
 def _is_uneven(columns: Array, element_bytes: float) -> BoolArray:
@@ -203,6 +227,10 @@ def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None
         return Rereads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
 
     return rereads
+
+
+SOFTMAX_FLOOR: Final = Floor(latency=_softmax_latency, rereads=_rereads(3, 1))
+SOFTMAX_BACKWARD_FLOOR: Final = Floor(latency=_softmax_backward_latency, rereads=_rereads(4, 2))
 
 
 def _streamed(longest: float) -> Callable[[Problem], Problem | None]:
@@ -288,7 +316,7 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        floor=Floor(latency=_softmax_latency, rereads=_rereads(3, 1)),
+        floor=SOFTMAX_FLOOR,
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
@@ -297,11 +325,13 @@ register(
         families=(VECTOR,),
         reduces_rows=True,
         proxy=None,
-        floor=Floor(latency=_softmax_latency, rereads=_rereads(4, 2)),
+        floor=SOFTMAX_BACKWARD_FLOOR,
     ),
     # As long as the softmax, which reads and writes as much.
-    replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax")),
-    replace(by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward")),
+    replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax"), floor=SOFTMAX_FLOOR),
+    replace(
+        by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward"), floor=SOFTMAX_BACKWARD_FLOOR
+    ),
     replace(
         by_element("layer_norm", 1, 1, 8),
         alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda generation: generation.streams_norms),
