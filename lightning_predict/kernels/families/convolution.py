@@ -581,14 +581,13 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
     """
     if not (_has_units(work, gpu) if work.is_volume else work.dtype in ON_MATRIX_UNITS):
         return np.zeros_like(work.rows)
-    converted = [work.images + work.padded_images]
+    converted = work.images + work.padded_images
     if work.backward or work.dtype != "tf32":
-        converted.append(work.outputs + work.padded_outputs)
-    traffic = np.array(converted) * COMPUTE_BYTES[work.dtype]  # (kernels, problems)
-    seconds = (traffic / (BANDWIDTH_SHARE * _bandwidth(traffic, gpu))).sum(axis=0)
+        converted = converted + work.outputs + work.padded_outputs
+    traffic = converted * COMPUTE_BYTES[work.dtype]
     is_product = (work.taps == 1) & (work.strides == 1) & (work.backward != "_backward_weight")
     is_needed = (~work.is_last & ~is_product) | (work.is_last & work.is_odd)
-    return np.where(is_needed, seconds, 0.0)
+    return np.where(is_needed, traffic / (BANDWIDTH_SHARE * _bandwidth(traffic, gpu)), 0.0)
 
 
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
