@@ -120,7 +120,7 @@ WIDEST_LOAD: Final = 8
 def _is_no_multiple(batch: ProblemBatch, unit: int) -> BoolArray:
     """Tell where rows in memory, of n or k elements, are no multiple of so many, shape (problems,)."""
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
-    uneven: BoolArray = ((sizes % unit > 0) & (sizes > 1)).any(axis=0)
+    uneven: BoolArray = np.logical_or.reduce((sizes % unit > 0) & (sizes > 1))
     return uneven
 
 
