@@ -43,8 +43,8 @@ def test_wider_elements_may_start_anywhere(operation: str, dtype: str) -> None:
 
 
 def test_other_operations_have_no_such_sizes() -> None:
-    convolutions = problem_batch("conv2d", "float32", batch=1, in_channels=7, out_channels=7, kernel_size=1, image_size=7)
-    assert not least_seconds(convolutions).any()
+    sizes = {"in_channels": 7, "out_channels": 7, "kernel_size": 1, "image_size": 7}
+    assert not least_seconds(problem_batch("conv2d", "float32", batch=1, **sizes)).any()
 
 
 def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
