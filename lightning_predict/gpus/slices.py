@@ -43,6 +43,15 @@ class SliceProfile:
     memory_share: float
 
 
+BETWEEN: Final = "-MIG-"
+"""Stands between a GPU's name and the profile of its slice."""
+
+
+def is_slice(gpu: Gpu) -> bool:
+    """Return whether this is a slice of a GPU."""
+    return BETWEEN in gpu.name
+
+
 def slice_of(whole: Gpu, profile_name: str) -> Gpu:
     """Derive the GPU that a program in a slice sees.
 
@@ -64,7 +73,7 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
     compute = profile.multiprocessors / whole.streaming_multiprocessors
     return replace(
         whole,
-        name=f"{whole.name}-MIG-{profile.name}",
+        name=f"{whole.name}{BETWEEN}{profile.name}",
         reported_names=tuple(f"{name} MIG {profile.name}" for name in whole.reported_names),
         aliases=(),
         streaming_multiprocessors=profile.multiprocessors,

@@ -31,6 +31,7 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import NVIDIA, Gpu
+from lightning_predict.gpus.slices import BETWEEN, is_slice
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.operations import Array, problem_batch
@@ -233,11 +234,20 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
 
 
 def check_links(layout: Layout) -> None:
-    """Refuse several GPUs of another maker: how they exchange data was never measured, nor read.
+    """Refuse several GPUs that exchange nothing, or nobody knows how.
+
+    Those of another maker were never measured, nor read of. Slices of GPUs (MIG) reach no other's memory, CUDA gives a
+    process one of them, and NCCL joins none of a machine (NVIDIA/nccl, issue 1716, 2025).
 
     Raises:
         InvalidArgumentError: Such a layout.
     """
+    if layout.gpus_per_node > 1 and is_slice(layout.gpu):
+        whole = layout.gpu.name.partition(BETWEEN)[0]
+        raise InvalidArgumentError(
+            f"{layout.name} has {layout.gpus_per_node} slices in a machine, which NCCL does not join. Ask for one, "
+            f"{layout.gpu.name!r}, or for whole GPUs, '{layout.gpus_per_node}x{whole}'."
+        )
     if layout.count > 1 and layout.gpu.vendor != NVIDIA:
         raise InvalidArgumentError(
             f"{layout.name} has {layout.count} GPUs of {layout.gpu.vendor}'s; collectives are known of NVIDIA's alone "

@@ -270,3 +270,11 @@ def test_a_message_passes_machines_and_network_in_chunks() -> None:
     for mebibytes, microseconds in ((4, 106.1), (64, 461.0), (512, 2327.1)):
         found = seconds("all_reduce", mebibytes * 2**20, layout_of("2x8xH200-SXM-141GB"))
         assert found == pytest.approx(microseconds * 1e-6, rel=0.15)
+
+
+def test_several_slices_of_a_machine_are_refused() -> None:
+    piece = "A100-SXM-80GB-MIG-3g.40gb"
+    with pytest.raises(InvalidArgumentError, match=rf"has 2 slices in a machine, which NCCL does not join.*'{piece}'"):
+        collective("all_reduce", 1e6, layout_of(f"2x{piece}"))
+    # One a machine is a rank like others.
+    assert float(collective("all_reduce", 1e6, layout_of(f"2x1x{piece}")).middle[0]) > 0
