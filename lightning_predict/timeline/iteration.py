@@ -505,13 +505,13 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return what each GPU adds of which nothing was measured, (gpus,); of other makers' tells their own spread.
+        """Return what each GPU adds of which nothing was measured, shape (gpus,).
 
         Args:
             gpus: The GPUs.
             is_measured: Whether operations of each were measured; None if nobody says, which adds nothing.
         """
-        known = np.array([gpu.name in self.known_gpus or gpu.vendor != NVIDIA for gpu in gpus], dtype=np.bool_)
+        known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
 
     @overload

@@ -56,9 +56,9 @@ def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
 
 def test_only_a_gpu_without_measurements_and_published_steps_is_unknown() -> None:
     spread = bundled_spread()
-    names = ("T4", "RTX-3090", "RTX-4080", "MI300X")  # own weights, published steps, neither, another maker's
+    names = ("T4", "RTX-3090", "RTX-4080", "MI300X")  # own weights, published steps, neither, neither
     found = spread.of_unknown([gpu(name) for name in names], np.array([MODELS.has_measured(name) for name in names]))
-    assert found.tolist() == [0.0, 0.0, UNKNOWN_GPU, 0.0]
+    assert found.tolist() == [0.0, 0.0, UNKNOWN_GPU, UNKNOWN_GPU]
     assert spread.of_unknown([gpu("RTX-4080")], None).tolist() == [0.0]
     assert UNCALIBRATED.of_unknown([gpu("RTX-4080")], np.array([False])).tolist() == [0.0]
 
