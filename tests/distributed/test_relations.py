@@ -93,6 +93,24 @@ def test_doubling_replicas_never_shortens_a_step(gpu: str) -> None:
         assert never_falls([seconds(layout, words) for layout in layouts]), words
 
 
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_number_of_machines_that_replicas_do_not_fill_costs_little(gpu: str) -> None:
+    # Six replicas of four stages in three machines, eighteen in nine: some groups lie across two or three of them.
+    odd, even = (
+        [seconds(f"{nodes}x8x{gpu}", "ddp,pipeline=4,micro_batches=8") for nodes in own] for own in ((3, 9), (4, 16))
+    )
+    assert all(one < 1.2 * other for one, other in zip(odd, even, strict=True))
+
+
+@pytest.mark.parametrize("words", STRATEGIES)
+def test_the_same_gpus_in_more_machines_are_never_faster_nor_is_a_lesser_gpu(words: str) -> None:
+    for gpu in GPUS:
+        spread = [seconds(f"{nodes}x{8 // nodes}x{gpu}", words) for nodes in (1, 2, 4)]
+        assert all(more > 0.99 * fewer for fewer, more in pairwise(spread))  # latencies of rings and trees differ
+    for layout in ("8x{}", "4x8x{}"):
+        assert seconds(layout.format(GPUS[0]), words) < seconds(layout.format(GPUS[1]), words)
+
+
 @pytest.mark.parametrize("words", STRATEGIES)
 def test_slower_links_never_help(words: str) -> None:
     for gpu in GPUS:
