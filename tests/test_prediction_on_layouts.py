@@ -85,6 +85,14 @@ def test_whole_machines_are_paid() -> None:
     assert one["2x8xL4"].cost_usd == pytest.approx(total / 3600 * 16)
 
 
+def test_a_rack_costs_the_same_however_its_trays_are_counted() -> None:
+    rack, trays = (lp.predict(TRACE, gpus=[name], iterations=10**6) for name in ("64xGB200", "16x4xGB200"))
+    assert rack["64xGB200"].usd_per_hour == trays["16x4xGB200"].usd_per_hour
+    assert rack["64xGB200"].cost_usd == trays["16x4xGB200"].cost_usd
+    own = lp.predict(TRACE, gpus=["64xGB200"], usd_per_hour=2.0)["64xGB200"]
+    assert own.usd_per_hour == pytest.approx(2.0 * 64)
+
+
 def test_no_machine_with_as_many_gpus_is_no_price() -> None:
     four = replace(EIGHT_L4, num_gpus=4, instance="four")
     assert lp.predict(TRACE, gpus=["8xL4"], iterations=10, offers=[four])["8xL4"].cost_usd is None

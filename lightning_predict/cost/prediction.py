@@ -24,6 +24,7 @@ from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine
 from lightning_predict.interval import Interval
+from lightning_predict.kernels.fabric import in_trays
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.verdict import Verdict
@@ -407,6 +408,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
     """
     own = _own_price(layout, usd_per_hour)
+    layout = in_trays(layout)
     gpu = layout.gpu
     if own is not None:
         return Offer(
@@ -434,7 +436,8 @@ def on_offered_network(
         return layout
     offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
     machine = None if offer is None or layout.machine is not None else find_machine(offer.instance)
-    return layout if machine is None or machine.network is None else replace(layout, network=machine.network)
+    network = None if machine is None else machine.network
+    return layout if network is None or network.gpus < layout.gpus_per_node else replace(layout, network=network)
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
@@ -467,7 +470,7 @@ def price_of(
     if offer is None:
         return Price()
     charges = Charges() if charges is None else charges
-    price, seconds = offer.usd_per_hour * layout.nodes, run.total_seconds
+    price, seconds = offer.usd_per_hour * in_trays(layout).nodes, run.total_seconds
     return Price(
         usd_per_hour=price,
         cost_usd=None if seconds is None else charges.cost_usd(seconds, price),

@@ -337,8 +337,13 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         )
     if strategy.expert > 1:
         yield (
-            f"Experts are dealt out over {strategy.expert} GPUs, and the fullest take {strategy.capacity:g} times as "
-            "many tokens as evenly routed (capacity says how many); no work hides their all-to-alls."
+            f"Experts are dealt out over {strategy.expert} GPUs, and "
+            + (
+                "tokens are taken to be evenly routed (capacity= says otherwise)"
+                if strategy.capacity == 1
+                else f"the fullest take {strategy.capacity:g} times as many tokens as evenly routed"
+            )
+            + "; no work hides their all-to-alls."
         )
     if strategy.expert_launches:
         yield "Each expert's products are launched by themselves, in float8 behind a cast of each operand."

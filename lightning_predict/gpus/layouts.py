@@ -241,6 +241,12 @@ def find_machine(name: str) -> Machine | None:
     return _machines().get(_key(name))
 
 
+def largest_machine(gpu: Gpu) -> int | None:
+    """Return how many of this GPU the largest machine of a cloud has; None if no cloud of the catalogue has it."""
+    counts = (one.gpus.partition("x") for one in _machines().values())
+    return max((int(count) for count, _, name in counts if name == gpu.name), default=None)
+
+
 def is_same_machine(name: str, other: str) -> bool:
     """Return whether two names are one, up to case, separators and Azure's prefix."""
     return _key(name) == _key(other)

@@ -29,7 +29,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.layouts import Layout, largest_machine
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.gpus.slices import BETWEEN, is_slice
 from lightning_predict.interval import Interval
@@ -62,7 +62,10 @@ SOCKET_SHARE: Final = 0.5
 GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), 0.1 for machines of four T4 with sockets (Sia's placements)."""
 
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
-"""GPUs that NVLink joins beyond a machine: a rack of 18 trays of four."""
+"""GPUs that NVLink joins beyond a machine: a rack of 18 trays."""
+
+TRAY_GPUS: Final = 4
+"""GPUs of a tray, which is what is rented of a rack."""
 
 
 @final
@@ -211,9 +214,29 @@ def in_domains(layout: Layout) -> Layout:
     return replace(layout, gpus_per_node=joined * layout.gpus_per_node, nodes=layout.nodes // joined, network=network)
 
 
+def in_trays(layout: Layout) -> Layout:
+    """Return the layout as the machines that are rented for it: `64xGB200` as `16x4xGB200`."""
+    trays, rest = divmod(layout.gpus_per_node, TRAY_GPUS)
+    if layout.gpu.name not in NVLINK_DOMAINS or rest or trays == 1:
+        return layout
+    return replace(layout, gpus_per_node=TRAY_GPUS, nodes=trays * layout.nodes)
+
+
 def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
     """Say what was assumed of a layout's links, and how to say otherwise; nothing where it is known."""
     notes = []
+    each = layout.gpus_per_node
+    most = NVLINK_DOMAINS.get(layout.gpu.name) or largest_machine(layout.gpu)
+    if most is not None and each > most:
+        part = max(count for count in range(1, most + 1) if each % count == 0)
+        several = replace(layout, gpus_per_node=part, nodes=layout.nodes * each // part).name
+        is_domain = layout.gpu.name in NVLINK_DOMAINS
+        who = (
+            f"NVLink joins {most} {layout.gpu.name} at most"
+            if is_domain
+            else f"No cloud's machine has more than {most}"
+        )
+        notes.append(f"{who}: {each} are taken as one all the same; {several} are several.")
     if layout.gpus_per_node > 1 and layout.gpu.nvlink_bytes_per_second is None:
         known = interconnect.pcie is not None or interconnect.intra_node_bytes_per_second is not None
         found = pcie_machine(layout.gpu)

@@ -196,13 +196,15 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
 def large_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Say how much is missing even to a step that keeps no more than it must, and where to read what would help."""
     missing = [
-        f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB"
+        (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
         for one in predictions.values()
         if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
     ]
     if missing:
         told = "`lightning-predict trace memory` says what fills it, and what would help"
-        yield f"Too large: {', '.join(missing)}. {told}."
+        if any(one.num_gpus > 1 for one, _ in missing):
+            told += "; `lightning-predict parallel` finds how several GPUs can share it"
+        yield f"Too large: {', '.join(words for _, words in missing)}. {told}."
 
 
 def _chance(need: MemoryNeed) -> str:

@@ -29,6 +29,7 @@ from lightning_predict.kernels.fabric import (
     bus_factor,
     collective,
     in_domains,
+    in_trays,
     interconnect_of,
     link_notes,
     network_bytes_per_second,
@@ -239,6 +240,36 @@ def test_trays_of_one_rack_are_one_machine() -> None:
     # Each of the 16 trays of a domain has four adapters of 400 Gbit/s.
     assert network_bytes_per_second(in_domains(layout_of("32x4xGB200"))) == 16 * 4 * 50e9
     assert network_bytes_per_second(in_domains(layout_of("32xa4x-highgpu-4g"))) == 16 * 4 * 50e9
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        (
+            "16xH100",
+            "No cloud's machine has more than 8: 16 are taken as one all the same; 2x8xH100-SXM-80GB are several.",
+        ),
+        (
+            "12xH100",
+            "No cloud's machine has more than 8: 12 are taken as one all the same; 2x6xH100-SXM-80GB are several.",
+        ),
+        ("80xGB200", "NVLink joins 72 GB200 at most: 80 are taken as one all the same; 2x40xGB200 are several."),
+        ("16xA100-SXM-40GB", None),  # GCP's a2-megagpu-16g
+        ("8xH100", None),
+        ("72xGB200", None),
+        ("10xRTX-5090", None),  # no cloud of the catalogue has a machine of them
+    ],
+)
+def test_a_machine_larger_than_any_is_said_to_be_taken_as_one(name: str, note: str | None) -> None:
+    said = link_notes(layout_of(name), Interconnect(intra_node_bytes_per_second=1e9))
+    assert said == (() if note is None else (note,))
+
+
+def test_trays_are_what_is_rented_of_a_rack() -> None:
+    assert in_trays(layout_of("64xGB200")) == layout_of("16x4xGB200")
+    assert in_trays(layout_of("2x72xGB200")).name == "36x4xGB200"
+    for name in ("4xGB200", "6xGB200", "2xGB200", "8xH100", "16x4xGB200"):
+        assert in_trays(layout_of(name)) == layout_of(name)
 
 
 def test_a_kind_of_machine_that_is_none_is_refused() -> None:

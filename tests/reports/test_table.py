@@ -27,6 +27,7 @@ from lightning_predict.reports.table import (
     in_use_note,
     indirect_note,
     is_bound_by_links,
+    large_note,
     links_note,
     loader_note,
     markdown_table,
@@ -39,7 +40,7 @@ from lightning_predict.reports.table import (
 )
 from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
-from tests.reports.example import AT_MOST, BARE, FULL, H100, K80, MINIMAL, T4, TEN
+from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN
 
 
 def of(*predictions: object) -> Predictions:
@@ -217,6 +218,17 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
     assert list(replicas_note(of(alone))) == []
     assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
     assert list(links_note(of(alone))) == []
+
+
+def test_several_gpus_that_lack_memory_are_sent_to_the_search() -> None:
+    short = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
+    (alone,) = large_note(of(changed(MINIMAL, **short)))
+    (many,) = large_note(of(changed(MINIMAL, **short), changed(MINIMAL, layout="8xT4", **short)))
+    assert alone.endswith("`lightning-predict trace memory` says what fills it, and what would help.")
+    assert many.endswith(
+        "8xT4 lacks at least 2.00 GiB. `lightning-predict trace memory` says what fills it, and what "
+        "would help; `lightning-predict parallel` finds how several GPUs can share it."
+    )
 
 
 EXAMPLES = {"full": FULL, "bare": BARE, "at_most": AT_MOST, "ten": TEN}
