@@ -77,11 +77,12 @@ class RankedLayout:
 
     @property
     def samples_per_usd(self) -> float | None:
-        """Samples for a dollar; None without a price or the number of samples."""
+        """Samples for a dollar, less what failures and checkpoints take; None without a price or the samples."""
         hourly = self.prediction.usd_per_hour
         if self.samples_per_second is None or not hourly:
             return None
-        return self.samples_per_second / (hourly / hours_to_seconds(1.0))
+        left = 1.0 if self.goodput is None else self.goodput.share
+        return left * self.samples_per_second / (hourly / hours_to_seconds(1.0))
 
     @property
     def bound_by(self) -> str | None:
@@ -257,27 +258,30 @@ def tokens_per_sample(trace: Trace) -> int | None:
     return None
 
 
-def layouts_on(machine: str, gpus: Sequence[str]) -> tuple[str, ...]:
+def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
     """Name layouts of a cloud's machine that have so many GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
 
     Args:
         machine: The cloud's name for it.
-        gpus: Numbers of GPUs; names of layouts stay as they are.
+        gpus: Numbers of GPUs; None: those of one machine.
 
     Raises:
-        InvalidArgumentError: No such machine, or a number that its GPUs do not divide.
+        InvalidArgumentError: No such machine, a number that its GPUs do not divide, or something that is no number.
     """
     found = find_machine(machine)
     if found is None:
         raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
     each = int(found.gpus.partition("x")[0])
     names = []
-    for words in gpus:
+    for words in [str(each)] if gpus is None else gpus:
         if not words.isdigit():
-            names.append(words)
-            continue
+            raise InvalidArgumentError(
+                f"gpus={words} beside machine={machine!r}: expected how many GPUs such machines have, as {8 * each}."
+            )
         if int(words) < each or int(words) % each:
-            raise InvalidArgumentError(f"{words} GPUs are no whole number of {machine}, which has {each}.")
+            raise InvalidArgumentError(
+                f"{words} GPUs are no whole number of {machine}, which has {each}; give a multiple of {each}."
+            )
         names.append(f"{int(words) // each}x{machine}" if int(words) > each else machine)
     return tuple(names)
 

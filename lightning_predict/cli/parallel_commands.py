@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def parallel(
     trace: Path,
     *,
-    gpus: str = "8x8xH100-SXM-80GB",
+    gpus: str | None = None,
     machine: str | None = None,
     global_batch: int | None = None,
     max_micro_batch: int | None = None,
@@ -31,7 +31,7 @@ def parallel(
     budget: float | None = None,
     mtbf_hours: float | None = None,
     checkpoint_gbps: float | None = None,
-    restart_minutes: float = 10.0,
+    restart_minutes: float | None = None,
     count: int = 10,
     usd_per_hour: float | None = None,
     network_gbps: float | None = None,
@@ -48,8 +48,9 @@ def parallel(
 
     Args:
         trace: The recorded step, of one GPU or of the meta device.
-        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB; with --machine, numbers.
-        machine: Cloud's name of a machine, p5.48xlarge, that --gpus are so many of; its network and price count.
+        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (the default is the latter);
+            with --machine, numbers of GPUs (default: one machine's).
+        machine: Cloud's name of a machine, p5.48xlarge, that has the GPUs; its network and price count.
         global_batch: Samples of all GPUs between two updates; record a batch of few samples, which must divide it.
         max_micro_batch: Most samples that a data-parallel group works on at once.
         fp8: Look at the blocks' products in float8 with such scales, too; it changes what is computed.
@@ -59,7 +60,7 @@ def parallel(
         mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
             checkpoints leave of the run, and adds them to its cost.
         checkpoint_gbps: GB a second that storage takes of all GPUs together (default with --mtbf-hours: 10).
-        restart_minutes: From a failure until training goes on.
+        restart_minutes: From a failure until training goes on (default with --mtbf-hours: 10).
         count: How many ways to print.
         usd_per_hour: Your own price of every GPU.
         network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
@@ -73,18 +74,24 @@ def parallel(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from lightning_predict.cost.goodput import PUBLISHED_MTBF_HOURS, Reliability
+    from lightning_predict.cost.goodput import Reliability
+    from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.layout_search import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.tracing.trace import Trace
 
-    reliability = None
-    if mtbf_hours is not None or checkpoint_gbps is not None:
-        reliability = Reliability(
-            mtbf_hours=PUBLISHED_MTBF_HOURS if mtbf_hours is None else mtbf_hours,
-            checkpoint_gbps=10.0 if checkpoint_gbps is None else checkpoint_gbps,
-            restart_minutes=restart_minutes,
+    if budget is not None and not budget > 0:
+        raise InvalidArgumentError(f"budget={budget:g}; expected dollars above 0.")
+    if budget is not None and iterations is None:
+        raise InvalidArgumentError(
+            f"budget={budget:g} pays for steps still to come; say how many (--iterations), or leave it out."
         )
+    said = {"mtbf_hours": mtbf_hours, "checkpoint_gbps": checkpoint_gbps, "restart_minutes": restart_minutes}
+    given = {name: value for name, value in said.items() if value is not None}
+    reliability = Reliability(**given) if given else None
+    layouts: Sequence[str] = _words(gpus or "8x8xH100-SXM-80GB")
+    if machine is not None:
+        layouts = layouts_on(machine, None if gpus is None else _words(gpus))
     step = Trace.load(str(trace))
     tokens = tokens_per_sample(step)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -93,7 +100,7 @@ def parallel(
         task = progress.add_task("strategies that fit", total=None)
         found = best_layouts(
             step,
-            _words(gpus) if machine is None else layouts_on(machine, _words(gpus)),
+            layouts,
             iterations=iterations,
             budget_usd=budget,
             global_batch=global_batch,
@@ -318,10 +325,17 @@ def _priced(found: Sequence[RankedLayout]) -> str:
 
 def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
     """Say what failures and checkpoints take of each layout."""
+    from lightning_predict.reports.format import duration, significant
+
     for name, one in {one.prediction.gpu: one.goodput for one in found}.items():
         if one is not None:
             yield (
-                f"{name}: a failure every {one.failure_seconds / 3600:,.1f} h; a checkpoint of "
-                f"{one.checkpoint_bytes / 1e9:,.0f} GB takes {one.checkpoint_seconds:,.0f} s, best every "
-                f"{one.interval_seconds / 60:,.0f} min; the cost pays for both, and for what is done again."
+                f"{name}: a failure every {duration(one.failure_seconds)}; a checkpoint of "
+                f"{significant(one.checkpoint_bytes / 1e9)} GB takes {duration(one.checkpoint_seconds)}, best every "
+                f"{duration(one.interval_seconds)}."
             )
+    if any(one.goodput is not None for one in found):
+        yield (
+            "Goodput is the share of the time that failures and checkpoints leave, less what is done again; totals, "
+            "costs and what a dollar buys count it."
+        )

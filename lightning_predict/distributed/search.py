@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Final, final
 
@@ -104,6 +104,12 @@ class BatchLimits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidArgumentError(f"{name}={value}; expected at least 1 sample.")
+
+    @property
+    def words(self) -> str:
+        """What was said, for an error."""
+        said = [f"{name}={value}" for name, value in asdict(self).items() if value is not None]
+        return " with ".join(said)
 
     def accumulate(self, samples: int, replicas: int) -> int | None:
         """Count the recorded batches that each group adds up; None if the global batch does not divide so.
@@ -317,9 +323,9 @@ def _fitting(
             yield StrategyCandidate(strategy, needed, strategy.replicas(layout))
     if is_empty and math.isinf(least):
         raise InvalidArgumentError(
-            f"No strategy makes global_batch={batch.global_batch} with max_micro_batch={batch.max_micro_batch} on "
-            f"{layout.name} out of batches of {trace.samples} recorded sample(s): the number of data-parallel groups "
-            "times these must divide it. Record a smaller batch, best of one sample, or ask for another."
+            f"No strategy makes {batch.words} on {layout.name} out of batches of {trace.samples} recorded sample(s): "
+            "the number of data-parallel groups times these must divide it. Record a smaller batch, best of one "
+            "sample, or ask for another."
         )
     if is_empty:
         raise InvalidArgumentError(

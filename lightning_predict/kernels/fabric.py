@@ -183,6 +183,9 @@ def interconnect_of(
     """
     if network_gbps is None and busbw is None and pcie is None:
         return None
+    for name, value, unit in (("network_gbps", network_gbps, "Gbit/s"), ("busbw", busbw, "GB/s")):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InvalidArgumentError(f"{name}={value:g} is not a bandwidth; expected {unit} above 0.")
     return Interconnect(
         intra_node_bytes_per_second=None if busbw is None else gigabytes_to_bytes(busbw),
         inter_node_bytes_per_second=None if network_gbps is None else gigabits_to_bytes(network_gbps),
@@ -230,13 +233,10 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
     if most is not None and each > most:
         part = max(count for count in range(1, most + 1) if each % count == 0)
         several = replace(layout, gpus_per_node=part, nodes=layout.nodes * each // part).name
-        is_domain = layout.gpu.name in NVLINK_DOMAINS
-        who = (
-            f"NVLink joins {most} {layout.gpu.name} at most"
-            if is_domain
-            else f"No cloud's machine has more than {most}"
+        who = "NVLink joins" if layout.gpu.name in NVLINK_DOMAINS else "A cloud's machine has"
+        notes.append(
+            f"{who} {most} {layout.gpu.name} at most: {each} are taken as one all the same; {several} are several."
         )
-        notes.append(f"{who}: {each} are taken as one all the same; {several} are several.")
     if layout.gpus_per_node > 1 and layout.gpu.nvlink_bytes_per_second is None:
         known = interconnect.pcie is not None or interconnect.intra_node_bytes_per_second is not None
         found = pcie_machine(layout.gpu)

@@ -77,7 +77,53 @@ def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> Non
     assert "budget_usd=1e-09 pays for no strategy that fits: the cheapest costs $" in ran.err
     ran = run(*words, "--budget", "5")
     assert ran.code == 2
-    assert "expected dollars above 0, and the number of steps still to come" in ran.err
+    assert "--budget 5 pays for steps still to come; say how many (--iterations), or leave it out." in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--network-gbps 0", "--network-gbps 0 is not a bandwidth; expected Gbit/s above 0."),
+        ("--busbw -3", "--busbw -3 is not a bandwidth; expected GB/s above 0."),
+        ("--budget -1 --iterations 10", "--budget -1; expected dollars above 0."),
+        ("--mtbf-hours 0", "--mtbf-hours 0.0; expected a number above 0."),
+        ("--checkpoint-gbps -1", "--checkpoint-gbps -1.0; expected a number above 0."),
+        ("--restart-minutes nan", "--restart-minutes nan; expected a number above 0."),
+        ("--global-batch 7", "No strategy makes --global-batch 7 on 4xH100-SXM-80GB out of batches of 8 recorded"),
+        (
+            "--machine p4d.24xlarge",
+            "--gpus 4xH100-SXM-80GB beside --machine 'p4d.24xlarge': expected how many GPUs such machines have, as 64.",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_the_options_own_words(gpt: Path, run: Run, words: str, message: str) -> None:
+    ran = run("parallel", gpt, "--gpus", "4xH100-SXM-80GB", *words.split())
+    assert ran.code == 2
+    assert message in ran.err
+
+
+def test_a_machine_is_named_with_numbers_of_gpus(gpt: Path, run: Run) -> None:
+    (one,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--count", "1", "--json").json
+    assert (one["layout"], one["offer"].split(" (")[0]) == ("8xA100-SXM-40GB", "AWS p4d.24xlarge")
+    (two,) = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "16", "--count", "1", "--json").json
+    assert two["layout"] == "2x8xA100-SXM-40GB"
+    ran = run("parallel", gpt, "--machine", "p4d.24xlarge", "--gpus", "12")
+    assert "12 GPUs are no whole number of p4d.24xlarge, which has 8; give a multiple of 8." in ran.err
+
+
+def test_failures_count_in_everything_that_is_said_of_the_run(gpt: Path, run: Run) -> None:
+    """An interruption an hour and GPU: four of them fail every 15 minutes, and ten of these go to each restart."""
+    words = ("parallel", gpt, "--gpus", "4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "1", "--iterations", "1e7")
+    (calm,) = run(*words, "--json").json
+    (rough,) = run(*words, "--mtbf-hours", "1", "--json").json
+    assert rough["goodput"] < 0.7
+    for name in ("total_seconds", "cost_usd"):
+        assert rough[name] == pytest.approx(calm[name] / rough["goodput"])
+    assert rough["tokens_per_usd"] == pytest.approx(calm["tokens_per_usd"] * rough["goodput"])
+    assert rough["tokens_per_second"] == calm["tokens_per_second"]  # while it trains
+    said = run(*words, "--restart-minutes", "10").out  # one of the three options turns all on
+    assert "4xH100-SXM-80GB: a failure every 527 d 21 h; a checkpoint of " in said  # 54 d x 16,384 / 419 / 4
+    assert "Goodput is the share of the time that failures and checkpoints leave" in said
 
 
 def test_a_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_every_strategy_makes_the_global_batch_of_small_enough_parts(count: int)
     for one in found:
         assert one.replicas(layout) * one.accumulate * samples == batch.global_batch
         assert one.micro_batches == samples
-    with pytest.raises(InvalidArgumentError, match="No strategy makes global_batch=3 with max_micro_batch=None"):
+    with pytest.raises(InvalidArgumentError, match=r"No strategy makes global_batch=3 on \dxA100"):
         best_strategies(
             shared,
             layout,

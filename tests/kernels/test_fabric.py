@@ -247,11 +247,13 @@ def test_trays_of_one_rack_are_one_machine() -> None:
     [
         (
             "16xH100",
-            "No cloud's machine has more than 8: 16 are taken as one all the same; 2x8xH100-SXM-80GB are several.",
+            "A cloud's machine has 8 H100-SXM-80GB at most: 16 are taken as one all the same; 2x8xH100-SXM-80GB are "
+            "several.",
         ),
         (
             "12xH100",
-            "No cloud's machine has more than 8: 12 are taken as one all the same; 2x6xH100-SXM-80GB are several.",
+            "A cloud's machine has 8 H100-SXM-80GB at most: 12 are taken as one all the same; 2x6xH100-SXM-80GB are "
+            "several.",
         ),
         ("80xGB200", "NVLink joins 72 GB200 at most: 80 are taken as one all the same; 2x40xGB200 are several."),
         ("16xA100-SXM-40GB", None),  # GCP's a2-megagpu-16g
