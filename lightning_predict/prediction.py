@@ -159,7 +159,7 @@ def predict_workload(
         used_gpu=None if step.in_use is None else step.in_use.name,
         notes=(*step.notes, *filter(None, (beside, _tables_too_large(trace, predictions)))),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
-        heading=_heading(step.trace, workload, step.in_use, assumptions),
+        heading=_heading(step.trace, workload, step.in_use, assumptions, layouts),
         made_on=date.today().isoformat(),
     )
 
@@ -185,7 +185,13 @@ def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | 
 _MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
-def _heading(trace: Trace, workload: Workload, in_use: Layout | None, assumptions: Assumptions) -> str:
+def _heading(
+    trace: Trace,
+    workload: Workload,
+    in_use: Layout | None,
+    assumptions: Assumptions,
+    layouts: Sequence[Layout],
+) -> str:
     """Say what is predicted, as `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and what was asked of it."""
     steps = workload.training_iterations
     count = "A training step" if steps is None else f"{steps:,} step{'' if steps == 1 else 's'}"
@@ -202,6 +208,8 @@ def _heading(trace: Trace, workload: Workload, in_use: Layout | None, assumption
         parts.append(f"under torch {assumptions.release}")
     if assumptions.host_assumed.words is not None:
         parts.append(f"with {assumptions.host_assumed.words}")
+    if any(layout.count > 1 for layout in layouts):
+        parts.append(f"several GPUs by {assumptions.strategy.name}")
     return ", ".join(parts)
 
 

@@ -1,8 +1,8 @@
 """Read how others say what GPUs share, as words of `strategy_of`: arguments, files, and Lightning's own objects.
 
-Arguments are Megatron's and NeMo's, files torchtitan's TOML and DeepSpeed's JSON. Each argument becomes an option, or
-is refused where no option says it; of a file or an object, what has a word here is taken, what changes how GPUs share
-and has none is refused, and what is not about sharing (logging, data, learning rates) is passed over. Example::
+Arguments are Megatron's and NeMo's, files torchtitan's TOML and DeepSpeed's JSON. What has a word here is taken, what
+changes how GPUs share and has none is refused, as is the size of a batch, and what is not about sharing (the model,
+logging, data, learning rates) is passed over; the answer names the words. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,overlap_grad_reduce=false'
@@ -32,8 +32,10 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "virtual-pipeline-model-parallel-size": "virtual",
     "decoder-first-pipeline-num-layers": "first_stage",
     "decoder-last-pipeline-num-layers": "last_stage",
+    "accumulate": "accumulate",
+    "accumulate-grad-batches": "accumulate",
 }
-"""Options with a number, by Megatron's name."""
+"""Options with a number, by Megatron's or NeMo's name."""
 
 _FLAGS: Final[Mapping[str, str]] = {
     "sequence-parallel": "sequence=true",
@@ -42,6 +44,13 @@ _FLAGS: Final[Mapping[str, str]] = {
     "optimizer-cpu-offload": "offload=optimizer",
 }
 """Options that are there or not. `overlap-grad-reduce` is the default here and not there."""
+
+_SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
+"""Parts of the names of arguments that change how GPUs share, or what they exchange or compute again."""
+
+_BATCHES: Final = frozenset({"micro-batch-size", "global-batch-size", "rampup-batch-size"})
+
+_NOTHING: Final = frozenset({"none", "null", "false"})
 
 _CHOICES: Final[Mapping[str, Mapping[str, str]]] = {
     "recompute-granularity": {"full": "recompute=full", "selective": "recompute=selective"},
@@ -54,17 +63,20 @@ def strategy_of_arguments(text: str) -> str:
 
     Args:
         text: As `--tensor-model-parallel-size 8 --sequence-parallel`; `=` may stand between name and value, and
-            underscores for hyphens, as NeMo writes them.
+            underscores for hyphens, as NeMo writes them (`model.tensor_model_parallel_size=8`).
 
     Raises:
-        InvalidArgumentError: An argument that no option says, or a value that is missing or not expected.
+        InvalidArgumentError: An argument about sharing that no option says, the size of a batch, or a value that is
+            missing or not expected.
     """
     words, options, data, overlaps = text.replace("=", " ").split(), list[str](), "ddp", False
     while words:
         name = words.pop(0)
-        known = name.removeprefix("--").replace("_", "-")
+        known = _argument(name)
         if known in _NUMBERS:
             number = _value(name, words)
+            if number.lower() in _NOTHING:
+                continue
             is_degree_of_one = number in ("1", "1.0") and not known.startswith("decoder-")
             options += [] if is_degree_of_one else [f"{_NUMBERS[known]}={number}"]
         elif known in _CHOICES:
@@ -75,21 +87,45 @@ def strategy_of_arguments(text: str) -> str:
                 )
             options.append(_CHOICES[known][value])
         elif known in _FLAGS:
-            options.append(_FLAGS[known])
+            options += [_FLAGS[known]] * _is_set(words)
         elif known == "use-distributed-optimizer":
-            data = "zero1"
+            data = "zero1" if _is_set(words) else data
         elif known == "overlap-grad-reduce":
-            overlaps = True
-        else:
+            overlaps = _is_set(words)
+        elif known in _BATCHES:
+            raise InvalidArgumentError(
+                f"strategy: {name} is not said here: each data-parallel group works on what was recorded. Leave it "
+                "out, and say accumulate=16 for 16 such batches between two updates (the global batch divided by what "
+                "was recorded and by the groups)."
+            )
+        elif (name.startswith("-") or f"{name}=" in text) and any(part in known for part in _SHARING):
             understood = ", ".join((*_NUMBERS, *_CHOICES, *_FLAGS, "use-distributed-optimizer", "overlap-grad-reduce"))
             raise InvalidArgumentError(
-                f"strategy: the argument {name} says nothing here; leave out what is not about sharing. Understood "
-                f"are {understood}."
+                f"strategy: the argument {name} has no word here, so that it would not be predicted; leave it out, or "
+                f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
             )
     if any(option.startswith("expert=") for option in options):  # grouped or not, one launch an expert
         options.append("expert_launches=true")
     options += [] if overlaps else ["overlap_grad_reduce=false"]
     return ",".join([data, *options])
+
+
+def are_arguments(text: str) -> bool:
+    """Tell arguments, as they are in a script, from words of a strategy."""
+    first = text.replace("=", " ").split()[:1]
+    return text.lstrip().startswith("--") or any(_argument(one) in {*_NUMBERS, *_FLAGS, *_CHOICES} for one in first)
+
+
+def _argument(name: str) -> str:
+    """Return an argument's name as Megatron writes it, without hyphens before it and without NeMo's groups."""
+    return name.lstrip("-+").rpartition(".")[2].replace("_", "-")
+
+
+def _is_set(words: list[str]) -> bool:
+    """Read whether a flag is set: by being there, unless a word behind it says that it is not."""
+    if words and words[0].lower() in ("true", "false"):
+        return words.pop(0).lower() == "true"
+    return True
 
 
 def _value(name: str, words: list[str]) -> str:
@@ -180,7 +216,15 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
         if schedule.lower() not in TORCHTITAN_SCHEDULES:
             raise _refused(path, "parallelism.pipeline_parallel_schedule", schedule)
         word = TORCHTITAN_SCHEDULES[schedule.lower()]
-        words += ["virtual=2"] * (schedule.lower() != "1f1b" and schedule.lower() != "gpipe")
+        is_interleaved = schedule.lower() not in ("1f1b", "gpipe")
+        layers = sharing.get("pipeline_parallel_layers_per_stage")
+        if is_interleaved and layers is not None:
+            raise InvalidArgumentError(
+                f"strategy={path!r}: parallelism.pipeline_parallel_layers_per_stage = {layers!r}: how many stages that "
+                "makes of each GPU depends on the model. Leave it out for two, or say the sharing in words, with "
+                "virtual= layers of the model / (pipeline x layers of a stage)."
+            )
+        words += ["virtual=2"] * is_interleaved
         words += [f"schedule={word}"] * (word != "1f1b")
         words += _micro_batches(sharing, _table(found, "training", path).get("local_batch_size"), path)
     checkpointing = _table(found, "activation_checkpoint", path)
@@ -224,6 +268,18 @@ def _recomputed(mode: str, option: str, path: str) -> list[str]:
     return known[option]
 
 
+DEEPSPEED_PASSED_OVER: Final = frozenset(
+    "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
+    "use_multi_rank_bucket_allreduce allgather_partitions allgather_bucket_size load_from_fp32_weights "
+    "elastic_checkpoint sub_group_size prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
+    "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold "
+    "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
+    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
+)
+"""Keys of `zero_optimization` that are read below, or change little that is predicted; `stage3_` may stand before some.
+DeepSpeed itself refuses keys that it does not know there."""
+
+
 def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
     zero = _table(found, "zero_optimization", path)
     stage = zero.get("stage", 0)
@@ -237,9 +293,9 @@ def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
         if name == "offload_param" or device != "cpu":
             raise _refused(path, f"zero_optimization.{name}.device", device)
         words.append("offload=optimizer")
-    if any(key.startswith("zero_") and zero[key] for key in zero):
-        key = next(key for key in zero if key.startswith("zero_") and zero[key])
-        raise _refused(path, f"zero_optimization.{key}", zero[key])
+    for key, value in zero.items():
+        if key not in DEEPSPEED_PASSED_OVER and not key.startswith("stage3_") and value not in (False, None, -1):
+            raise _refused(path, f"zero_optimization.{key}", value)
     accumulated = found.get("gradient_accumulation_steps", 1)
     if accumulated == "auto":
         raise InvalidArgumentError(

@@ -20,7 +20,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Protocol, final, get_args
 
-from lightning_predict.distributed.foreign import strategy_of_arguments, strategy_of_file, strategy_of_object
+from lightning_predict.distributed.foreign import (
+    are_arguments,
+    strategy_of_arguments,
+    strategy_of_file,
+    strategy_of_object,
+)
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
@@ -384,7 +389,7 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
         return words
     if not isinstance(words, str):
         words = strategy_of_object(words)
-    elif words.lstrip().startswith("--"):
+    elif are_arguments(words):
         words = strategy_of_arguments(words)
     elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
         words = strategy_of_file(words)

@@ -109,7 +109,20 @@ def test_deepspeeds_file_is_told_in_our_words(tmp_path: Path, config: dict[str, 
             "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3\n",
             "pipeline_parallel_microbatch_size=3 does not divide training.local_batch_size=8",
         ),
+        (
+            "a.toml",
+            '[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"\n'
+            "pipeline_parallel_layers_per_stage = 5\n",
+            r"layers_per_stage = 5: how many stages that makes .* virtual= layers of the model / \(pipeline x layers",
+        ),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage = 4 has no word here"),
+        ("a.json", '{"zero_optimization": {"stage": 3, "mics_shard_size": 8}}', "mics_shard_size = 8 has no word here"),
+        (
+            "a.json",
+            '{"zero_optimization": {"stage": 3, "offload_optimiser": {}}}',
+            "offload_optimiser = {} has no word",
+        ),
+        ("a.json", '{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "cpu_offload = True has no word here"),
         (
             "a.json",
             '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',

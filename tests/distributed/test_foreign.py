@@ -32,6 +32,20 @@ from lightning_predict.errors import InvalidArgumentError
             "--context-parallel-size 2 --expert-model-parallel-size 8 --pipeline-model-parallel-size 1",
             Strategy(context=2, expert=8, expert_launches=True, overlap_grad_reduce=False),
         ),
+        # As in NeMo's configuration, with its groups, flags that are said, and what is none.
+        (
+            "model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2 "
+            "model.virtual_pipeline_model_parallel_size=null model.sequence_parallel=True "
+            "model.tp_comm_overlap=False trainer.accumulate_grad_batches=16",
+            Strategy(tensor=4, pipeline=2, sequence=True, accumulate=16, overlap_grad_reduce=False),
+        ),
+        # What is not about sharing is passed over, with its values.
+        (
+            "--num-layers 80 --hidden-size 8192 --bf16 --swiglu --lr 1.5e-4 --tensor-model-parallel-size 8 "
+            "--data-path /data/parallel_corpus",
+            Strategy(tensor=8, overlap_grad_reduce=False),
+        ),
+        ("--use-distributed-optimizer accumulate=8", Strategy(data="zero1", accumulate=8, overlap_grad_reduce=False)),
     ],
 )
 def test_arguments_say_what_the_words_do(arguments: str, expected: Strategy) -> None:
@@ -44,9 +58,12 @@ def test_arguments_say_what_the_words_do(arguments: str, expected: Strategy) -> 
     ("arguments", "message"),
     [
         (
-            "--swiglu",
-            "the argument --swiglu says nothing here; leave out what is not about sharing. Understood are tensor",
+            "--num-layers-per-virtual-pipeline-stage 5",
+            "the argument --num-layers-per-virtual-pipeline-stage has no word here, .* Understood are tensor",
         ),
+        ("--tensor-model-parallel-size 8 --ub-tp-comm-overlap", "the argument --ub-tp-comm-overlap has no word here"),
+        ("--global-batch-size 64", "--global-batch-size is not said here: .* Leave it out, and say accumulate=16"),
+        ("--bf16 --micro-batch-size 1", "--micro-batch-size is not said here: each data-parallel group works on what"),
         ("--tensor-model-parallel-size", "--tensor-model-parallel-size has no value; expected one behind it"),
         ("--recompute-granularity half", "--recompute-granularity half; expected full or selective"),
         ("--tensor-model-parallel-size eight", "tensor='eight' is not a number"),
