@@ -156,9 +156,16 @@ def links_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say that each of several GPUs takes samples of its own."""
-    if any(one.num_gpus > 1 for one in predictions.values()):
-        yield "Several GPUs: each copy of the model takes as many samples as were recorded, so that steps are fewer."
+    """Say that each of several GPUs takes samples of its own, and how many steps are left of a run then."""
+    several = [one for one in predictions.values() if one.num_gpus > 1]
+    if several:
+        steps = [
+            f"{one.iterations:,} of {one.run.samples_per_iteration:,} samples ({one.gpu})"
+            for one in several
+            if one.iterations is not None and one.run.samples_per_iteration is not None
+        ]
+        fewer = f"so that fewer steps do as much: {', '.join(steps)}" if steps else "so that steps are fewer"
+        yield f"Several GPUs: each copy of the model takes as many samples as were recorded, {fewer}."
 
 
 def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:

@@ -214,7 +214,10 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
     (waits,) = links_note(of(alone, four, eight))
     assert waits == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
     (samples,) = replicas_note(of(alone, four, eight))
-    assert "each copy of the model takes as many samples" in samples
+    assert samples.endswith("each copy of the model takes as many samples as were recorded, so that steps are fewer.")
+    whole = changed(eight, iterations=125, samples_per_iteration=128)
+    (counted,) = replicas_note(of(alone, four, whole))
+    assert counted.endswith("as were recorded, so that fewer steps do as much: 125 of 128 samples (8xT4).")
     assert list(replicas_note(of(alone))) == []
     assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
     assert list(links_note(of(alone))) == []
