@@ -34,6 +34,7 @@ def parallel(
     restart_minutes: float | None = None,
     count: int = 10,
     usd_per_hour: float | None = None,
+    spot: bool = False,
     network_gbps: float | None = None,
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
@@ -58,11 +59,12 @@ def parallel(
             steps.
         budget: Dollars that the run may cost; with --iterations.
         mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
-            checkpoints leave of the run, and adds them to its cost.
+            checkpoints leave of the run, and adds them to its cost. With --spot, hours between interruptions.
         checkpoint_gbps: GB a second that storage takes of all GPUs together (default with --mtbf-hours: 10).
         restart_minutes: From a failure until training goes on (default with --mtbf-hours: 10).
         count: How many ways to print.
         usd_per_hour: Your own price of every GPU.
+        spot: Take the prices of interruptible machines, where they are below what others cost on demand.
         network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
         busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
         pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
@@ -75,6 +77,8 @@ def parallel(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from lightning_predict.cost.goodput import Reliability
+    from lightning_predict.cost.offers import load_offers
+    from lightning_predict.cost.price_files import with_spot_prices
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.layout_search import best_layouts, layouts_on, tokens_per_sample
@@ -108,6 +112,7 @@ def parallel(
             fp8=fp8,
             reliability=reliability,
             count=count,
+            offers=with_spot_prices(load_offers()) if spot else None,
             usd_per_hour=usd_per_hour,
             weights=weights,
             interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),

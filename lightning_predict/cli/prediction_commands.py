@@ -194,14 +194,21 @@ class Prices:
         return (with_spot_prices(table) if self.spot else table), notes
 
     def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
-        """Note which layouts have no spot price below the others' on-demand prices, where spot prices are asked for."""
+        """Note what spot prices leave out, and which layouts have none below the others' on-demand prices."""
         from lightning_predict.cost.prediction import offer_for
 
         if not self.spot or self.usd_per_hour is not None:
             return ()
         chosen = {layout.name: offer_for(layout, offers=listed) for layout in layouts}
         names = ", ".join(name for name, offer in chosen.items() if offer is not None and not offer.spot)
-        return (f"On demand, as no spot price that is listed is lower: {names}.",) if names else ()
+        interrupted = (
+            "Machines at spot prices may be taken away at any time: what is lost then is not counted here; "
+            "`lightning-predict parallel --spot --mtbf-hours` counts it."
+        )
+        return (
+            *([interrupted] if any(offer is not None and offer.spot for offer in chosen.values()) else []),
+            *([f"On demand, as no spot price that is listed is lower: {names}."] if names else []),
+        )
 
 
 @final

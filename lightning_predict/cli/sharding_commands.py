@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
+    from lightning_predict.gpus.layouts import Layout
+    from lightning_predict.kernels.fabric import Interconnect
     from lightning_predict.sharding.placement import TablePlacement
     from lightning_predict.sharding.step import ShardingPlan
     from lightning_predict.sharding.whole_step import WholeStep
@@ -31,6 +33,9 @@ def shard(
     kinds: str = "table_wise,row_wise,column_wise,data_parallel",
     table_gib: float | None = None,
     skew: str | None = None,
+    network_gbps: float | None = None,
+    busbw: float | None = None,
+    pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     output: Path | None = None,
     timeline: Path | None = None,
     weights: str | None = None,
@@ -49,21 +54,28 @@ def shard(
         table_gib: Memory of each GPU that tables may take (default: 85 %).
         skew: How unevenly rows are asked for: the exponent of Zipf's law, or a CSV file with a sample of indices
             (columns table, index) to fit it to (default: 0, alike).
+        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
+        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
+        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
+            other's memory (host), or so in a virtual machine or container (virtual).
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under that plan as a Chrome trace, which ui.perfetto.dev opens.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     import json
 
+    from lightning_predict.cost.prediction import on_offered_network
     from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
     from lightning_predict.gpus.layouts import layout_of
+    from lightning_predict.kernels.fabric import CATALOGUE, interconnect_of, link_notes
     from lightning_predict.sharding.placement import place_tables
     from lightning_predict.sharding.step import plan_document
     from lightning_predict.sharding.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
-    layouts = [layout_of(name) for name in _words(gpus)]
+    links = interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie) or CATALOGUE
+    layouts = [on_offered_network(layout_of(name)) for name in _words(gpus)]  # the machines that `predict` prices
     if not layouts:
         raise InvalidArgumentError("gpus is empty; name at least one layout, for example 8xH100-SXM-80GB.")
     step = Trace.load(str(trace))
@@ -81,14 +93,19 @@ def shard(
                 kinds=_words(kinds),
                 optimizer=optimizer,
                 table_bytes=None if table_gib is None else gibibytes_to_bytes(table_gib),
+                interconnect=links,
                 weights=weights,
             )
         except InfeasiblePlanError as problem:
             problems[layout.name] = problem
     if not placements:
         raise next(iter(problems.values()))
-    wholes = _whole_steps(step, placements, optimizer, weights) if batch_size is None else {}
-    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes)
+    known = {layout.name: layout for layout in layouts if layout.name in placements}
+    wholes: dict[tuple[str, str], WholeStep] = {}
+    if batch_size is None:
+        wholes = _whole_steps(step, known, placements, optimizer, weights, links)
+    notes = {name: link_notes(layout, links) for name, layout in known.items()}
+    found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
     written = []
     if output is not None:
         output.write_text(json.dumps(plan_document(found.fastest, optimizer), indent=2) + "\n", encoding="utf-8")
@@ -106,13 +123,16 @@ def shard(
 
 
 def _whole_steps(
-    trace: Trace, placements: Mapping[str, TablePlacement], optimizer: str, weights: str | None
+    trace: Trace,
+    layouts: Mapping[str, Layout],
+    placements: Mapping[str, TablePlacement],
+    optimizer: str,
+    weights: str | None,
+    links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step under every plan, by layout and plan; none of a step that cannot be predicted so."""
     from lightning_predict.distributed.layout_steps import Setting, single_steps
     from lightning_predict.distributed.strategy import Strategy
-    from lightning_predict.gpus.layouts import layout_of
-    from lightning_predict.kernels.fabric import CATALOGUE
     from lightning_predict.kernels.models import kernel_models
     from lightning_predict.sharding.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.timeline.host import UNKNOWN_HOST
@@ -120,12 +140,11 @@ def _whole_steps(
 
     if trace.batches > 1 or not trace.parameters:
         return {}
-    layouts = {name: layout_of(name) for name in placements}
     targets = tuple(dict.fromkeys(layout.gpu for layout in layouts.values()))
     origin = gpu_in_use(trace)
     names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
     models = kernel_models(tuple(dict.fromkeys(names)), weights)
-    setting = Setting(targets, origin, models, "auto", UNKNOWN_HOST, CATALOGUE)
+    setting = Setting(targets, origin, models, "auto", UNKNOWN_HOST, links)
     single = single_steps(trace, setting)
     sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
     shared = sharded.shared(single)
@@ -142,11 +161,12 @@ def _whole_steps(
 @final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
-    """The plans of each layout, why the other layouts have none, and the whole step by layout and plan."""
+    """The plans of each layout, why the other layouts have none, the whole step by layout and plan, and notes."""
 
     placements: Mapping[str, TablePlacement]
     problems: Mapping[str, str]
     wholes: Mapping[tuple[str, str], WholeStep]
+    notes: Mapping[str, Sequence[str]]
 
     def whole(self, plan: ShardingPlan) -> WholeStep | None:
         """Return the whole step under a plan; None if it is not known."""
@@ -201,16 +221,18 @@ class _Shardings:
             "GiB",
             "whole step (ms)",
         ]
-        lines = [aligned(headers, rows, right=range(2, len(headers))), ""]
+        said = list[str]()
         for name, placement in self.placements.items():
-            lines.append(f"{name}: {placement.reason}")
-            lines += [f"{name}, {kind}: {reason}." for kind, reason in placement.refused.items()]
-        lines += self.problems.values()
+            said.append(f"{name}: {placement.reason}")
+            said += [f"{name}, {kind}: {reason}." for kind, reason in placement.refused.items()]
+            said += [f"{name}: {note}" for note in self.notes[name]]
+        said += self.problems.values()
         fastest = self.fastest
         whole = self.whole(fastest)
         if whole is not None:
-            lines.append(f"Critical path of a step on {fastest.layout}, {fastest.name}: {whole.critical_path}.")
-        return [*lines, "", f"Tables on {fastest.layout}, {fastest.name}:", _table_rows(fastest)]
+            said.append(f"Critical path of a step on {fastest.layout}, {fastest.name}: {whole.critical_path}.")
+        table = aligned(headers, rows, right=range(2, len(headers)))
+        return [table, "", *sentences(said), "", f"Tables on {fastest.layout}, {fastest.name}:", _table_rows(fastest)]
 
 
 def _words(text: str) -> list[str]:

@@ -133,7 +133,11 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
     found = run("predict", trace, "--gpus", "T4", "--offers", file, "--spot", "--json").json
     assert found["predictions"][0]["usd_per_hour"] == 0.1
     assert "spot" in found["predictions"][0]["offer"]
-    assert found["notes"][-1].endswith("whose accelerator is not in the catalogue: Gaudi2 (1).")
+    assert found["notes"][-2].endswith("whose accelerator is not in the catalogue: Gaudi2 (1).")
+    assert found["notes"][-1] == (
+        "Machines at spot prices may be taken away at any time: what is lost then is not counted here; "
+        "`lightning-predict parallel --spot --mtbf-hours` counts it."
+    )
 
 
 @pytest.mark.parametrize(

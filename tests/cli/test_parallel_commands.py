@@ -126,6 +126,17 @@ def test_failures_count_in_everything_that_is_said_of_the_run(gpt: Path, run: Ru
     assert "Goodput is the share of the time that failures and checkpoints leave" in said
 
 
+def test_interruptible_machines_are_priced_with_what_they_lose(gpt: Path, run: Run) -> None:
+    words = ("parallel", gpt, "--gpus", "8", "--machine", "p5.48xlarge", "--count", "1", "--iterations", "1e7")
+    (steady,) = run(*words, "--json").json
+    (spot,) = run(*words, "--spot", "--mtbf-hours", "100", "--json").json
+    assert spot["offer"].startswith("AWS p5.48xlarge spot (")
+    assert spot["usd_per_hour"] < steady["usd_per_hour"]
+    assert spot["cost_usd"] == pytest.approx(
+        steady["cost_usd"] * spot["usd_per_hour"] / steady["usd_per_hour"] / spot["goodput"]
+    )
+
+
 def test_a_curve_goes_up_to_the_largest_layout(gpt: Path, run: Run, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     words = ("curve", gpt, "--gpus", "2x4xH100-SXM-80GB", "--iterations", "1000", "--output", report)
