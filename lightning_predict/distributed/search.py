@@ -153,6 +153,11 @@ def strategies_for(
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
     if batch.max_micro_batch is not None:
         parts = [count for count in parts if samples // count <= batch.max_micro_batch]
+    if layout.count == 1:  # which knows of a strategy how many batches it adds up, and nothing else
+        accumulate = batch.accumulate(samples * trace.batches, 1)
+        if accumulate is not None and 1 in parts:
+            yield Strategy(accumulate=accumulate)
+        return
     tensors = [size for size in _divisors(layout.gpus_per_node) if heads and heads % size == 0] or [1]
     pipelines = [size for size in _divisors(layout.count) if size <= max(blocks, 1)]
     recomputed: tuple[Recompute, ...] = ("none",)

@@ -63,6 +63,15 @@ def test_with_a_global_batch_iterations_are_steps_of_it(gpt: Path, run: Run) -> 
     assert found["tokens_per_usd"] == pytest.approx(1000 * 64 * 128 / found["cost_usd"], rel=1e-3)
 
 
+def test_one_gpu_has_one_way(gpt: Path, run: Run) -> None:
+    (one,) = run("parallel", gpt, "--gpus", "L4", "--json").json
+    assert one["strategy"] == "ddp"
+    (four,) = run("parallel", gpt, "--gpus", "L4", "--global-batch", "32", "--json").json
+    assert four["strategy"] == "ddp,accumulate=4"
+    ran = run("parallel", gpt, "--gpus", "L4", "--max-micro-batch", "2")
+    assert "No strategy makes --max-micro-batch 2 on L4 out of batches of 8 recorded sample(s)" in ran.err
+
+
 def test_several_layouts_are_told_apart(gpt: Path, run: Run) -> None:
     ran = run("parallel", gpt, "--gpus", "2xH100-SXM-80GB,4xH100-SXM-80GB", "--usd-per-hour", "2", "--count", "20")
     assert "On 4xH100-SXM-80GB ($8.00/h, your own price); 2xH100-SXM-80GB ($4.00/h, your own price):" in ran.out
