@@ -200,7 +200,7 @@ def _behind_passes(trace: Trace) -> float:
     end = _end_of_passes(trace)
     if not end or trace.memory.peak_bytes is not None:
         return 0.0
-    whole, passes = (sum(live_tensors(operations)) for operations in (trace.operations, trace.operations[:end]))
+    whole, passes = (sum(live_tensors(trace.operations, until)) for until in (None, end))
     return float(max(whole - passes, 0))
 
 

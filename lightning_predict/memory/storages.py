@@ -166,8 +166,13 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
         yield Storage(kept, "activation", birth, birth, call.module)
 
 
-def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
-    """List bytes of each storage, but for gradients, that operations write and that live when these take the most."""
+def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tuple[int, ...]:
+    """List bytes of each storage, but for gradients, that operations write and that live when these take the most.
+
+    Args:
+        operations: A step.
+        end: Look at what the operations before this one take; None: at all. What is freed later lives until then.
+    """
     written = [
         _storage(life, None, frozenset()) for life in _lives(operations) if not life.is_given and not life.is_gradient
     ]
@@ -175,7 +180,7 @@ def live_tensors(operations: Sequence[Operation]) -> tuple[int, ...]:
     for one in written:
         changes[one.birth] += one.size_bytes
         changes[len(operations) if one.death is None else one.death + 1] -= one.size_bytes
-    levels = list(accumulate(changes))
+    levels = list(accumulate(changes[: len(operations) if end is None else end])) or [0]
     fullest = levels.index(max(levels))
     return tuple(
         one.size_bytes

@@ -220,3 +220,17 @@ def test_large_examples_hold_float32_copies(name: str) -> None:
     # Two moments and a copy of each parameter, 4 bytes each, beside the parameter in 2.
     memory = Trace.load(str(EXAMPLES / f"{name}.json.gz")).memory
     assert memory.optimizer_state_bytes == pytest.approx(6 * (memory.parameter_bytes or 0), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "resnet", "lora", "llama3-8b"])
+def test_a_copy_of_the_model_needs_no_less_memory_than_one_gpu(name: str) -> None:
+    """DDP adds its buckets; what a step keeps to its end (a name for the logits, in GPT-2's) is kept there, too."""
+    trace = Trace.load(str(EXAMPLES / f"{name}.json.gz"))
+    need = step_memory(trace)
+    assert need is not None
+    for layout in map(layout_of, ("8xL4", "2x8xH100-SXM-80GB")):
+        alone = float(need.bytes_on(layout.gpu))
+        held = ModelMemory(trace).held(alone, strategy_of("ddp"))
+        buckets = held.trainable_bytes
+        assert memory_on(held, layout, strategy_of("ddp")) == pytest.approx(alone + buckets, rel=0.05)
+        assert memory_on(held, layout, strategy_of("ddp")) >= alone
