@@ -152,13 +152,23 @@ _HAS_NO_VALUE: Final = "cannot be called on meta tensors"
 """What torch says of a call that asks a tensor of the meta device for its values, such as `item`."""
 
 
+_CANNOT_RUN: Final = ("with Meta tensors", "must be on supported devices")
+"""What torch says of an operation that the meta device lacks, and of a capturable optimizer there."""
+
+
 def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
-    """Return the step with words of our own where it asks the meta device for a value, which name the line."""
+    """Return the step with words of our own where it asks the meta device for what that lacks, which name the line."""
 
     def run() -> object:
         try:
             return step()
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
+            if any(words in str(error) for words in _CANNOT_RUN):
+                raise CaptureError(
+                    f"{_asking_line(error)} runs what torch has not for tensors without data, on the meta device "
+                    f"({str(error).partition('. ')[0].rstrip('.')}). Say it otherwise there (an optimizer with "
+                    "foreach=True in place of fused or capturable takes nearly as long), or record on the CPU or a GPU."
+                ) from error
             if _HAS_NO_VALUE not in str(error):
                 raise
             raise CaptureError(

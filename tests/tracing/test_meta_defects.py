@@ -81,6 +81,30 @@ def test_a_step_that_asks_for_a_value_names_the_line() -> None:
     assert "Record on the CPU or a GPU" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fused": True}, "aten::_fused_sgd_: attempted to run this operator with Meta"),
+        ({"capturable": True}, "capturable"),
+    ],
+)
+def test_an_optimizer_that_the_meta_device_lacks_is_named(options: dict[str, bool], said: str) -> None:
+    with torch.device("meta"):
+        model, data = nn.Linear(8, 8), torch.empty(4, 8)
+    kind = torch.optim.SGD if "fused" in options else torch.optim.AdamW
+    optimizer = kind(model.parameters(), **options)  # type: ignore[arg-type]
+
+    def step() -> None:
+        model(data).sum().backward()
+        optimizer.step()
+
+    words = r"`optimizer\.step\(\)` \(test_meta_defects\.py, line \d+, in step\) runs what torch has not"
+    with pytest.raises(CaptureError, match=words) as caught:
+        lp.capture(step)
+    assert said in str(caught.value)
+    assert "foreach=True in place of fused or capturable" in str(caught.value)
+
+
 def test_another_error_of_the_step_stays_its_own() -> None:
     def step() -> None:
         raise RuntimeError("out of luck")
