@@ -152,7 +152,7 @@ _HAS_NO_VALUE: Final = "cannot be called on meta tensors"
 """What torch says of a call that asks a tensor of the meta device for its values, such as `item`."""
 
 
-_CANNOT_RUN: Final = ("with Meta tensors", "must be on supported devices")
+_CANNOT_RUN: Final = ("with Meta tensors", "from the 'Meta' backend", "must be on supported devices")
 """What torch says of an operation that the meta device lacks, and of a capturable optimizer there."""
 
 
