@@ -389,7 +389,7 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
         return words
     if not isinstance(words, str):
         words = strategy_of_object(words)
-    elif are_arguments(words):
+    elif not words.isalnum() and are_arguments(words):
         words = strategy_of_arguments(words)
     elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
         words = strategy_of_file(words)
