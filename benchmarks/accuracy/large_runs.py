@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -28,7 +28,7 @@ from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.distributed.strategy import GatheredDtype, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
@@ -49,6 +49,9 @@ MPT_RELEASE: Final = "2.1"
 MEGATRON_GPU: Final = "A100-SXM-80GB"
 MPT_GPUS: Final = {"a100_40gb": "A100-SXM-40GB", "a100_80gb": "A100-SXM-80GB", "h100_80gb": "H100-SXM-80GB"}
 """Catalogue names of the table's words."""
+
+MPT_REDUCED: Final[Mapping[str | None, GatheredDtype]] = {"DEFAULT": "float32"}
+"""In what Composer exchanges gradients by the table's mode of mixed precision; else in the parameters' dtype."""
 
 ROCE_1600: Final = Interconnect(inter_node_bytes_per_second=gigabytes_to_bytes(200))
 """Between MPT's A100 machines, as the table's heading says ("1600 Gbps node-node interconnect (RoCE)")."""
@@ -234,7 +237,9 @@ def _mpt_case(row: Checked) -> LargeRunCase:
     return LargeRunCase(
         workload=workload,
         layout=Layout(find_gpu(MPT_GPUS.get(reported, reported)), per_node, count // per_node),
-        strategy=Strategy(data="fsdp", micro_batches=accumulated),
+        strategy=Strategy(
+            data="fsdp", micro_batches=accumulated, reduce_dtype=MPT_REDUCED.get(row.value.get("MP Mode"))
+        ),
         micro_batch=micro,
         measured_seconds=tokens / row.member("Throughput (T/s)").parsed().positive(),
         interconnect=ROCE_1600 if "1600 Gbps" in row.value.get("section", "") else CATALOGUE,

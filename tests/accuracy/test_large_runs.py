@@ -70,6 +70,10 @@ def test_what_a_row_of_mpt_means(tmp_path: Path) -> None:
     assert case.layout.name == "2x8xA100-SXM-40GB"
     assert case.strategy == Strategy(data="fsdp", micro_batches=3)
     assert (case.workload.batch, case.micro_batch, case.interconnect) == (6, 2, ROCE_1600)
+    head, row = MPT.splitlines()
+    (tmp_path / "mpt_fsdp.csv").write_text(f"{head},MP Mode\n{row},DEFAULT\n", encoding="utf-8")
+    (mixed,) = read_mpt_cases(tmp_path / "mpt_fsdp.csv")
+    assert mixed.strategy == Strategy(data="fsdp", micro_batches=3, reduce_dtype="float32")
 
 
 def test_what_a_row_of_megatron_means(tmp_path: Path) -> None:
