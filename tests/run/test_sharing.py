@@ -100,8 +100,8 @@ def test_experts_are_shared_by_fewer_and_a_pipeline_holds_its_units_at_once() ->
     # Experts that are dealt out to four of eight GPUs are there twice: two share what eight share of the other half.
     share = 0.5 / 8 + 0.5 / 2
     assert each(8, Strategy(data="zero2", expert=4)) == 800 + (1200 + 600) * share + 1000
-    # Two stages of a pipeline leave four GPUs to share, and all units of a stage are whole.
-    assert each(8, Strategy(data="fsdp", pipeline=2)) == (1200 + 800 + 600) / 4 + 400 + 200 + 100 + 1000
+    # Two stages of a pipeline leave four GPUs to share; all units of a stage are whole, and the sums of gradients.
+    assert each(8, Strategy(data="fsdp", pipeline=2)) == (1200 + 800) / 4 + 400 + 200 + 100 + 600 + 1000
     # Two replicas keep buckets as large as what is trained.
     assert each(2, Strategy()) == 1200 + 800 + 600 + 1000 + 600
 
