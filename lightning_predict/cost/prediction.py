@@ -408,7 +408,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
     """
     own = _own_price(layout, usd_per_hour)
-    layout = _rented(layout)
+    layout = rented(layout)
     gpu = layout.gpu
     if own is not None:
         return Offer(
@@ -440,7 +440,7 @@ def on_offered_network(
     return layout if network is None or network.gpus < layout.gpus_per_node else replace(layout, network=network)
 
 
-def _rented(layout: Layout) -> Layout:
+def rented(layout: Layout) -> Layout:
     """Return the layout as the machines that are rented for it."""
     return in_trays(layout) if layout.gpus_per_node > 1 else layout
 
@@ -475,7 +475,7 @@ def price_of(
     if offer is None:
         return Price()
     charges = Charges() if charges is None else charges
-    price, seconds = offer.usd_per_hour * _rented(layout).nodes, run.total_seconds
+    price, seconds = offer.usd_per_hour * rented(layout).nodes, run.total_seconds
     return Price(
         usd_per_hour=price,
         cost_usd=None if seconds is None else charges.cost_usd(seconds, price),

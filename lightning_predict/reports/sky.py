@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import yaml
 
-from lightning_predict.cost.offers import Offer, cheapest_offer
-from lightning_predict.cost.prediction import Prediction
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import Prediction, offer_for, rented
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
@@ -88,7 +88,7 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) -> Offer:
-    """Choose the current machine with enough of this GPU for a layout that costs the least as a whole.
+    """Choose the machine that a layout is priced by: the one it names, else the cheapest with enough of its GPU.
 
     Args:
         gpu: A layout, or any name of one or of a GPU.
@@ -99,7 +99,7 @@ def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) ->
         UnknownOfferError: No current offer has it.
     """
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
-    found = cheapest_offer(layout.gpu.name, offers, num_gpus=layout.gpus_per_node)
+    found = offer_for(layout, offers=offers)
     if found is None:
         raise UnknownOfferError(f"No current offer of {layout.name}; give a price file that has one.")
     return found
@@ -117,7 +117,7 @@ def sky_task(
         prediction: What it takes, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
-    layout = None if prediction is None else prediction.layout
+    machines = 1 if prediction is None else rented(prediction.layout).nodes
     return write_sky_task(
         name=name,
         run=run,
@@ -126,7 +126,7 @@ def sky_task(
         region=None if cloud is None or offer.region is None else _region(cloud, offer.region),
         instance_type=None if cloud is None else _instance(cloud, offer),
         use_spot=offer.spot,
-        num_nodes=None if layout is None or layout.nodes == 1 else layout.nodes,
+        num_nodes=None if machines == 1 else machines,
         comment=_comment(offer, cloud, prediction),
     )
 

@@ -146,6 +146,18 @@ def test_the_machine_to_rent_costs_the_least_as_a_whole() -> None:
         machine_to_rent("A10G", [])
 
 
+def test_the_machine_to_rent_is_the_one_that_the_prediction_is_priced_by() -> None:
+    """AWS's p4de.24xlarge is dearer than others' A100s of 80 GB; who asked for it rents it."""
+    named = changed(T4, layout="2xp4de.24xlarge")
+    task = yaml.safe_load(sky_task(machine_to_rent(named.layout), prediction=named))
+    assert (task["resources"]["cloud"], task["resources"]["instance_type"]) == ("aws", "p4de.24xlarge")
+    assert task["num_nodes"] == 2
+    assert machine_to_rent("8xA100-SXM-80GB").instance != "p4de.24xlarge"
+    # A rack is rented by its trays of four.
+    rack = changed(T4, layout="64xGB200")
+    assert yaml.safe_load(sky_task(machine_to_rent(rack.layout), prediction=rack))["num_nodes"] == 16
+
+
 def test_the_estimator_gives_seconds_of_the_run() -> None:
     estimate = sky_time_estimator(FULL)
     assert estimate(Resources({"T4": 1})) == 11_520
