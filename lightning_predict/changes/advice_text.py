@@ -16,6 +16,7 @@ from lightning_predict.errors import MissingDependencyError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
 from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import with_article
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -387,9 +388,8 @@ def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | Non
     if not found:
         return None
     (cost, seconds, name), *others = sorted(found)
-    article = "an" if name[0] in "AEFHLMNRSX8" else "a"
     beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
-    return f"{article} {name}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
+    return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
 
 
 def _wrapped(text: str) -> list[str]:

@@ -228,14 +228,17 @@ class Findings:
     def with_memory(self, trace: Trace) -> Findings:
         """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
         from lightning_predict.changes.relief import memory_report
+        from lightning_predict.reports.format import gibibytes
         from lightning_predict.tracing.recorded_on import gpu_in_use
 
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
-        return replace(
-            self, memory=memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
-        )
+        found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
+        if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
+            each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
+            found = replace(found, several=f"This is of one GPU that has all of the model; {each}.")
+        return replace(self, memory=found)
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
         """Add what to change first, told for the GPU in use, the cheapest and the fastest one."""

@@ -51,6 +51,7 @@ class MemoryReport:
         breakdown: What lives at the fullest moment.
         savings: Changes that would help, each by itself, the largest first.
         largest: What the largest batch is, in words; None where it cannot be told.
+        several: What each of several GPUs takes where they are predicted, in words; None where it is one.
     """
 
     gpu: str
@@ -58,6 +59,7 @@ class MemoryReport:
     breakdown: MemoryBreakdown
     savings: tuple[MemorySaving, ...]
     largest: str | None
+    several: str | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ class MemoryReport:
                 f"on the {self.gpu}; the chance that it fits is {share(chance)}."
             )
         fullest = f"Fullest at {found.operation}{module} ({found.phase})."
-        return tuple(one for one in (first, fullest, self.largest) if one)
+        return tuple(one for one in (self.several, first, fullest, self.largest) if one)
 
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:

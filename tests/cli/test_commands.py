@@ -407,3 +407,14 @@ def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch:
     monkeypatch.setattr(own, "train_own", lambda *_, **__: ())
     ran = run("train", tmp_path, "--output", tmp_path / "weights")
     assert ran.out.startswith("No score: of each operation 15 % of the problems are held out")
+
+
+def test_the_memory_of_one_gpu_is_told_from_that_of_several(run: Run, tmp_path: Path) -> None:
+    trace = Path(__file__).parent.parent.parent / "examples" / "llama3-8b.json.gz"
+    card = tmp_path / "card.md"
+    words = ("predict", trace, "--gpus", "8xH100-SXM-80GB", "--strategy", "fsdp", "--iterations", "1e6")
+    assert run(*words, "--output", card).code == 0
+    memory = card.read_text(encoding="utf-8").split("## Where the memory goes")[1]
+    (row,) = run(*words, "--json").json["predictions"]
+    size = f"{row['memory_bytes'] / 2**30:.1f}"
+    assert f"This is of one GPU that has all of the model; each of 8xH100-SXM-80GB takes {size} GiB as pre" in memory
