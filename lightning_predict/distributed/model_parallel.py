@@ -358,14 +358,15 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
     if strategy.pipeline > 1:
         idle = (strategy.pipeline - 1) / strategy.virtual
-        bubble = idle / (idle + micro_batches * strategy.accumulate)
+        bubble = 100 * idle / (idle + micro_batches * strategy.accumulate)
+        idle_words = f"{bubble:.0f}" if bubble >= 0.5 else "less than 1"
         each = f"{strategy.pipeline} stages"
         if strategy.virtual > 1:
             each += f" of {strategy.virtual} parts each, interleaved,"
         order = {
-            "1f1b": f"forward and backward in turn; equal stages wait for {100 * bubble:.0f} % of the passes' time, "
+            "1f1b": f"forward and backward in turn; equal stages wait for {idle_words} % of the passes' time, "
             "others for the slowest",
-            "gpipe": f"all forward, then all backward; equal stages wait for {100 * bubble:.0f} % of the passes' time, "
+            "gpipe": f"all forward, then all backward; equal stages wait for {idle_words} % of the passes' time, "
             "others for the slowest",
             "zero_bubble": "gradients of weights where a stage would wait",
         }[strategy.schedule]
