@@ -5,7 +5,7 @@ changes how GPUs share and has none is refused, as is the size of a batch, and w
 logging, data, learning rates) is passed over; the answer names the words. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
-    'ddp,tensor=8,pipeline=4,sequence=true,overlap_grad_reduce=false'
+    'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
 
     strategy_of("train_configs/llama3_70b.toml")  # what torchtitan --job.config_file reads
     strategy_of("ds_config.json")
@@ -38,7 +38,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
 """Options with a number, by Megatron's or NeMo's name."""
 
 _FLAGS: Final[Mapping[str, str]] = {
-    "sequence-parallel": "sequence=true",
+    "sequence-parallel": "sequence=true,gather_again=true",
     "overlap-param-gather": "overlap_param_gather=true",
     "tp-comm-overlap": "overlap_tensor=true",
     "optimizer-cpu-offload": "offload=optimizer",

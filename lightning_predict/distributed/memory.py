@@ -241,7 +241,8 @@ def _shares(
             recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
         else:
             total += size
-        is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not kept.is_gathered)
+        is_whole = kept.is_gathered and not strategy.gather_again
+        is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not is_whole)
         own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
         is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
         if strategy.recompute in ("selective", "operations"):
@@ -286,7 +287,7 @@ class _Kept:
         is_again: Computed again in the backward pass, so that it lives for one block at a time.
         is_expert: Written by an expert, for the tokens that are routed to it.
         is_gathered: Read whole by products of the block: where each GPU has its part of the sequence, what was gathered
-            for them is kept for their gradients, as torch's DTensor keeps it.
+            for them is kept for their gradients, as torch's DTensor keeps it, unless the strategy gathers it again.
     """
 
     tensor: TensorInfo

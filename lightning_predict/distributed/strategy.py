@@ -111,6 +111,8 @@ class Strategy:
             `zero_bubble` (gradients of weights fill the gaps: ZB-H1 of Qi et al., 2024).
         sequence: Norms, dropouts and shortcuts between the blocks' shared layers are shared, too (Megatron's sequence
             parallelism).
+        gather_again: Where each GPU has its part of the sequence, what products of the blocks read whole is gathered
+            once more for their gradients, as Megatron does, rather than kept, as torch's DTensor keeps it.
         context: GPUs that share each sequence; keys and values go around in a ring.
         expert: Data-parallel groups over which the experts of a mixture are dealt out.
         capacity: Tokens that each expert takes over those of an even routing, padding included; without padding, those
@@ -150,6 +152,7 @@ class Strategy:
     last_stage: int | None = None
     schedule: PipelineSchedule = "1f1b"
     sequence: bool = False
+    gather_again: bool = False
     context: int = 1
     expert: int = 1
     capacity: float = 1.0
@@ -355,7 +358,10 @@ _NUMBERS: Final = (
     *("context", "expert", "shard", "accumulate"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
-_FLAGS: Final = ("sequence", "expert_launches", "overlap_grad_reduce", "overlap_param_gather", "overlap_tensor")
+_FLAGS: Final = (
+    *("sequence", "gather_again", "expert_launches"),
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
+)
 _TEXTS: Final = ("embedding",)
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": get_args(PipelineSchedule),

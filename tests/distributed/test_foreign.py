@@ -25,7 +25,13 @@ from lightning_predict.errors import InvalidArgumentError
             "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
             "--recompute-granularity selective",
             Strategy(
-                data="zero1", tensor=4, pipeline=2, sequence=True, overlap_param_gather=True, recompute="selective"
+                data="zero1",
+                tensor=4,
+                pipeline=2,
+                sequence=True,
+                gather_again=True,
+                overlap_param_gather=True,
+                recompute="selective",
             ),
         ),
         (
@@ -37,7 +43,7 @@ from lightning_predict.errors import InvalidArgumentError
             "model.tensor_model_parallel_size=4 ++model.pipeline_model_parallel_size=2 "
             "model.virtual_pipeline_model_parallel_size=null model.sequence_parallel=True "
             "model.tp_comm_overlap=False trainer.accumulate_grad_batches=16",
-            Strategy(tensor=4, pipeline=2, sequence=True, accumulate=16, overlap_grad_reduce=False),
+            Strategy(tensor=4, pipeline=2, sequence=True, gather_again=True, accumulate=16, overlap_grad_reduce=False),
         ),
         # What is not about sharing is passed over, with its values.
         (

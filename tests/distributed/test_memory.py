@@ -73,6 +73,24 @@ def test_blocks_over_two_gpus() -> None:
     assert memory("ddp", 4, tensor=2) == pytest.approx(expected + WEIGHT_BYTES)
 
 
+def test_what_products_gather_of_a_sequence_is_kept_whole_or_gathered_again() -> None:
+    # The stream of each block, a quarter of what it leaves, is multiplied there.
+    streams = [TensorInfo((4, 256, HIDDEN), "float32", id=2 * block) for block in range(2)]
+    products = tuple(
+        Operation(name="aten::mm", phase="forward", inputs=(stream,), module=f"blocks.{block}.norm")
+        for block, stream in enumerate(streams)
+    )
+    first = next(index for index, one in enumerate(TRACE.operations) if one.phase == "backward")
+    trace = replace(TRACE, operations=(*TRACE.operations[:first], *products, *TRACE.operations[first:]))
+
+    def needed(*, again: bool) -> float:
+        strategy = Strategy(tensor=2, sequence=True, gather_again=again)
+        return shared_memory_bytes(SINGLE_BYTES, trace, Layout(H100, 2), strategy)
+
+    assert needed(again=False) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES * (0.25 + 0.75 / 2)))
+    assert needed(again=True) == pytest.approx(2 * (2 * WEIGHT_BYTES + ACTIVATION_BYTES / 2))
+
+
 def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffer() -> None:
     half = replace(TRACE, parameters=tuple(replace(one, dtype="bfloat16") for one in TRACE.parameters))
     # Two blocks of so many values; nanotron and Megatron keep 4 bytes for each, of a single replica and of two.
