@@ -408,7 +408,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
     """
     own = _own_price(layout, usd_per_hour)
-    layout = rented(layout)
+    layout = in_trays(layout)
     gpu = layout.gpu
     if own is not None:
         return Offer(
@@ -438,11 +438,6 @@ def on_offered_network(
     machine = None if offer is None or layout.machine is not None else find_machine(offer.instance)
     network = None if machine is None else machine.network
     return layout if network is None or network.gpus < layout.gpus_per_node else replace(layout, network=network)
-
-
-def rented(layout: Layout) -> Layout:
-    """Return the layout as the machines that are rented for it."""
-    return in_trays(layout) if layout.gpus_per_node > 1 else layout
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
@@ -475,7 +470,7 @@ def price_of(
     if offer is None:
         return Price()
     charges = Charges() if charges is None else charges
-    price, seconds = offer.usd_per_hour * rented(layout).nodes, run.total_seconds
+    price, seconds = offer.usd_per_hour * in_trays(layout).nodes, run.total_seconds
     return Price(
         usd_per_hour=price,
         cost_usd=None if seconds is None else charges.cost_usd(seconds, price),

@@ -18,11 +18,12 @@ from typing import Any, Final
 import yaml
 
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import Prediction, offer_for, rented
+from lightning_predict.cost.prediction import Prediction, offer_for
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.fabric import in_trays
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 
@@ -117,7 +118,7 @@ def sky_task(
         prediction: What it takes, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
-    machines = 1 if prediction is None else rented(prediction.layout).nodes
+    machines = 1 if prediction is None else in_trays(prediction.layout).nodes
     return write_sky_task(
         name=name,
         run=run,

@@ -23,8 +23,10 @@ this one loses it. Example::
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
@@ -318,6 +320,37 @@ class AutocastOnMeta:
         return copy
 
 
+_REPLACING: Final = threading.Lock()
+_REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
+"""What was there before it was replaced, by its place, and how many need the replacement."""
+
+
+@contextmanager
+def replaced(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace an attribute of torch's as long as any thread needs it: the first one does so, the last one puts it back.
+
+    Args:
+        owner: A module or a class.
+        name: Its attribute.
+        replacement_of: Makes what stands for the attribute, for all threads alike.
+    """
+    place = id(owner), name
+    with _REPLACING:
+        plain, needed = _REPLACED.get(place, (getattr(owner, name), 0))
+        if not needed:
+            setattr(owner, name, replacement_of(plain))
+        _REPLACED[place] = plain, needed + 1
+    try:
+        yield
+    finally:
+        with _REPLACING:
+            plain, needed = _REPLACED.pop(place)
+            if needed > 1:
+                _REPLACED[place] = plain, needed - 1
+            else:
+                setattr(owner, name, plain)
+
+
 @contextmanager
 def fused_optimizers_on_meta() -> Iterator[None]:
     """Let optimizers with `fused=True` take parameters on the meta device, which torch refuses.
@@ -326,15 +359,11 @@ def fused_optimizers_on_meta() -> Iterator[None]:
     """
     name = "_get_fused_kernels_supported_devices"
     module = import_module("torch.optim.optimizer")
-    devices = getattr(module, name, None)
-    if devices is None:  # an older torch, which checks for CUDA alone
+    if not hasattr(module, name):  # an older torch, which checks for CUDA alone
         yield
         return
-    setattr(module, name, lambda: [*devices(), "meta"])
-    try:
+    with replaced(module, name, lambda devices: lambda: [*devices(), "meta"]):
         yield
-    finally:
-        setattr(module, name, devices)
 
 
 @dataclass
@@ -366,12 +395,19 @@ class CudaAutocasts:
         return replace(trace, notes=tuple(notes))
 
 
+_AUTOCASTS: Final[ContextVar[CudaAutocasts | None]] = ContextVar("_AUTOCASTS", default=None)
+"""What a step that is recorded in this thread enters."""
+
+_MADE: Final[WeakSet[torch.autocast]] = WeakSet()
+"""Autocasts for CUDA that recorded steps made."""
+
+
 @contextmanager
 def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
     """Let `torch.autocast("cuda")` be on where there is no CUDA; torch turns it off as it is made, with a warning.
 
-    It acts on tensors of the meta device alone, through `AutocastOnMeta`. One that was made before cannot be told from
-    one that is off by its user's will: it stays off, and that is said.
+    It acts on tensors of the meta device alone, through `AutocastOnMeta`, and on steps of this thread alone. One that
+    was made before cannot be told from one that is off by its user's will: it stays off, and that is said.
 
     Yields:
         What was entered, as far as the step has run.
@@ -380,12 +416,20 @@ def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
     if torch.cuda.is_available():
         yield found
         return
-    plain_init: Callable[..., None] = torch.autocast.__init__
-    plain_enter: Callable[..., Any] = torch.autocast.__enter__
-    plain_of_checkpoint: Callable[..., str] = checkpoint._infer_device_type
-    made: WeakSet[torch.autocast] = WeakSet()
+    token = _AUTOCASTS.set(found)
+    try:
+        with (
+            replaced(torch.autocast, "__init__", _made_for_cuda),
+            replaced(torch.autocast, "__enter__", _entered_for_cuda),
+            replaced(checkpoint, "_infer_device_type", _checkpointed_for_cuda),
+        ):
+            yield found
+    finally:
+        _AUTOCASTS.reset(token)
 
-    @wraps(plain_init)
+
+def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
+    @wraps(plain)
     def init(
         self: torch.autocast,
         device_type: str,
@@ -393,33 +437,38 @@ def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        is_cuda = device_type == "cuda"
-        plain_init(self, device_type, dtype, enabled and not is_cuda, cache_enabled)
+        is_cuda = device_type == "cuda" and _AUTOCASTS.get() is not None
+        plain(self, device_type, dtype, enabled and not is_cuda, cache_enabled)
         if is_cuda:
             self._enabled = enabled
-            made.add(self)
+            _MADE.add(self)
 
-    @wraps(plain_enter)
+    return init
+
+
+def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
     def enter(self: torch.autocast) -> Any:
-        if self.device == "cuda" and self._enabled:
-            found.entered = True
-        elif self.device == "cuda" and self not in made and autocast_dtype() is None:
-            found.lost = True
-        return plain_enter(self)
+        found = _AUTOCASTS.get()
+        if found is not None and self.device == "cuda":
+            if self._enabled:
+                found.entered = True
+            elif self not in _MADE and autocast_dtype() is None:
+                found.lost = True
+        return plain(self)
 
-    @wraps(plain_of_checkpoint)
-    def of_checkpoint(*args: Any) -> str:
-        # Checkpointing enters the autocast of its tensors' device again when it computes them again.
-        device = plain_of_checkpoint(*args)
-        return "cuda" if device == "meta" else device
+    return enter
 
-    torch.autocast.__init__, torch.autocast.__enter__ = init, enter  # type: ignore[method-assign]
-    checkpoint._infer_device_type = of_checkpoint
-    try:
-        yield found
-    finally:
-        torch.autocast.__init__, torch.autocast.__enter__ = plain_init, plain_enter  # type: ignore[method-assign]
-        checkpoint._infer_device_type = plain_of_checkpoint
+
+def _checkpointed_for_cuda(plain: Callable[..., str]) -> Callable[..., str]:
+    """Take the meta device for CUDA: checkpointing enters its tensors' autocast again when it computes them again."""
+
+    @wraps(plain)
+    def infer(*args: Any) -> str:
+        device = plain(*args)
+        return "cuda" if device == "meta" and _AUTOCASTS.get() is not None else device
+
+    return infer
 
 
 def _is_castable(tensor: torch.Tensor) -> bool:

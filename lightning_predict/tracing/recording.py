@@ -29,7 +29,7 @@ from lightning_predict.errors import CaptureError, InvalidArgumentError, Lightni
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.followed import with_followed
-from lightning_predict.tracing.meta_device import autocast_of_absent_cuda, fused_optimizers_on_meta
+from lightning_predict.tracing.meta_device import autocast_of_absent_cuda, fused_optimizers_on_meta, replaced
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import FEWEST_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
@@ -214,20 +214,19 @@ def _autocast_devices() -> tuple[str, ...]:
 @contextmanager
 def _backward_without_autocast() -> Iterator[None]:
     """Turn autocast off while `backward` runs, which trainers call outside of it."""
-    plain = torch.autograd.backward
 
-    @wraps(plain)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        with ExitStack() as contexts:
-            for device in _autocast_devices():
-                contexts.enter_context(torch.autocast(device, enabled=False))
-            plain(*args, **kwargs)
+    def without(plain: Callable[..., None]) -> Callable[..., None]:
+        @wraps(plain)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            with ExitStack() as contexts:
+                for device in _autocast_devices():
+                    contexts.enter_context(torch.autocast(device, enabled=False))
+                plain(*args, **kwargs)
 
-    torch.autograd.backward = backward
-    try:
+        return backward
+
+    with replaced(torch.autograd, "backward", without):
         yield
-    finally:
-        torch.autograd.backward = plain
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:

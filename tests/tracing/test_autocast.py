@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -414,3 +416,37 @@ def test_what_is_computed_again_is_so_under_the_autocast_that_the_step_entered(r
     products = [one for one in capture(step).operations if "addmm" in one.name or "linear" in one.name]
     # Without the old kind's second graph, torch stops as soon as the last layer's input is there.
     assert [one.outputs[0].dtype for one in products] == ["float16"] * (2 + again)
+
+
+def test_steps_that_are_recorded_at_once_leave_torch_as_it_was() -> None:
+    owners: dict[str, Any] = {
+        "__init__": torch.autocast,
+        "__enter__": torch.autocast,
+        "_infer_device_type": torch.utils.checkpoint,
+    }
+    owners |= {
+        "_get_fused_kernels_supported_devices": import_module("torch.optim.optimizer"),
+        "backward": torch.autograd,
+    }
+    before = {name: getattr(owner, name) for name, owner in owners.items()}
+    meet, seen = Barrier(3), list[str]()
+
+    def record(word: str) -> None:
+        with torch.device("meta"):
+            layer, data = nn.Linear(8, 8), torch.zeros(4, 8)
+
+        def step() -> None:
+            meet.wait(30)  # all have replaced what they need
+            with torch.autocast("cuda", dtype=torch.float16):
+                result = layer(data)
+            result.sum().backward()
+
+        seen.append(next(one for one in capture(step, precision=word).operations if one.phase == "forward").name)
+
+    threads = [Thread(target=record, args=(word,)) for word in ("16-mixed", "16-mixed", "bf16-mixed")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(seen) == 3
+    assert {name: getattr(owner, name) for name, owner in owners.items()} == before
