@@ -22,9 +22,8 @@ from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout, find_machine
+from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import in_trays
 from lightning_predict.run.workload import Run
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.verdict import Verdict

@@ -56,11 +56,11 @@ from lightning_predict.distributed.pipeline_parallel import idle_share, overlapp
 from lightning_predict.distributed.strategy import Strategy, data_group, expert_data_group
 from lightning_predict.distributed.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.layouts import Layout, in_domains
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, in_domains, link_notes
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, link_notes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.anchoring import anchor

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final, final
 
@@ -185,6 +185,36 @@ def _is_gpu(name: str) -> bool:
     except UnknownGpuError:
         return False
     return True
+
+
+# --- Racks of trays
+
+NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
+"""GPUs that NVLink joins beyond a machine: a rack of 18 trays."""
+
+TRAY_GPUS: Final = 4
+"""GPUs of a tray, which is what is rented of a rack."""
+
+
+def in_domains(layout: Layout) -> Layout:
+    """Return the layout with GPUs that NVLink joins over machines as one machine: `16x4xGB200` as `64xGB200`."""
+    size = NVLINK_DOMAINS.get(layout.gpu.name)
+    if size is None or layout.nodes == 1:
+        return layout
+    most = max(size // layout.gpus_per_node, 1)
+    joined = max(each for each in range(1, layout.nodes + 1) if layout.nodes % each == 0 and each <= most)
+    network = layout.network
+    if network is not None:
+        network = replace(network, bytes_per_second=joined * network.bytes_per_second, gpus=joined * network.gpus)
+    return replace(layout, gpus_per_node=joined * layout.gpus_per_node, nodes=layout.nodes // joined, network=network)
+
+
+def in_trays(layout: Layout) -> Layout:
+    """Return the layout as the machines that are rented for it: `64xGB200` as `16x4xGB200`."""
+    trays, rest = divmod(layout.gpus_per_node, TRAY_GPUS)
+    if layout.gpu.name not in NVLINK_DOMAINS or rest or trays == 1:
+        return layout
+    return replace(layout, gpus_per_node=TRAY_GPUS, nodes=trays * layout.nodes)
 
 
 # --- Machines of clouds

@@ -29,7 +29,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout, largest_machine
+from lightning_predict.gpus.layouts import NVLINK_DOMAINS, Layout, in_domains, largest_machine
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.gpus.slices import BETWEEN, is_slice
 from lightning_predict.interval import Interval
@@ -60,12 +60,6 @@ NETWORK_SHARE: Final = 0.9
 SOCKET_SHARE: Final = 0.5
 """Share of it where the processor carries each byte through TCP, without RDMA. An assumption: 0.9 were published for
 GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), 0.1 for machines of four T4 with sockets (Sia's placements)."""
-
-NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
-"""GPUs that NVLink joins beyond a machine: a rack of 18 trays."""
-
-TRAY_GPUS: Final = 4
-"""GPUs of a tray, which is what is rented of a rack."""
 
 
 @final
@@ -202,27 +196,6 @@ def network_bytes_per_second(layout: Layout) -> float:
     reference = NETWORK_BYTES_PER_SECOND[layout.gpu.architecture]
     # Each GPU of a tray has an adapter of its own, and a domain has several trays.
     return reference * layout.gpus_per_node / RAIL_GPUS if layout.gpu.name in NVLINK_DOMAINS else reference
-
-
-def in_domains(layout: Layout) -> Layout:
-    """Return the layout with GPUs that NVLink joins over machines as one machine: `16x4xGB200` as `64xGB200`."""
-    size = NVLINK_DOMAINS.get(layout.gpu.name)
-    if size is None or layout.nodes == 1:
-        return layout
-    most = max(size // layout.gpus_per_node, 1)
-    joined = max(each for each in range(1, layout.nodes + 1) if layout.nodes % each == 0 and each <= most)
-    network = layout.network
-    if network is not None:
-        network = replace(network, bytes_per_second=joined * network.bytes_per_second, gpus=joined * network.gpus)
-    return replace(layout, gpus_per_node=joined * layout.gpus_per_node, nodes=layout.nodes // joined, network=network)
-
-
-def in_trays(layout: Layout) -> Layout:
-    """Return the layout as the machines that are rented for it: `64xGB200` as `16x4xGB200`."""
-    trays, rest = divmod(layout.gpus_per_node, TRAY_GPUS)
-    if layout.gpu.name not in NVLINK_DOMAINS or rest or trays == 1:
-        return layout
-    return replace(layout, gpus_per_node=TRAY_GPUS, nodes=trays * layout.nodes)
 
 
 def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:

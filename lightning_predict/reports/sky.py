@@ -22,8 +22,7 @@ from lightning_predict.cost.prediction import Prediction, offer_for
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOfferError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.fabric import in_trays
+from lightning_predict.gpus.layouts import Layout, in_trays, layout_of
 from lightning_predict.reports.format import duration, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 

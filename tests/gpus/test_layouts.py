@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.layouts import MOST_GPUS, Layout, layout_of
+from lightning_predict.gpus.layouts import MOST_GPUS, Layout, in_trays, layout_of
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,10 @@ def test_a_name_reads_back_as_the_layout_that_wrote_it(name: str, per_node: int,
 @pytest.mark.parametrize("name", gpu_names())
 def test_no_gpu_of_the_catalogue_is_taken_for_a_layout(name: str) -> None:
     assert layout_of(name) == Layout(gpu(name))
+
+
+def test_trays_are_what_is_rented_of_a_rack() -> None:
+    assert in_trays(layout_of("64xGB200")) == layout_of("16x4xGB200")
+    assert in_trays(layout_of("2x72xGB200")).name == "36x4xGB200"
+    for name in ("4xGB200", "6xGB200", "2xGB200", "8xH100", "16x4xGB200"):
+        assert in_trays(layout_of(name)) == layout_of(name)

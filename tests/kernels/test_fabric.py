@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
-from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.gpus.layouts import Layout, in_domains, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
 from lightning_predict.kernels.fabric import (
     CATALOGUE,
@@ -28,8 +28,6 @@ from lightning_predict.kernels.fabric import (
     Interconnect,
     bus_factor,
     collective,
-    in_domains,
-    in_trays,
     interconnect_of,
     link_notes,
     network_bytes_per_second,
@@ -265,13 +263,6 @@ def test_trays_of_one_rack_are_one_machine() -> None:
 def test_a_machine_larger_than_any_is_said_to_be_taken_as_one(name: str, note: str | None) -> None:
     said = link_notes(layout_of(name), Interconnect(intra_node_bytes_per_second=1e9))
     assert said == (() if note is None else (note,))
-
-
-def test_trays_are_what_is_rented_of_a_rack() -> None:
-    assert in_trays(layout_of("64xGB200")) == layout_of("16x4xGB200")
-    assert in_trays(layout_of("2x72xGB200")).name == "36x4xGB200"
-    for name in ("4xGB200", "6xGB200", "2xGB200", "8xH100", "16x4xGB200"):
-        assert in_trays(layout_of(name)) == layout_of(name)
 
 
 def test_a_kind_of_machine_that_is_none_is_refused() -> None:
