@@ -207,6 +207,8 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
     data = ["ddp"] if shard == 1 else ["fsdp"]
     if replicas > 1 and shard != 1:
         data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={_whole(shard, path, 'data_parallel_shard_degree')}"]
+    if shard != -1:  # of the GPUs that are left
+        data.append(f"groups={replicas * _whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
     words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
     if numbers["tensor_parallel_degree"] > 1:
         words.append("sequence=true")
@@ -392,7 +394,7 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
     options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning's, Fabric's
     words, mesh = [_SHARDED[sharded]], options.get("device_mesh")
     if words == ["hybrid"] and isinstance(mesh, tuple):  # replicas, and GPUs that split
-        words.append(f"shard={mesh[1]}")
+        words += [f"shard={mesh[1]}", f"groups={mesh[0] * mesh[1]}"]
     mixed = getattr(found, "mixed_precision", None)
     for option in ("param_dtype", "reduce_dtype"):
         dtype = getattr(mixed, option, None)
@@ -412,4 +414,5 @@ def _of_model_parallel(found: Any, name: str) -> list[str]:
     for part, size in sizes.items():
         if size != "auto":
             _whole(size, name, f"{part}_parallel_size")
-    return ["fsdp", *([f"tensor={tensor}"] if tensor != 1 else [])]
+    words = ["fsdp"] if tensor == 1 else ["fsdp", f"tensor={tensor}"]
+    return words if sizes["data"] == "auto" else [*words, f"groups={sizes['data']}"]

@@ -120,6 +120,8 @@ class Strategy:
         expert_launches: Products of a layer's experts that were recorded as one are launched for each expert, in
             float8 behind a cast of each operand (Transformer Engine's `GroupedLinear`, and so Megatron and NeMo).
         shard: GPUs that split what `hybrid` splits; None takes those of a machine.
+        groups: Data-parallel groups that it was written for, as a file or an object of Lightning's says them; layouts
+            that make others are refused. None for as many as the GPUs make.
         recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
             between its projections (`selective`, as Megatron calls it), all but attention and every second product
             (`operations`, torchtitan's default), every second block (`layers`), or every block (`full`).
@@ -158,6 +160,7 @@ class Strategy:
     capacity: float = 1.0
     expert_launches: bool = False
     shard: int | None = None
+    groups: int | None = None
     recompute: Recompute = "none"
     offload: Offload = "none"
     fp8: Float8 | None = None
@@ -326,6 +329,13 @@ class Strategy:
                 "nor do they divide it; the GPUs that share a block are part of a machine, or whole machines."
             )
         replicas = layout.count // self.batch_parallel
+        if self.groups not in (None, replicas):
+            raise InvalidArgumentError(
+                f"{layout.name} has {layout.count} GPUs, {replicas} data-parallel group(s) of {self.batch_parallel}, "
+                f"and the strategy is written for {self.groups} (groups={self.groups}); ask for "
+                f"{self.groups * self.batch_parallel} GPUs, or leave the number open (data_parallel_size='auto', "
+                "data_parallel_shard_degree=-1)."
+            )
         if replicas % self.expert:
             raise InvalidArgumentError(
                 f"expert={self.expert} does not divide the {replicas} data-parallel group(s) of {layout.name}, over "
@@ -355,7 +365,7 @@ class Strategy:
 
 _NUMBERS: Final = (
     *("tensor", "pipeline", "micro_batches", "virtual", "first_stage", "last_stage"),
-    *("context", "expert", "shard", "accumulate"),
+    *("context", "expert", "shard", "groups", "accumulate"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = (

@@ -13,6 +13,7 @@ import lightning_predict as lp
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.distributed.strategy import Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import layout_of
 
 
 @pytest.mark.parametrize(
@@ -94,13 +95,13 @@ STRATEGIES = [*(f"{package}.strategies" for package in PACKAGES), "lightning.fab
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("ModelParallelStrategy", {"data_parallel_size": 4, "tensor_parallel_size": 8}, "fsdp,tensor=8"),
+        ("ModelParallelStrategy", {"data_parallel_size": 4, "tensor_parallel_size": 8}, "fsdp,tensor=8,groups=4"),
         ("ModelParallelStrategy", {"tensor_parallel_size": 2}, "fsdp,tensor=2"),
-        ("ModelParallelStrategy", {"data_parallel_size": 8, "tensor_parallel_size": 1}, "fsdp"),
+        ("ModelParallelStrategy", {"data_parallel_size": 8, "tensor_parallel_size": 1}, "fsdp,groups=8"),
         ("FSDPStrategy", {}, "fsdp"),
         ("FSDPStrategy", {"sharding_strategy": "SHARD_GRAD_OP"}, "zero2"),
         ("FSDPStrategy", {"sharding_strategy": "NO_SHARD"}, "ddp"),
-        ("FSDPStrategy", {"sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, 4)}, "hybrid,shard=4"),
+        ("FSDPStrategy", {"sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, 4)}, "hybrid,shard=4,groups=8"),
         (
             "FSDPStrategy",
             {"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
@@ -131,6 +132,18 @@ def test_what_an_object_says_and_no_option_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         strategy_of(made(module, name, options))
+
+
+@pytest.mark.parametrize("module", STRATEGIES)
+def test_sizes_that_do_not_make_the_gpus_asked_for_are_refused(module: str, linear_step: lp.Trace) -> None:
+    found = made(module, "ModelParallelStrategy", {"data_parallel_size": 4, "tensor_parallel_size": 2})
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"4xT4 has 4 GPUs, 2 data-parallel group\(s\) of 2, and the strategy is written for 4 \(groups=4\); ask "
+        r"for 8 GPUs, or leave the number open \(data_parallel_size='auto'",
+    ):
+        lp.predict(linear_step, ["4xT4"], strategy=found, history=False)
+    assert strategy_of(found).replicas(layout_of("8xT4")) == 4
 
 
 @pytest.mark.parametrize("module", STRATEGIES)
