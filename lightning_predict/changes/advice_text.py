@@ -16,7 +16,7 @@ from lightning_predict.errors import MissingDependencyError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import with_article
+from lightning_predict.reports.ranking import rank, too_short, with_article
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -368,6 +368,10 @@ def _simulated(one: Advised) -> str:
 def _rent(advice: Advice) -> Iterator[str]:
     now = _priced(advice.before, None)
     if now is None:
+        return
+    short = tuple(too_short(rank(advice.before)))
+    if short:
+        yield from short
         return
     yield f"Rent: as it stands {now}."
     if advice.chain is not None:

@@ -262,9 +262,9 @@ def ranking_markdown(ranking: Ranking) -> str:
 def advice(ranking: Ranking) -> Iterable[str]:
     """Say what to rent and what would help, a sentence each."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
-    if _is_soon_over(ranking) or _is_too_short(ranking):
-        yield from _too_little(ranking)
-        yield from _in_time(ranking)
+    short = tuple(too_short(ranking))
+    if short:
+        yield from (*short, *_in_time(ranking))
         return
     if cheapest is not None:
         yield _to_rent(cheapest, ranking)
@@ -299,8 +299,10 @@ def _in_time(ranking: Ranking) -> Iterable[str]:
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
 
 
-def _too_little(ranking: Ranking) -> Iterable[str]:
-    """Say that what is left is not worth a machine, and how the GPUs compare for longer runs."""
+def too_short(ranking: Ranking) -> Iterable[str]:
+    """Say of a run not worth a machine that it is not, and how the GPUs compare for longer ones; of others nothing."""
+    if not (_is_soon_over(ranking) or _is_too_short(ranking)):
+        return
     in_use, best, doubt = ranking.in_use, ranking.cheapest, ""
     if in_use is not None and in_use.is_running and in_use.left is not None:
         doubt = ", as far as so few tell"

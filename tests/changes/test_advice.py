@@ -81,6 +81,18 @@ def test_tables_files_and_loggers_hold_the_same_gains(advice: lp.Advice) -> None
     assert advice.to_pandas().loc["bf16-mixed", "gain"] == half.middle
 
 
+def test_nothing_is_rented_for_a_run_that_ends_before_a_machine_would_be_ready() -> None:
+    """As `predict` says it: what to rent of ten hours, and of a second that it is too little."""
+    step = trained(4096)
+    long = str(lp.advise(step, ["L4"], iterations=1_000_000))
+    assert "Rent: as it stands an L4" in long
+    assert "too little" not in long
+    short = str(lp.advise(step, ["L4"], iterations=10))
+    assert "on an L4: too little to rent a machine for." in short
+    assert "For a longer run of such steps: the L4 is the cheapest and the fastest." in short
+    assert "Rent:" not in short
+
+
 def test_a_recorded_step_that_its_host_bounds_is_told_so() -> None:
     told = lp.advise(profiled(kernel_seconds=4e-6, every=100e-6, rows=64), ["L4"])
     assert told.on == GPU  # the one in use, though it was not asked for

@@ -57,7 +57,7 @@ def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
             "hybrid,reduce_dtype=float32",
         ),
         (
-            '[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n'
+            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n"
             '[activation_checkpoint]\nmode = "none"\n',
             "hybrid,shard=4,groups=8,reduce_dtype=float32",
         ),
