@@ -169,6 +169,12 @@ def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
+def is_lesser_board(gpu: Gpu, other: Gpu, dtype: str) -> bool:
+    """Return whether a GPU is another's chip with nothing more: no figure that decides a kernel's time is above its."""
+    is_same_chip = (gpu.vendor, gpu.network_capability) == (other.vendor, other.network_capability)
+    return is_same_chip and gpu.name != other.name and beats(other, gpu, dtype)
+
+
 def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
     """Return whether a GPU is the other's chip with a higher peak, and nothing less.
 
@@ -355,7 +361,7 @@ class UtilisationModels:
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         lesser = np.minimum(larger, longest)
         # What a rule of its own slows down is slower than the next larger problem.
-        floor = family.least_seconds(batch, gpus)
+        floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
         seconds = np.maximum(self._held_to_weaker(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
@@ -381,6 +387,17 @@ class UtilisationModels:
             high = self.estimate(batch, lesser).interval.high  # (lesser, problems)
             longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
         return longest
+
+    def _shortest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+        """Bound the seconds of GPUs that the base serves by greater boards of their chip that were measured."""
+        shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
+        key = batch.operation, batch.dtype
+        served = [row for row, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
+        for other in self._measured if served else ():
+            rows = [row for row in served if is_lesser_board(gpus[row], other, batch.dtype)]
+            if rows and self.has_own_weights(other.name, *key):
+                shortest[rows] = np.maximum(shortest[rows], self._estimated(batch, [other]).seconds[0])
+        return shortest
 
     def _longest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
         """Bound the seconds of measured GPUs by those of the same chip that they outrank, (gpus, problems)."""

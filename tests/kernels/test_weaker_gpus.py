@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.models import UtilisationModels, beats, longest_seconds, outranks, weakened
+from lightning_predict.kernels.models import (
+    UtilisationModels,
+    beats,
+    is_lesser_board,
+    longest_seconds,
+    outranks,
+    weakened,
+)
 from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
 from lightning_predict.kernels.roofline import sustained_doubt
 from lightning_predict.weights.source import WeightsSource
@@ -156,6 +164,34 @@ def test_a_gpu_better_in_every_figure_is_not_slower_by_more_than_the_interval(
         assert not slower[measured].any()
         # Two GPUs without measurements are held to each other from a factor of 1.5 on.
         assert slower[~measured].mean() <= allowed, [cards[row].name for row in np.flatnonzero(slower.any(axis=1))]
+
+
+@pytest.mark.parametrize("name", list(drawn()))
+def test_a_lesser_board_of_a_chip_is_no_faster_than_a_greater_one_that_was_measured(
+    name: str, models: UtilisationModels
+) -> None:
+    """Over all pairs of the catalogue: the same chip with no more clocks, multiprocessors, bandwidth and power."""
+    batch = drawn()[name]
+    cards = [gpu(one) for one in gpu_names()]
+    seconds = models.estimate(batch, cards).seconds
+    measured = [models.has_own_weights(card.name, batch.operation, batch.dtype) for card in cards]
+    pairs = [
+        (lesser, greater)
+        for lesser, greater in permutations(range(len(cards)), 2)
+        if measured[greater] and not measured[lesser]
+        if is_lesser_board(cards[lesser], cards[greater], batch.dtype)
+    ]
+    assert pairs
+    for lesser, greater in pairs:
+        words = f"{cards[lesser].name} beside {cards[greater].name}"
+        assert (seconds[lesser] >= seconds[greater] * (1 - 1e-9)).all(), words
+
+
+def test_which_board_is_the_lesser_one() -> None:
+    assert is_lesser_board(gpu("H100-SXM-96GB"), gpu("H100-SXM-80GB"), "bfloat16")  # 500 of 700 W, 2.4 of 3.35 TB/s
+    assert not is_lesser_board(gpu("H100-SXM-80GB"), gpu("H100-SXM-96GB"), "bfloat16")
+    assert not is_lesser_board(gpu("H100-PCIe-80GB"), gpu("A100-PCIe-80GB"), "bfloat16")  # another chip
+    assert not is_lesser_board(BIG, BIG, "float32")  # itself
 
 
 def test_issuing_bounds_what_computes_much_where_memory_is_fast() -> None:
