@@ -106,6 +106,7 @@ class ModelMemory:
         self._copies, self._written = update_memory(trace)
         self._behind = _behind_passes(trace)
         self._early = _early_share(trace)
+        self._written_in_passing = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
         self._kept: tuple[_Kept, ...] | None = None
         self._stages: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
@@ -135,7 +136,7 @@ class ModelMemory:
         if self._kept is None:
             is_again = any(recomputed_products(trace, model).values())
             self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
-        shares = _shares(trace, model, strategy, self._kept, passing)
+        shares = _shares(trace, model, strategy, self._kept, passing, self._written_in_passing)
         late_share = 0.0 if _micro_batches(trace, strategy) > 1 else late_share
         held = []
         for own, share in zip(stages, shares, strict=True):
@@ -222,12 +223,26 @@ def _early_share(trace: Trace) -> float:
 
 
 def _shares(
-    trace: Trace, model: SplitModel, strategy: Strategy, kept_storages: Sequence[_Kept], passing_bytes: float
+    trace: Trace,
+    model: SplitModel,
+    strategy: Strategy,
+    kept_storages: Sequence[_Kept],
+    passing_bytes: float,
+    living_bytes: float,
 ) -> list[float]:
     """Compute each stage's share of what a whole batch on one GPU holds in passing.
 
-    Most of it is what the backward pass reads. The rest, such as the gradient of the logits, goes by it where layers or
-    stages are dealt out, and stays where blocks are only computed again.
+    Most of it is what the backward pass reads. The rest goes by it where stages are dealt out; where one GPU has all
+    layers, what lives besides at the fullest moment is the gradient of the logits, whose vocabulary GPUs that share
+    blocks share, too, and what the allocator reserves beyond both goes by their sum.
+
+    Args:
+        trace: The step.
+        model: Its blocks.
+        strategy: How GPUs share.
+        kept_storages: What the forward pass leaves to the backward pass.
+        passing_bytes: What the step holds in passing.
+        living_bytes: Tensors of it at the fullest moment of the passes.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     micro_batches = _micro_batches(trace, strategy)
@@ -266,10 +281,11 @@ def _shares(
     # What is computed again lives for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
     shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
-    if strategy.model_parallel > 1:
+    if strategy.pipeline > 1:
         return shares
-    beyond = max(passing_bytes / total - 1, 0.0)
-    return [(share + beyond / parts) / (1 + beyond) for share in shares]
+    living = min(max(living_bytes, total), max(passing_bytes, total))
+    beyond = living / total - 1
+    return [(share + beyond / strategy.tensor / parts) / (1 + beyond) for share in shares]
 
 
 @final

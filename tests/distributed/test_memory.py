@@ -105,6 +105,31 @@ def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffe
         assert found == pytest.approx(without - buckets + 4 * elements / tensor)
 
 
+def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -> None:
+    # As large as what both blocks leave, written behind the forward pass and read at once; the fullest moment has both.
+    lost = TensorInfo((2 * ACTIVATION_BYTES // 4,), "float32", id=100)
+    wrote = Operation(name="aten::relu", phase="backward", outputs=(lost,), module="head")
+    read = Operation(name="aten::relu", phase="backward", inputs=(lost,), module="head")
+    first = next(index for index, one in enumerate(TRACE.operations) if one.phase == "backward")
+    trace = replace(TRACE, operations=(*TRACE.operations[:first], wrote, read, *TRACE.operations[first:]))
+    lasting = 8 * WEIGHT_BYTES
+    single = lasting + 4 * ACTIVATION_BYTES
+
+    def activations(passing: float, **options: Any) -> float:
+        held = held_memory(lasting + passing, trace, Strategy(**options))
+        return held.activation_bytes
+
+    assert activations(single - lasting) == 4 * ACTIVATION_BYTES
+    # Two inputs of a quarter each, one block computed again at a time, and what the loss wrote.
+    again = ACTIVATION_BYTES * (2 * 0.25 + 1 + 2)
+    assert activations(single - lasting, recompute="full") == pytest.approx(again)
+    # GPUs that share blocks share it, too; of a block the inputs are shared along the sequence.
+    shared = Strategy(recompute="full", tensor=2, sequence=True, gather_again=True)
+    assert held_memory(single, trace, shared).activation_bytes == pytest.approx(again / 2)
+    # What the allocator reserves beyond the tensors, a tenth of them, is a tenth of what is left.
+    assert activations(1.1 * (single - lasting), recompute="full") == pytest.approx(1.1 * again)
+
+
 def test_a_pipeline_of_two_stages() -> None:
     # The first stage holds one block, and two of four micro-batches at once.
     assert memory("ddp", 2, pipeline=2, micro_batches=4) == pytest.approx(4 * WEIGHT_BYTES + ACTIVATION_BYTES / 2)
