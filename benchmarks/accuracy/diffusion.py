@@ -290,7 +290,7 @@ class ImageAttention(nn.Module):
         return result
 
 
-def _image_encoder() -> nn.Sequential:
+def image_encoder() -> nn.Sequential:
     """Build the encoder of images of Stable Diffusion's autoencoder."""
     layers: list[nn.Module] = [nn.Conv2d(3, 128, 3, padding=1)]
     width = 128
@@ -309,7 +309,7 @@ class Training(nn.Module):
 
     def __init__(self, *, fused: bool) -> None:
         super().__init__()
-        self.images = _image_encoder().requires_grad_(False)
+        self.images = image_encoder().requires_grad_(False)
         layer = nn.TransformerEncoderLayer(
             WORD_WIDTH, 12, 4 * WORD_WIDTH, dropout=0, activation="gelu", batch_first=True, norm_first=True
         )
