@@ -17,6 +17,7 @@ An error says what was given, what was expected and what to do. Catch the root t
         * `TraceFormatError`
         * `TraceVersionError`
         * `CaptureError`
+            * `NothingRecordedError`
     * `WeightsError`
         * `WeightsNotFoundError`
         * `WeightsFormatError`
@@ -76,6 +77,10 @@ class TraceVersionError(TraceError):
 
 class CaptureError(TraceError):
     """A capture that could not be made, for example because another profiler is running."""
+
+
+class NothingRecordedError(CaptureError):
+    """A capture of a step in which nothing ran."""
 
 
 class WeightsError(LightningPredictError):

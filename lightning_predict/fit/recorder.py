@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol, final
 
+from lightning_predict.errors import CaptureError, NothingRecordedError
 from lightning_predict.fit.evidence import settles_at
 from lightning_predict.fit.micro_batches import MicroBatches
 from lightning_predict.fit.windows import (
@@ -140,6 +141,12 @@ _UNLIKE: Final = (
 )
 
 
+_NOTHING: Final = (
+    "{} of the first {} steps computed nothing, as where `training_step` returns None; totals count them like the "
+    "others."
+)
+
+
 def stop_for_sure(session: Session) -> None:
     """End a recording, retrying once: a recorder that stays open harms what follows."""
     try:
@@ -185,13 +192,29 @@ class SeenWindows:
         windows: The kind of each; None for one that nothing is to be learnt from.
         timed: Those that were timed without a recorder, with their numbers.
         recorded: Those that were recorded.
+        empty: Windows that computed nothing, of kinds that were recorded so.
     """
 
     def __init__(self) -> None:
         self.windows: list[Kind | None] = []
+        self.empty = 0
         self.timed: list[tuple[int, Window]] = []
         self.recorded: list[Recorded] = []
         self._kinds: list[Kind | None] = []
+        self._nothing: set[Kind] = set()
+
+    def computes_nothing(self, kind: Kind) -> bool:
+        """Return whether windows of a kind are known to compute nothing, and count one more where they are."""
+        self.empty += kind in self._nothing
+        return kind in self._nothing
+
+    def learn_of_nothing(self, kind: Kind) -> None:
+        """Note that windows of a kind compute nothing: nothing is to be learnt from those that were timed, either."""
+        self._nothing.add(kind)
+        self.empty += 1 + self.windows.count(kind)
+        self.timed = [(number, window) for number, window in self.timed if self.windows[number] != kind]
+        self.windows = [None if window == kind else window for window in self.windows]
+        self.windows.append(None)
 
     @property
     def kinds(self) -> list[Kind | None]:
@@ -564,11 +587,12 @@ class StepRecorder:
         kind = Kind(batches=window.batches, optimizers=frozenset(now.due), nodes=now.nodes)
         was_compiled = self._compilations() != now.compilations
         if session is None:
-            seen.windows.append(None if was_compiled or now.is_short else kind)
-            if now.action == "time":
+            is_empty = seen.computes_nothing(kind)
+            seen.windows.append(None if was_compiled or now.is_short or is_empty else kind)
+            if now.action == "time" and not is_empty:
                 seen.timed.append((number, window))
             elif now.action == "run":
-                self._keep_running(window, is_alike=not was_compiled and seen.are_alike)
+                self._keep_running(window, is_alike=not (was_compiled or is_empty) and seen.are_alike)
             return
         is_unlike = now.batches.unlike > 0 and not (now.is_last or session.takes_batches_from_the_last)
         if now.batches.shown_by is None or is_unlike:
@@ -578,6 +602,9 @@ class StepRecorder:
         if not now.is_last and (retry := session.retry) is not None:
             self._new_session = retry
             seen.windows.append(kind)
+            return
+        if now.nodes == 0 and _is_empty(session):
+            seen.learn_of_nothing(kind)
             return
         found = session.optimizers_seen
         updated = now.due if found is None else self._positions(found)
@@ -658,7 +685,20 @@ class StepRecorder:
             f"recorded, in the first {self.count.batches} batches: its time and its memory are left out."
             for position in self._optimizers_unseen()
         )
+        if seen.empty:
+            notes = (*notes, _NOTHING.format(seen.empty, len(seen.windows)))
         return replace(trace, notes=(*trace.notes, *notes), other_steps=steps)
+
+
+def _is_empty(session: Session) -> bool:
+    """Return whether nothing ran while a session recorded."""
+    try:
+        session.trace()
+    except NothingRecordedError:
+        return True
+    except CaptureError:
+        return False  # What failed is told where the trace is asked for.
+    return False
 
 
 @final

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from lightning_predict.errors import CaptureError
+from lightning_predict.errors import CaptureError, NothingRecordedError
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.frames import FramesOfRecorder
@@ -242,7 +242,7 @@ class CaptureSession:
         are_all = all(batch == shown for batch, shown in enumerate(shown_by))
         trace = self._recorded(() if are_all else shown_by)
         if not trace.operations:
-            raise CaptureError("Nothing was recorded: no torch operation ran on this thread until stop().")
+            raise NothingRecordedError("Nothing was recorded: no torch operation ran on this thread until stop().")
         return replace(
             trace,
             step_seconds=tuple(step_seconds),

@@ -177,6 +177,14 @@ def _recomputed(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
     return _fit(model, folder, ours)
 
 
+def _skipped(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
+    """Trains every second batch."""
+    model = LIGHTNING.model(validates=True)
+    step = model.training_step
+    model.training_step = lambda batch, batch_idx: None if batch_idx % 2 else step(batch, batch_idx)
+    return _fit(model, folder, ours)
+
+
 def _compiled(folder: Path, ours: list[Any]) -> tuple[Any, Any]:
     model = LIGHTNING.model(validates=True)
     model.network.compile(backend="eager")
@@ -252,6 +260,7 @@ FITS: Final[dict[str, Fit]] = {
     "detection of anomalies": _options(detect_anomaly=True),
     "activation checkpointing": _recomputed,
     "compiled": _compiled,
+    "batches that are skipped": _skipped,
     "learning-rate finder": _learning_rate_found,
     "deterministic": _options(deterministic=True),
     "a logger and a monitor": lambda folder, ours: _fit(

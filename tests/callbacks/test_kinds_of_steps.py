@@ -339,3 +339,19 @@ def test_windows_of_the_profiler_take_turns_as_well(lightning: Small, tmp_path: 
     (call,) = calls
     assert [kind.trace.recorder for kind in call.trace.kinds] == ["profiler", "profiler"]
     assert updates(call.trace) == {1: 0.8, 2: 0.2}
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("remainder", [0, 1])
+def test_steps_in_which_nothing_ran_are_told_and_not_learnt_from(small: Small, tmp_path: Path, remainder: int) -> None:
+    model = small.model()
+    step = model.training_step
+    model.training_step = lambda batch, batch_idx: step(batch, batch_idx) if batch_idx % 2 == remainder else None
+    predictor = fit(small, tmp_path, model)
+    assert predictor.trace is not None
+    assert predictor.trace.other_steps == ()
+    assert {one.phase for one in predictor.trace.operations} >= {"forward", "backward"}
+    (told,) = (note for note in predictor.trace.notes if "computed nothing" in note)
+    # Every second of them, up to the one with which the recording was complete.
+    empty, seen = (int(word) for word in told.split() if word.isdigit())
+    assert abs(2 * empty - seen) <= 1
