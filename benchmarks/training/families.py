@@ -40,17 +40,25 @@ FEWEST_GROUP_ROWS: Final = 5
 
 
 def interval_of(
-    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]], recipe: Recipe, gpus: Mapping[str, Gpu], seed: int
+    tested: Mapping[str, tuple[NetworkWeights, Sequence[Group]]],
+    recipe: Recipe,
+    gpus: Mapping[str, Gpu],
+    seed: int,
+    *,
+    are_strangers: bool = False,
 ) -> Mapping[str, float]:
     """Compute half widths in log(seconds), by "operation/dtype" and "*" for the widest; every GPU counts the same.
 
     An operation is not known better on new problems than on those that were fitted to, and those are ten times as
-    many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands.
+    many: where few rows calibrate it and happen to be easy ones, the width of the fitted rows stands. Strangers saw
+    none of either, so both calibrate them: of a table of 90 rows 7 alone would say as much as the worst of them.
     """
     calibration: dict[str, list[Array]] = {}
     fitted: dict[str, list[Array]] = {}
     for network, groups in tested.values():
         for key, (calibrating, fitting) in _errors_by_operation(network, groups, recipe, gpus, seed).items():
+            if are_strangers:
+                calibrating = fitting = np.concatenate([calibrating, fitting])
             if len(calibrating) >= FEWEST_GROUP_ROWS:
                 calibration.setdefault(key, []).append(calibrating)
                 fitted.setdefault(key, []).append(fitting)
@@ -352,7 +360,9 @@ def _base_result(
     strangers = _strangers(recipe, groups, bases)
     # Of one GPU alone nothing can be left out.
     gpus = seen_by_base(recipe.family, gpus)
-    interval = interval_of(strangers, recipe, gpus, seed) if strangers else {"*": UNMEASURED_HALF_WIDTH}
+    interval = (
+        interval_of(strangers, recipe, gpus, seed, are_strangers=True) if strangers else {"*": UNMEASURED_HALF_WIDTH}
+    )
     base = replace(bases[base_trainings(recipe, groups)[0]], family=recipe.family.name, interval=interval)
     return FamilyResult(
         base, {}, fitted_rows(recipe, groups, seed), unseen_errors(strangers, recipe, gpus, seed, interval)

@@ -201,9 +201,10 @@ median and 9 % in one of ten; on the L40S 4 and 16 %.
 
 ## GPUs without measurements
 
-For products the base does not see peaks, but rates that large products sustain: what owners of 50 GPUs measured, else
-an estimate from the clock, the lanes and the board's watts (`kernels/roofline.py`). In training, each source's own
-large products give the rate, so that a card that one of them let throttle says nothing of others.
+For products and convolutions the base does not see peaks, but rates that large products sustain: what owners of 50 GPUs
+measured, else an estimate from the clock, the lanes and the board's watts (`kernels/roofline.py`). In training, each
+source's own large products give the rate of its products, so that a card that one of them let throttle says nothing of
+others.
 
 ## Limits
 

@@ -205,6 +205,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             family=families()["convolution"],
             shapes=_convolutions("float32"),
             base=_CONVOLUTION_BASE,
+            start=_CONVOLUTION_BASE,
             own=_CONVOLUTION_OWN,
             fold=TrainingPlan(steps=1500, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03),
             folds=_FLOAT32_FOLDS[:5],

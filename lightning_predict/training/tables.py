@@ -44,12 +44,18 @@ class Split:
     held_out: BoolArray
 
 
+ADDED_LATER: Final = frozenset({"channels_last"})
+"""Shape parameters that came after the weights that ship were trained: where they are 0, a problem is the one that it
+was, and stays on the side of the split where it was."""
+
+
 def problem_shares(columns: Columns, *, seed: int) -> Array:
     """Return a number in [0, 1) for each row that depends on the shape and the seed alone, shape (rows,)."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
         bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
-        state = _scramble(state ^ (bits + np.uint64(_mix_word(word, seed))))
+        mixed = _scramble(state ^ (bits + np.uint64(_mix_word(word, seed))))
+        state = np.where((columns[word] == 0) & (word in ADDED_LATER), state, mixed)
     return (state >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 

@@ -59,6 +59,13 @@ def test_where_easy_rows_calibrate_the_width_of_the_fitted_rows_stands() -> None
     assert width == pytest.approx(0.72, abs=0.02)
 
 
+def test_all_rows_calibrate_the_width_of_strangers() -> None:
+    hard = with_calibration_spread(spread_group(20_000, 0.4), 2.0)
+    width = interval_of({"SMALL": (HALF, [hard])}, RECIPE, GPUS, seed=0, are_strangers=True)["linear/float32"]
+    # One row in nine is spread by 0.8 and the others by 0.4: 0.9 = 8/9 min(w / 0.4, 1) + 1/9 w / 0.8 holds at w = 0.38.
+    assert width == pytest.approx(0.38, abs=0.01)
+
+
 def test_each_operation_has_its_width_and_the_widest_serves_those_without() -> None:
     wide, narrow = spread_group(20_000, 0.4), spread_group(300, 0.01, operation="bmm")
     widths = interval_of({"SMALL": (HALF, [wide, narrow])}, RECIPE, GPUS, seed=0)

@@ -30,6 +30,14 @@ PINNED = [0.3256063975642717, 0.8410363911664533, 0.8025874845885105]
 """Recorded once: a change would move held-out problems into the fit."""
 
 
+def test_a_shape_parameter_that_came_later_moves_only_the_problems_that_have_it() -> None:
+    columns = dict(products(200).columns)
+    zeros, ones = np.zeros(200), np.ones(200)
+    before = problem_shares(columns, seed=0)
+    np.testing.assert_array_equal(problem_shares({**columns, "channels_last": zeros}, seed=0), before)
+    assert (problem_shares({**columns, "channels_last": ones}, seed=0) != before).all()
+
+
 def test_another_seed_is_another_split() -> None:
     columns = products(1000).columns
     one, other = (split_rows(columns, seed=seed).held_out for seed in (0, 1))

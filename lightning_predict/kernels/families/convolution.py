@@ -57,7 +57,14 @@ from lightning_predict.kernels.operations import (
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import compute_peak, per_gpu, sustained_flops, tf32_ratio
+from lightning_predict.kernels.roofline import (
+    compute_peak,
+    per_gpu,
+    sustained_doubt,
+    sustained_flops,
+    sustaining,
+    tf32_ratio,
+)
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
@@ -220,7 +227,13 @@ def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatu
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-CONVOLUTION: Final = Family(name="convolution", dtypes=("float32",), describe=convolution_features)
+CONVOLUTION: Final = Family(
+    name="convolution",
+    dtypes=("float32",),
+    describe=convolution_features,
+    unmeasured=sustaining,
+    doubt=sustained_doubt,
+)
 TENSOR_CONVOLUTION: Final = Family(
     name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
 )
