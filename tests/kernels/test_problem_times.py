@@ -276,7 +276,7 @@ def test_the_share_of_the_base_is_that_of_networks_that_never_saw_the_gpu(shippe
 
 
 def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> None:
-    """The base called filters of 1 x 1 on a V100 1.4 times as slow as the product that they are.
+    """The base calls filters of 1 x 1 on a V100 slower than the product that they are.
 
     The T4 has measured convolutions of its own and keeps them; so does Winograd's filter, faster than its product.
     """
@@ -291,7 +291,7 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     assert times.interval.low[0, 0] <= times.seconds[0, 0] < times.interval.high[0, 0]
     assert times.shares["proxy"][0, 0] == 1
     alone = models.estimate(batch_of([backward]), cards)
-    assert alone.seconds[0, 0] > 1.2 * times.seconds[0, 1]
+    assert alone.seconds[0, 0] > 1.05 * times.seconds[0, 1]
     assert times.seconds[1, 0] == pytest.approx(alone.seconds[1, 0])
     winograd = problem("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
     own = problem_times([winograd], cards, models)

@@ -108,9 +108,14 @@ def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
     )
     estimate = models.estimate(batch, [BIG, SMALL])
-    utilisation = reference_seconds(batch, [BIG, SMALL]) / estimate.seconds
-    np.testing.assert_allclose(utilisation, np.array([[0.5, 0.5, 0.5], [0.25, 0.5, 0.5]]), rtol=1e-5)
-    np.testing.assert_allclose(estimate.interval.high / estimate.seconds, np.array([[2, 2, 2], [1.05, 2, 2]]))
+    # The base sees the rates that the GPUs sustain, and doubts them where nobody measured them.
+    by_base = reference_seconds(batch, [sustaining(BIG), sustaining(SMALL)]) / estimate.seconds
+    by_own = reference_seconds(batch, [SMALL]) / estimate.seconds[1]
+    np.testing.assert_allclose(by_base[[0, 0, 0, 1, 1], [0, 1, 2, 1, 2]], 0.5, rtol=1e-5)
+    assert by_own[0, 0] == pytest.approx(0.25)
+    doubted = np.exp(np.hypot(math.log(2), [sustained_doubt(one, "float32") for one in (BIG, SMALL)]))
+    width = np.array([doubted[[0, 0, 0]], [1.05, doubted[1], doubted[1]]])
+    np.testing.assert_allclose(estimate.interval.high / estimate.seconds, width)
 
 
 def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() -> None:
