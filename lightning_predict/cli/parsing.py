@@ -146,7 +146,7 @@ def _whole_number(text: str) -> int:
     except ValueError:
         value = 0.5
     if not value.is_integer():
-        raise argparse.ArgumentTypeError("expected a whole number, for example 1000 or 1e6.")
+        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a whole number, for example 1000 or 1e6.")
     return int(value)
 
 
@@ -154,13 +154,13 @@ def _number(text: str) -> float:
     try:
         return float(text.replace(",", "").replace("_", ""))
     except ValueError:
-        raise argparse.ArgumentTypeError("expected a number.") from None
+        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a number.") from None
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     def choice(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}.")
+            raise argparse.ArgumentTypeError(f"is {text!r}, but expected one of {', '.join(choices)}.")
         return text
 
     return choice
@@ -273,7 +273,7 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
     try:
         found = vars(parser(name).parse_args([_hyphens(word) for word in words]))
     except InvalidArgumentError as error:
-        raise InvalidArgumentError(_in_words(str(error), name, words)) from None
+        raise InvalidArgumentError(_in_words(str(error), name)) from None
     rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
     return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # as they were typed
 
@@ -283,11 +283,11 @@ def _hyphens(word: str) -> str:
     return option.replace("_", "-") + equals + value if option.startswith("--") else word
 
 
-def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
-    """Say what argparse says is wrong, with the value that was given and with what is near."""
-    wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (expected .*)", problem, re.DOTALL)
-    if wrong is not None and wrong[3] != "expected one argument":
-        return f"{wrong[1] or wrong[2].strip('{}')} is {_given(wrong[1], words)!r}, but {wrong[3]}"
+def _in_words(problem: str, name: str) -> str:
+    """Say what argparse says is wrong, with what is near."""
+    wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (is .*)", problem, re.DOTALL)
+    if wrong is not None:
+        return f"{wrong[1] or f'The word after {name}'} {wrong[3]}"
     unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
     removed = _HOST | dict(REMOVED.get(name, {}))
     if unknown is not None and unknown[1] in removed:
@@ -297,18 +297,6 @@ def _in_words(problem: str, name: str, words: Sequence[str]) -> str:
         meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."
         return f"{unknown[1]} is not an option of {name}. {meant}"
     return f"{problem.removeprefix('argument ').rstrip('.')}. See {PROGRAM} {name} --help."
-
-
-def _given(option: str | None, words: Sequence[str]) -> str:
-    """Find the value that was given to an option, or the first word without one."""
-    for number, word in enumerate(map(_hyphens, words)):
-        if option is None and not word.startswith("-"):
-            return word
-        if option is not None and word.startswith(f"{option}="):
-            return word.partition("=")[2]
-        if option is not None and word == option:
-            return words[number + 1]
-    return ""
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
