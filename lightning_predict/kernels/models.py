@@ -53,6 +53,7 @@ from lightning_predict.gpus import gpu_names as catalogue_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
+from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, sustaining
@@ -288,12 +289,18 @@ class UtilisationModels:
         return gpu_name in self._weights.gpus
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """Return whether this GPU's weights were trained on its own measurements of this operation and dtype."""
+        """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.
+
+        Fused attention takes as long in either 16-bit dtype where the same units compute both: one tells of the other.
+        """
         family = family_of(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
         if family is None or own is None or family.name not in own.families:
             return False
-        return (operation, dtype) in own.families[family.name].trained
+        trained = own.families[family.name].trained
+        if operation in FUSED_ATTENTION and dtype in OTHER_HALF and _has_both_halves(find_gpu(gpu_name)):
+            return (operation, dtype) in trained or (operation, OTHER_HALF[dtype]) in trained
+        return (operation, dtype) in trained
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Time each problem on each GPU, by its own weights where it has them, else by the base.
@@ -394,7 +401,13 @@ class UtilisationModels:
         """Bound the seconds of GPUs that the base serves by greater boards of their chip that were measured."""
         shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
         key = batch.operation, batch.dtype
-        served = [row for row, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
+        is_product = batch.operation in ("linear", "bmm")
+        served = [
+            row
+            for row, gpu in enumerate(gpus)
+            if not self.has_own_weights(gpu.name, *key)
+            and not (is_product and batch.dtype in gpu.measured_flops_per_second)  # others measured that very board
+        ]
         greater = {
             other: rows
             for other in self._measured
@@ -460,7 +473,7 @@ class UtilisationModels:
         owners = _serving(serving, np.nonzero(asked)[0], features, by_base)  # (asked,)
         is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
         log_utilisation = log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
-        widths = np.array([network.half_width(batch.operation, batch.dtype) for network in serving])[owners]
+        widths = np.array([_half_width(network, serving[-1], batch) for network in serving])[owners]
         doubts = np.array([family.doubt(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
         widths = np.where(is_base, np.hypot(widths, doubts), widths)
         floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
@@ -484,6 +497,13 @@ class UtilisationModels:
                     "train them again."
                 )
         return matrix
+
+
+def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ProblemBatch) -> float:
+    """Return the half width of a network's interval, no less than the base's in a dtype that it was not trained in."""
+    key = batch.operation, batch.dtype
+    own = network.half_width(*key)
+    return own if key in network.trained else max(own, base.half_width(*key))
 
 
 def _serving(

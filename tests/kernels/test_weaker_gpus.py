@@ -179,6 +179,8 @@ def test_a_lesser_board_of_a_chip_is_no_faster_than_a_greater_one_that_was_measu
         (lesser, greater)
         for lesser, greater in permutations(range(len(cards)), 2)
         if measured[greater] and not measured[lesser]
+        # Of a board whose rate in products people measured, that is believed.
+        if batch.operation not in ("linear", "bmm") or batch.dtype not in cards[lesser].measured_flops_per_second
         if is_lesser_board(cards[lesser], cards[greater], batch.dtype)
     ]
     assert pairs
@@ -192,6 +194,18 @@ def test_which_board_is_the_lesser_one() -> None:
     assert not is_lesser_board(gpu("H100-SXM-80GB"), gpu("H100-SXM-96GB"), "bfloat16")
     assert not is_lesser_board(gpu("H100-PCIe-80GB"), gpu("A100-PCIe-80GB"), "bfloat16")  # another chip
     assert not is_lesser_board(BIG, BIG, "float32")  # itself
+
+
+def test_attention_takes_as_long_in_either_half_where_one_was_measured(models: UtilisationModels) -> None:
+    shapes: dict[str, list[int]] = {"batch": [1, 8, 64], "heads": [16] * 3, "seq": [8192, 2048, 128]}
+    batches = {
+        dtype: problem_batch("attention", dtype, **shapes, head_dim=64, causal=1) for dtype in ("float16", "bfloat16")
+    }
+    for name in ("H100-SXM-80GB", "L40S"):  # measured in bfloat16
+        half, measured = (models.estimate(batches[dtype], [gpu(name)]) for dtype in ("float16", "bfloat16"))
+        np.testing.assert_allclose(half.seconds, measured.seconds)
+        assert (half.interval.high / half.seconds > measured.interval.high / measured.seconds).all()
+    assert not models.has_own_weights("V100-PCIe-32GB", "attention", "bfloat16")  # which has no units for it
 
 
 def test_issuing_bounds_what_computes_much_where_memory_is_fast() -> None:
