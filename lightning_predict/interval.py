@@ -14,9 +14,9 @@ Example::
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,3 +94,57 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
     import numpy as np
 
     return np.minimum(value, limit) if takes_smaller else np.maximum(value, limit)
+
+
+OUTSIDE: Final = 0.05
+"""Share of cases below an interval, and above it."""
+
+ODDS: Final = (1 - OUTSIDE) / OUTSIDE
+"""Odds of a case to lie on this side of an end; on either side of the middle they grow alike with the logarithm."""
+
+LEAST_HALF_WIDTH: Final = 1e-3
+"""Of the logarithm of a time that is certain."""
+
+HALVINGS: Final = 24
+"""Of the place in which an end is looked for: to a millionth."""
+
+
+def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
+    """Return the ends of the later of two times whose errors have nothing to do with each other.
+
+    Both must be over before it is, so its low end lies above either low end where both may decide, and its high end a
+    little above either high end. The logarithm of a time is taken to be logistic on either side of its middle.
+    """
+    import numpy as np
+
+    low, high = np.maximum(one.low, other.low), np.maximum(one.high, other.high)
+    both = (one.low < other.high) & (other.low < one.high)
+    parts = [each.each(lambda ends: ends[both]) for each in (one, other)]
+    if both.any():
+        middle = np.maximum(*(part.middle for part in parts))
+        beyond = np.maximum(*(part.high**2 / part.middle for part in parts))
+        low[both] = _by_which(parts, OUTSIDE, low[both], middle)
+        high[both] = _by_which(parts, 1 - OUTSIDE, high[both], beyond)
+    return low, high
+
+
+def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most: Array) -> Array:
+    """Find the time, between two others, by which all parts are over in that share of cases."""
+    import numpy as np
+
+    for _ in range(HALVINGS):
+        between = np.sqrt(least * most)
+        is_early = np.prod([_share_before(part, between) for part in parts], axis=0) < share
+        least, most = np.where(is_early, between, least), np.where(is_early, most, between)
+    found: Array = np.sqrt(least * most)
+    return found
+
+
+def _share_before(part: Interval[Array], time: Array) -> Array:
+    """Return in which share of cases it is over before a time."""
+    import numpy as np
+
+    away = np.log(time / part.middle)
+    half = np.where(away < 0, np.log(part.middle / part.low), np.log(part.high / part.middle))
+    share: Array = 1 / (1 + ODDS ** -(away / np.maximum(half, LEAST_HALF_WIDTH)))
+    return share

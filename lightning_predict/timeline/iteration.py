@@ -37,7 +37,7 @@ import numpy as np
 from lightning_predict import checked
 from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.interval import Interval
+from lightning_predict.interval import Interval, ends_of_later
 from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
 from lightning_predict.kernels.timing import float32_stands_in, summed_by_owner
@@ -322,15 +322,16 @@ def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> 
 def _ends(
     middle: Simulated, own: Anchor, spread: tuple[Array, Array], host_ends: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Return ends of the step's interval: the later of the two queues at its own end, with the overlap of the middle.
+    """Return ends of the step's interval: of the later of the two queues, with the overlap of the middle.
 
     What the trace does not explain lies between nothing, where the device's work hides it, and what it is for a device
     that is slower than its kernels say.
     """
     device, host = middle.occupied_seconds, middle.host_seconds
     exposed = middle.seconds - np.maximum(device, host)  # what neither queue explains alone: waits in turn
-    low = np.maximum(device * spread[0], host_ends[0]) + exposed
-    high = np.maximum(device * spread[1], host_ends[1]) + exposed
+    launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
+    computed = Interval(device * spread[0], device, device * spread[1])
+    low, high = (end + exposed for end in ends_of_later(computed, launched))
     slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)
     return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds) + own.residual_seconds * slower
 

@@ -11,7 +11,7 @@ from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.anchoring import GAP_SECONDS
-from lightning_predict.timeline.host import HOST_SPREAD, LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, Host, HostModel
+from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, SLOWEST_HOST, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration, interval_of_sum, iterations
 from lightning_predict.timeline.simulation import START_SECONDS
 from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
@@ -58,7 +58,7 @@ def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() ->
     for step in steps:
         assert math.isclose(step.seconds, 100 * LAUNCH_SECONDS)
         assert step.bound_by == "host"
-        assert math.isclose(step.high_seconds, HOST_SPREAD * step.seconds)
+        assert math.isclose(step.high_seconds, SLOWEST_HOST * step.seconds)
         assert step.seconds > step.device_seconds
 
 
@@ -147,7 +147,7 @@ def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
 
 
 def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
-    # A median host takes 23.3 us for each of 100 products, nine in ten 1/2 to 2 times that: 1.16 to 4.66 ms.
+    # A median host takes 23.3 us for each of 100 products, nine in ten 1/2 to 3/2 times that: 1.16 to 3.49 ms.
     trace = cpu_trace(*[product(LARGE)] * 100)
     work = timed_work(trace, [SMALL], origin=None, models=MODELS)
 
@@ -158,9 +158,9 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
 
     said = (
         "Host assumed: nobody timed the host that launches the step. A median one takes 2.33 ms, nine in ten take 1.16 "
-        "to 4.66 ms, more than the device may need.",
+        "to 3.49 ms, more than the device may need.",
     )
-    short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 4e-3, 6e-3))
+    short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 3e-3, 6e-3))
     verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]
     assert [(one.bound_by, one.is_doubtful) for one in verdicts] == [
         ("host", False),
@@ -171,7 +171,7 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
     assert verdicts[1].sentence.startswith("perhaps bound by the host: ")
     assert short.notes == similar.notes == longer.notes == said
     assert long.notes == ()
-    assert longer.high_seconds == pytest.approx(4.66e-3, rel=1e-3)  # what a slow host takes
+    assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # what a slow host takes, or a slow device
 
 
 def test_an_emulated_dtype_is_said() -> None:
