@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.interval import Interval, ends_of_later
+from lightning_predict.kernels.operations import Array
 
 STEP = Interval(4.0, 5.0, 7.0)
 
@@ -47,7 +48,7 @@ def test_a_function_combines_intervals_end_by_end() -> None:
     assert Interval(1.0, 2.0, 3.0).each(max, Interval.around(2.0, 2.0)) == Interval(1.0, 2.0, 4.0)
 
 
-def array(*ends: float) -> Interval[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+def array(*ends: float) -> Interval[Array]:
     return Interval(*(np.array([float(end)]) for end in ends))
 
 

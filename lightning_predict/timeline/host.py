@@ -145,12 +145,13 @@ Layer norm and products in the backward pass are ratios of such a profile alone 
 FASTEST_HOST, SLOWEST_HOST = 0.5, 1.5
 """Ends of the time of a host that was not measured, over the tabled one, for nine hosts in ten.
 
-Measured over tabled time, the median of each machine that published steps which launches dominate: KernelBench's 0.49
-(Lambda Labs), 0.62 (matx3), 1.05 (babel), 1.08 and 1.18 (two of modal's); torchvision's TITAN V 0.85, RTX 2080 Ti 1.10
-and RTX 3090 1.16; milabench's H100 1.14. Two launch twice as fast as most, none much more slowly: nineteen in twenty
-rows, machines weighing the same, lie below 1.47, and below 1.39 to 1.51 with each machine left out in turn, which is
-the high end; the low end holds the two fast ones. The study, with each machine judged by the others:
-`python -m benchmarks.accuracy FOLDER --of hosts`."""
+Measured over tabled time, the median of each machine that published steps which launches dominate: KernelBench's 0.53
+(Lambda Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX 2080 Ti 1.04 (inference)
+and 1.09 (training) and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two launch twice as fast as most, none much more
+slowly: nineteen in twenty rows, machines weighing the same, lie below 1.43, and below 1.39 to 1.44 with each machine
+left out in turn (1.51 where rows count of which the device may need 0.6). The high end is a little above that, as the
+machines are few; the low end holds the two fast ones but for their own scatter. The study, with each machine judged by
+the others: `python -m benchmarks.accuracy FOLDER --of hosts`."""
 
 
 @final
