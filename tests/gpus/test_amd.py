@@ -16,6 +16,7 @@ from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fabric import collective
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
+from lightning_predict.timeline.host import host_of
 from lightning_predict.timeline.iteration import OTHER_MAKERS_SPREAD, iterations
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
@@ -121,9 +122,10 @@ def test_predictions_are_marked_and_told_to_be_orders_of_size() -> None:
 
 
 def test_intervals_are_twice_as_wide_each_way() -> None:
-    trace, ours = lp.Trace.load(str(GPT2)), gpu("MI300X")  # bound by the device
+    trace, ours = lp.Trace.load(str(GPT2)), gpu("MI300X")
     gpus = [ours, replace(ours, name="twin", vendor=NVIDIA)]
-    found, twin = iterations(trace, timed_work(trace, gpus, origin=None, models=kernel_models(())), gpus)
+    timed = timed_work(trace, gpus, origin=None, models=kernel_models(()))
+    found, twin = iterations(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
     assert found.seconds == pytest.approx(twin.seconds)
     assert found.low_seconds == pytest.approx(twin.low_seconds / OTHER_MAKERS_SPREAD)
     assert found.high_seconds == pytest.approx(twin.high_seconds * OTHER_MAKERS_SPREAD)
