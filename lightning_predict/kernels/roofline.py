@@ -108,7 +108,9 @@ def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     return np.where(batch.bytes_moved[None, :] <= capacity, np.maximum(cache, dram), dram)
 
 
-def roofline_seconds(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
+def roofline_seconds(
+    batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False, bandwidth: Array | None = None
+) -> Array:
     """Compute the seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
 
     Args:
@@ -116,11 +118,22 @@ def roofline_seconds(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = 
         gpus: The GPUs.
         least: Use the fewest FLOPs of any algorithm in use instead of the textbook's, and the rate of the units
             instead of the one that libraries reach where they emulate.
+        bandwidth: Bytes per second that feed the batch, (gpus, problems); None for `memory_bandwidth`'s.
     """
     flops = batch.least_flops if least else batch.flops
     compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
-    memory = batch.bytes_moved[None, :] / memory_bandwidth(batch, gpus)
-    return np.maximum(compute, memory)
+    fed = memory_bandwidth(batch, gpus) if bandwidth is None else bandwidth
+    return np.maximum(compute, batch.bytes_moved[None, :] / fed)
+
+
+def rooflines_of_twins(batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
+    """Compute the rooflines of problems and of the same in another dtype, fed by one memory, (gpus, problems) each.
+
+    The slower memory of the two feeds both. Where the one fits in the L2 and the other does not, nothing that was
+    measured jumps as the bandwidth does: the weights of a layer come from DRAM, whether they would fit or not.
+    """
+    slower = np.minimum(memory_bandwidth(batch, gpus), memory_bandwidth(twin, gpus))
+    return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
 
 
 # --- Rates that large products sustain

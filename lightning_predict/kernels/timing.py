@@ -60,6 +60,7 @@ from lightning_predict.kernels.roofline import (
     latencies,
     reread_share,
     roofline_seconds,
+    rooflines_of_twins,
     sustained_flops,
     tf32_ratio,
 )
@@ -374,8 +375,8 @@ def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels |
     if batch.dtype == "tf32" and batch.kind.units == "tensor":
         return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.by_base)
     # What a kernel takes that has nothing to do is the same in both.
-    own, other = (SHORTEST_KERNEL_SECONDS + roofline_seconds(each, gpus) for each in (batch, twin))
-    ratio = own / other  # (gpus, problems)
+    own, other = rooflines_of_twins(batch, twin, gpus)
+    ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
     if batch.dtype == "float8" and batch.kind.units == "tensor":
         ratio = ratio * np.array([[float8_ratio(gpu)] for gpu in gpus])
     return Estimate(found.interval.scaled(ratio), found.by_base)
@@ -387,9 +388,8 @@ def _as_tf32(of_twin: Interval[Array], batch: ProblemBatch, twin: ProblemBatch, 
     Rows of twice the bytes pass through shared memory in twice as many steps, also where a product is too small for the
     roofline: XLA's products that take 4 to 12 us in bfloat16 take 2 to 9 us more in TF32 on the B200 and the H100.
     """
-    slower = (
-        np.array([[tf32_ratio(gpu)] for gpu in gpus]) * roofline_seconds(batch, gpus) / roofline_seconds(twin, gpus)
-    )
+    own, other = rooflines_of_twins(batch, twin, gpus)
+    slower = np.array([[tf32_ratio(gpu)] for gpu in gpus]) * own / other  # (gpus, problems)
 
     def longer(seconds: Array) -> Array:
         started = np.minimum(seconds, SHORTEST_KERNEL_SECONDS)
