@@ -27,10 +27,12 @@ SHORTEST_PAUSE_SECONDS: Final = 5e-3
 """A shorter pause is PyTorch's own, a hook's, or a slice of time (3-4 ms) that a virtual machine lost to another: on
 one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
 
-PARAMETER_SECONDS: Final = 1e-5
+PARAMETER_SECONDS: Final = 3e-5
 """What PyTorch takes at most for a parameter where it passes through all of them, as `zero_grad` between two steps and
-`clip_grad_norm_` before an update do. 3 to 7 us were seen of the former, the latter takes 5 to 8 ms for the 394
-parameters of BERT-large under a recorder, of which a pause's 5 ms are a part."""
+`clip_grad_norm_` before an update do. 3 to 7 us were seen of the former; the latter takes 7 to 9 ms for the 393
+parameters of BERT-large under a recorder, of which a pause's 5 ms are a part, and 12 to 16 ms in three of thirteen
+recordings, on a virtual machine whose processors ran at half speed for a while. Less would make the same step 24 %
+slower in one recording than in the next; what is lost is less than the update itself takes of a host."""
 
 NODE_SECONDS: Final = 5e-6
 """What autograd takes at most for a node before the first one of a backward pass runs: 0.5 to 1.4 us were seen alone,

@@ -76,17 +76,17 @@ def test_pytorchs_own_work_between_steps_and_before_a_backward_pass_grows_with_t
 
 
 def test_pytorchs_own_work_on_all_parameters_before_an_update_does_not_count(clocks: Clocks) -> None:
-    """Clipping the norm of 400 parameters' gradients passes through them in 8 ms; a loss's 8 ms are the step's own."""
+    """Clipping the norm of 400 parameters' gradients passes through them in 16 ms at worst; a loss's are its own."""
     operations = [Operation(name="aten::mm", phase=phase) for phase in ("forward", "backward", "optimizer")]
     pauses = clocks.pauses()
     for before in (1, 2):
         pauses.begins()
-        clocks.works(0.008)
+        clocks.works(0.016)
         pauses.ends(before=before)
     counted = [one.python_seconds for one in pauses.placed(operations, parameters=400)]
-    assert counted == pytest.approx([0.0, 0.008, 0.0])
-    few = [one.python_seconds for one in pauses.placed(operations, parameters=20)]  # 8 ms are more than theirs
-    assert few == pytest.approx([0.0, 0.008, 0.008])
+    assert counted == pytest.approx([0.0, 0.016, 0.0])
+    few = [one.python_seconds for one in pauses.placed(operations, parameters=20)]  # 16 ms are more than theirs
+    assert few == pytest.approx([0.0, 0.016, 0.016])
 
 
 def test_what_follows_the_last_operation_comes_before_the_first_of_the_next_step(clocks: Clocks) -> None:
