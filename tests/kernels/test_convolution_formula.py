@@ -78,7 +78,7 @@ def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
 @given(convolutions())
 def test_twice_the_batch_never_takes_less(item: Problem) -> None:
     once, twice = by_formula(item, changed(item, batch=2 * item.shape["batch"])).T
-    assert (twice >= once * (1 - 1e-9)).all()
+    assert (twice >= once * (1 - 1e-6)).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32"])
@@ -181,7 +181,7 @@ def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> No
     assume(not (skips and item.operation == "conv2d_backward_input"))  # four times as slow: see GROUPED_GRADIENT
     assume(not item.shape["channels_last"])  # which leaves some groups slow kernels: see GROUPED_LAST_GRADIENT
     in_groups, dense = by_formula(item, changed(item, groups=1)).T
-    assert (in_groups <= dense * (1 + 1e-9)).all()
+    assert (in_groups <= dense * (1 + 1e-6)).all()
 
 
 @settings(max_examples=5, deadline=None)

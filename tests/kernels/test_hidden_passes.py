@@ -215,5 +215,5 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(step
     gpus = [find_gpu(name) for name in names]
     fastest = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in gpus])
     assert (own >= moved / fastest).all()
-    assert (in_half <= own * (1 + 1e-9)).all()
-    assert (doubled >= own * (1 - 1e-9)).all()
+    assert (in_half <= own * (1 + 1e-6)).all()
+    assert (doubled >= own * (1 - 1e-6)).all()

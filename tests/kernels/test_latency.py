@@ -180,8 +180,8 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
     times = problem_times([single, half, more], GPUS, models).seconds
     bound = roofline_seconds(batch_of([single]), GPUS, least=True)
     assert (times[:, 0] >= bound[:, 0]).all()
-    assert (times[:, 1] <= times[:, 0] * (1 + 1e-9)).all()
-    assert (times[:, 2] >= times[:, 0] * (1 - 1e-9)).all()
+    assert (times[:, 1] <= times[:, 0] * (1 + 1e-6)).all()
+    assert (times[:, 2] >= times[:, 0] * (1 - 1e-6)).all()
 
 
 def test_norms_take_cycles_for_each_element_where_bandwidth_is_plenty() -> None:

@@ -132,6 +132,29 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     assert half.interval.high[0, 0] == single.interval.high[0, 0] * PROXY_SPREAD
 
 
+# Weights that fit in the L2 with 1 or 2 bytes an element and not with 2 or 4: what is timed comes from DRAM either way.
+ROWS = np.array([16, 64, 256, 1024])
+
+
+@pytest.mark.parametrize(("name", "n", "k"), [("H100-SXM-80GB", 3072, 8192), ("L40S", 4096, 8192)])
+def test_tf32_takes_twice_as_long_as_16_bits_though_its_weights_leave_the_cache(name: str, n: int, k: int) -> None:
+    assert n * k * 2 < gpu(name).l2_bytes < n * k * 4
+    tf32, half = (lp.operator_seconds("linear", name, dtype=kind, m=ROWS, n=n, k=k) for kind in ("tf32", "bfloat16"))
+    # Twice the bytes, half the rate, and on Hopper 8 % more.
+    assert np.all(tf32 <= 2 * 1.08 * half)
+
+
+def test_no_product_is_more_than_twice_as_fast_in_float8_as_in_16_bits() -> None:
+    sides = np.array([1024, 2048, 4096, 8192])
+    m, n, k = (side.ravel() for side in np.meshgrid(ROWS, sides, sides))
+    for card in GPUS:
+        if "float8" in card.peak_flops_per_second:
+            eight, half = (
+                lp.operator_seconds("linear", card.name, dtype=kind, m=m, n=n, k=k) for kind in ("float8", "bfloat16")
+            )
+            assert np.all(eight >= 0.48 * half), card.name
+
+
 def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_knows_them(models: BundledModels) -> None:
     """Eleven by eleven taps of three channels, of which the base says a third less than TF32's kernels take."""
     words = {"batch": 256, "in_channels": 3, "out_channels": 96, "kernel_size": 11, "image_size": 224, "stride": 4}

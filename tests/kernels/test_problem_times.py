@@ -310,5 +310,5 @@ def test_causal_attention_takes_no_longer_than_without_its_mask_nor_than_a_serve
             ]
             times = problem_times(items, [gpu(name)], kernel_models((name,)))
             causal, unmasked, server = times.seconds[0].reshape(2, 3).T
-            assert (causal <= unmasked * (1 + 1e-9)).all()
-            assert (causal <= server * (1 + 1e-9)).all()
+            assert (causal <= unmasked * (1 + 1e-6)).all()
+            assert (causal <= server * (1 + 1e-6)).all()

@@ -65,7 +65,7 @@ def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
     for item in (LINEAR, GROUPED, PLAIN):
         single = problem_times([item], [gpu("L4")], models)
         lower = problem_times([replace(item, dtype="tf32")], [gpu("L4")], models)
-        assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-9)
+        assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-6)
         assert np.all(single.interval.low <= single.seconds)
 
 
