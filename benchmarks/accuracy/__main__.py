@@ -54,7 +54,7 @@ from benchmarks.accuracy import (
     memory_peers,
     operator_tables,
     plan_replays,
-    pretraining,
+    pretraining_report,
     product_tables,
     published_steps,
     recommendation,
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "timm",
             "torchvision",
             "many-gpus",
-            *pretraining.READERS,
+            *pretraining_report.READERS,
             "collectives",
             "steps",
             "hosts",
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="whole iterations that others timed; the study behind the correlation of families' errors; regressions on "
         "past runs; what a measurement on one GPU says about another; recordings of real GPUs; single operators and "
         "small modules, eager and compiled; whole steps of either package's vision models; steps of large language "
-        "models on many GPUs; published pretraining of torchtitan, nanotron, NeMo and DGX Cloud; "
+        "models on many GPUs; published pretraining of torchtitan, nanotron, NeMo, DGX Cloud, IBM and KempnerForge; "
         "collectives, and steps of several cards over that of one; "
         "whole steps of all tables with GPUs and sources left out, behind shipped intervals; "
         "hosts of steps that launches dominate; gains of changes beside measured pairs; "
@@ -223,8 +223,8 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                     many_gpus.evaluate_scaling(folder / name, weights=options.weights)
                 ):
                     console.print(table)
-    elif options.of in pretraining.READERS:
-        pretraining.print_report(folder, options.of, console, weights=options.weights, cache=options.cache)
+    elif options.of in pretraining_report.READERS:
+        pretraining_report.print_report(folder, options.of, console, weights=options.weights, cache=options.cache)
     elif options.of == "collectives":
         for table in collectives.collective_tables(folder):
             console.print(table)

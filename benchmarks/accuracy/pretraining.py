@@ -1,4 +1,4 @@
-"""Read published runs of pretraining: torchtitan's, nanotron's, NeMo's and DGX Cloud's, as cases of `large_runs.py`.
+"""Read tables of published pretraining, torchtitan's, nanotron's and NeMo's, as cases of `large_runs.py`.
 
 Each row's micro-batch is recorded on the meta device and repeated by the strategy. What a table does not say is as the
 framework's own configuration has it, from memory: torchtitan gathers in bfloat16, reduces in float32 and shares the
@@ -14,31 +14,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, final
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.accuracy.large_runs import (
     GPUS_PER_NODE,
-    AnyWorkload,
     LargeRunCase,
-    LargeRunResult,
-    choices_table,
-    errors_table,
-    predicted_runs,
-    recorded,
 )
-from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
-from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
-from lightning_predict.cost.memory import step_memory
-from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
@@ -68,6 +54,7 @@ class PretrainingWorkload:
         kind: What rows of the table are told apart by, in words.
         release: Release of torch of its time, which decides on the kernels of attention; None for today's.
         compiles_loss: The loss is compiled, too.
+        is_all_bfloat16: So are the optimizer's state and the logits of the loss; else both are in float32.
     """
 
     table: str
@@ -78,15 +65,17 @@ class PretrainingWorkload:
     kind: str = ""
     release: str | None = None
     compiles_loss: bool = False
+    is_all_bfloat16: bool = False
 
     @property
     def name(self) -> str:
         """Words for a file."""
-        return f"{self.model}-{self.length}-{self.batch}"
+        return f"{self.model}-{self.length}-{self.batch}{'-bfloat16' if self.is_all_bfloat16 else ''}"
 
     def trace(self) -> Trace:
         """Record it on the meta device."""
-        return llama_trace(LLAMA[self.model], length=self.length, batch=self.batch)
+        config = LLAMA[self.model]
+        return llama_trace(config, length=self.length, batch=self.batch, is_all_bfloat16=self.is_all_bfloat16)
 
     def prepared(self, trace: Trace) -> Trace:
         """Return the recording as it runs."""
@@ -169,7 +158,7 @@ def read_torchtitan_cases(path: Path) -> Cases:
                     compiles_loss=words["compile"] == "1"
                     and not any(page in words["source"] for page in LOSS_NOT_COMPILED),
                 ),
-                layout=_layout(POWER_LIMITED if "500 W" in words["gpu_note"] else words["gpu"], count),
+                layout=machines_of(POWER_LIMITED if "500 W" in words["gpu_note"] else words["gpu"], count),
                 strategy=Strategy(
                     data="fsdp",
                     tensor=tensor,
@@ -185,14 +174,14 @@ def read_torchtitan_cases(path: Path) -> Cases:
                 ),
                 micro_batch=micro,
                 measured_seconds=row.member("step_seconds").parsed().positive(),
-                interconnect=_network(words["gpu_note"]),
+                interconnect=network_of(words["gpu_note"]),
                 memory_bytes=memory,
             )
         )
     return tuple(cases), left_out
 
 
-def _network(note: str) -> Interconnect:
+def network_of(note: str) -> Interconnect:
     """Return what a note says of the links between machines."""
     return Interconnect(inter_node_bytes_per_second=gigabytes_to_bytes(400)) if "400 Gb/s" in note else CATALOGUE
 
@@ -223,7 +212,7 @@ def read_nanotron_cases(path: Path) -> Cases:
                     is_compiled=False,
                     release="2.4",
                 ),
-                layout=_layout(row.value["gpu"], _number(row, "gpus")),
+                layout=machines_of(row.value["gpu"], _number(row, "gpus")),
                 strategy=Strategy(
                     data="zero1" if row.value["zero_stage"] == "1" else "ddp",
                     tensor=tensor,
@@ -325,7 +314,7 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
             kind=f"{NEMO_FLOAT8[words['precision']] or 'bfloat16'}{', FSDP' if is_fsdp else ''}",
             release=RING_RELEASE if context > 1 else None,
         ),
-        layout=_layout(words["gpu"], count),
+        layout=machines_of(words["gpu"], count),
         strategy=Strategy(
             data="fsdp" if is_fsdp else "zero1",
             tensor=tensor,
@@ -346,138 +335,6 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
     )
 
 
-DGXC: Final = (
-    # model, GPUs, tensor, pipeline, context, virtual, samples of a step, seconds in bfloat16, in float8
-    ("llama3-8b", 8, 1, 1, 2, 1, 128, 12.91, 9.67),
-    ("llama3-8b", 128, 1, 1, 2, 1, 2048, 13.10, 9.82),
-    ("llama3-70b", 64, 4, 4, 2, 5, 128, 14.72, 11.01),
-    ("llama3-70b", 512, 4, 4, 2, 5, 1024, 14.89, 11.18),
-    ("llama3-70b", 2048, 4, 4, 2, 5, 4096, 14.98, 11.39),
-    ("llama3-405b", 576, 8, 9, 2, 7, 252, 17.20, 11.24),
-    ("llama3-405b", 2304, 8, 9, 2, 7, 1008, 17.62, 12.35),
-)
-"""Steps on H100s as NVIDIA/dgxc-benchmarking states them (`llama3.1/README_8b.md`, `70b` and `405b` at 143b90d, with
-NeMo 24.09, 8,192 tokens and micro-batches of one). Nothing is fitted to them."""
-
-
-def dgxc_cases(_path: Path) -> Cases:
-    """Return the rows of `DGXC`, in both precisions."""
-    precisions: tuple[Float8 | None, ...] = (None, "tensorwise")
-    return tuple(
-        LargeRunCase(
-            workload=PretrainingWorkload(
-                table="dgxc",
-                model=model,
-                length=8192,
-                batch=1,
-                is_compiled=True,
-                kind=fp8 or "bfloat16",
-                release=RING_RELEASE,
-            ),
-            layout=_layout("H100-SXM-80GB", count),
-            strategy=Strategy(
-                data="zero1",
-                tensor=tensor,
-                pipeline=pipeline,
-                virtual=virtual,
-                context=context,
-                micro_batches=1,
-                accumulate=batch * tensor * pipeline * context // count,
-                sequence=tensor > 1,
-                overlap_tensor=tensor > 1,
-                overlap_param_gather=True,
-                fp8=fp8,
-            ),
-            micro_batch=1,
-            measured_seconds=seconds,
-        )
-        for model, count, tensor, pipeline, context, virtual, batch, *both in DGXC
-        for fp8, seconds in zip(precisions, both, strict=True)
-    ), Counter()
-
-
-LARGE_TITAN: Final = (
-    # model, GPU, GPUs, tensor, pipeline, context, virtual, local batch, length, recomputed, async, tokens/s a GPU, GiB
-    ("llama3-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 8192, "full", False, 331, None),
-    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 1, 4096, "selective_op", False, 355, None),
-    ("llama2-70b", "A100-SXM-80GB", 64, 1, 1, 1, 1, 2, 4096, "full", False, 353, None),
-    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", False, 829, 71.9),
-    ("llama3-70b", POWER_LIMITED, 256, 8, 1, 1, 1, 16, 8192, "full", True, 876, 67.6),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 32, 8192, "full", True, 100, 82.5),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 2, 32, 8192, "full", True, 128, 72.7),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 1, 1, 8, 32768, "full", True, 76, 75.3),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 2, 1, 8, 65536, "full", True, 47, 75.9),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 4, 1, 8, 131072, "full", True, 31, 77.1),
-    ("llama3-405b", POWER_LIMITED, 512, 8, 8, 8, 1, 8, 262144, "full", True, 16, 84.9),
-)
-"""torchtitan's runs of 70 and 405 billion parameters: `docs/performance.md` at 0413364 (A100, eager, bfloat16) and
-`benchmarks/llama3_h100_202412_torchtitan.md` at 31a17bf (compiled, float8 tensorwise). Nothing is fitted to them. How
-many micro-batches a pipeline has is not told: torchtitan's default of that time, one for each stage of all GPUs
-(`build_pipeline_schedule` in its `pipelining_utils.py`; today it is micro-batches of one sample)."""
-
-
-def large_titan_cases(_path: Path) -> Cases:
-    """Return the rows of `LARGE_TITAN`."""
-    cases = []
-    for (
-        model,
-        gpu,
-        count,
-        tensor,
-        pipeline,
-        context,
-        virtual,
-        batch,
-        length,
-        recompute,
-        is_async,
-        rate,
-        gibibytes,
-    ) in LARGE_TITAN:
-        is_old, micro_batches = gpu != POWER_LIMITED, pipeline * virtual if pipeline > 1 else 1
-        ends = fewer_blocks_at_ends(LLAMA[model].layers, pipeline) if virtual == 1 else None
-        cases.append(
-            LargeRunCase(
-                workload=PretrainingWorkload(
-                    table="torchtitan, large",
-                    model=model,
-                    length=length,
-                    batch=batch // micro_batches,
-                    is_compiled=not is_old,
-                    kind="bfloat16, eager" if is_old else "tensorwise, compiled",
-                    release="2.4" if is_old else "2.6",
-                ),
-                layout=_layout(gpu, count),
-                strategy=Strategy(
-                    data="fsdp",
-                    tensor=tensor,
-                    pipeline=pipeline,
-                    virtual=virtual,
-                    first_stage=ends,
-                    last_stage=ends,
-                    context=context,
-                    micro_batches=1,
-                    accumulate=micro_batches,
-                    sequence=tensor > 1,
-                    recompute=RECOMPUTED[recompute],
-                    fp8=None if is_old else "tensorwise",
-                    overlap_tensor=is_async,
-                    reduce_dtype="float32",
-                ),
-                micro_batch=batch // micro_batches,
-                measured_seconds=batch * length / (tensor * pipeline * context) / rate,
-                interconnect=CATALOGUE if is_old else _network("400 Gb/s"),
-                memory_bytes=None if gibibytes is None else gibibytes * GIBIBYTE,
-            )
-        )
-    return tuple(cases), Counter()
-
-
-def fewer_blocks_at_ends(layers: int, stages: int) -> int | None:
-    """Return the blocks of the first and the last stage where both have one less; None where all have as many."""
-    return None if layers % stages == 0 else (layers + 2) // stages - 1
-
-
 def _number(row: Checked, column: str) -> int:
     return row.member(column).parsed().integer(minimum=1)
 
@@ -486,94 +343,7 @@ TRAY: Final = 4
 """GPUs of a machine of GB200 and GB300."""
 
 
-def _layout(name: str, count: int) -> Layout:
+def machines_of(name: str, count: int) -> Layout:
+    """Return so many GPUs in machines as large as such GPUs come in."""
     per_node = min(count, TRAY if name.startswith("GB") else GPUS_PER_NODE)
     return Layout(find_gpu(name), per_node, count // per_node)
-
-
-READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
-    "torchtitan": (TORCHTITAN_TABLE, read_torchtitan_cases),
-    "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
-    "nemo": (NEMO_TABLE, read_nemo_cases),
-    "dgxc": ("", dgxc_cases),
-    "torchtitan-large": ("", large_titan_cases),
-}
-"""File and reader of each table; what is no table, reads none."""
-
-
-def print_report(folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None) -> None:
-    """Print the errors of a table's rows, by what may explain them and one by one, and what was left out.
-
-    Args:
-        folder: Folder of the tables.
-        of: A key of `READERS`.
-        console: Where to print.
-        weights: Weights to use.
-        cache: Folder that keeps the recordings; None records them anew.
-
-    Raises:
-        MeasurementTableError: The table is wrong.
-        LightningPredictError: As `predict`.
-    """
-    file, read = READERS[of]
-    cases, left_out = read(folder / file)
-    results = evaluate_in_groups(
-        cases,
-        key=lambda case: case.workload,
-        evaluate=partial(predicted_runs, weights=weights, cache=cache, studies=False),
-        jobs=1,
-    )
-    console.print(errors_table(of, results), choices_table(results))
-    rows = report_table(
-        f"{of}: each row",
-        ("model", "GPU", "recipe", "sharing"),
-        ("length", "measured s", "predicted s", "error %", "inside"),
-        no_wrap=False,
-    )
-    for result in results:
-        rows.add_row(*_cells(result))
-    console.print(rows)
-    if any(case.memory_bytes for case in cases):
-        console.print(memory_table(of, cases, cache))
-    for reason, count in sorted(left_out.items()):
-        console.print(f"left out: {count} row(s), {reason}")
-
-
-def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> Table:
-    """Compare the peak that is derived for the fullest GPU with the one that was published."""
-    words, numbers = ("model", "GPU", "sharing"), ("GiB", "predicted", "error %")
-    table = report_table(f"{of}: memory of a GPU", words, numbers, no_wrap=False)
-    by_workload: dict[AnyWorkload, list[LargeRunCase]] = defaultdict(list)
-    for case in cases:
-        if case.memory_bytes:
-            by_workload[case.workload].append(case)
-    errors = []
-    for workload, own in by_workload.items():
-        trace = workload.prepared(recorded(workload, cache))
-        need = step_memory(trace)
-        for case in own if need is not None else ():
-            assert need is not None
-            assert case.memory_bytes is not None
-            alone = (need.bytes_on if case.is_reserved else need.allocated_on)(case.layout.gpu)
-            found = shared_memory_bytes(alone, trace, case.layout, case.strategy)
-            errors.append(found / case.memory_bytes - 1)
-            sizes = (f"{size / GIBIBYTE:.1f}" for size in (case.memory_bytes, found))
-            table.add_row(workload.name, case.layout.name, case.strategy.name, *sizes, f"{100 * errors[-1]:+.1f}")
-    middle = f"{100 * statistics.median(map(abs, errors)):.1f}"
-    table.add_row("median |error|, bias", "", "", "", middle, f"{100 * statistics.median(errors):+.1f}")
-    return table
-
-
-def _cells(result: LargeRunResult) -> tuple[str, ...]:
-    case = result.case
-    return (
-        case.workload.model,
-        case.layout.name,
-        case.workload.kind,
-        case.strategy.name,
-        str(case.workload.length),
-        f"{case.measured_seconds:.3f}",
-        f"{result.step.seconds:.3f}",
-        f"{100 * result.error:+.1f}",
-        "yes" if result.is_inside else "no",
-    )

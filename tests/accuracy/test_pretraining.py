@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy.pretraining import (
-    blocks_of_last_stage,
+from benchmarks.accuracy.pretraining import blocks_of_last_stage
+from benchmarks.accuracy.stated_runs import (
     dgxc_cases,
     fewer_blocks_at_ends,
+    ibm_cases,
+    kempner_cases,
     large_titan_cases,
+    more_dgxc_cases,
 )
 from benchmarks.accuracy.workloads.llama import LLAMA, LlamaConfig, llama_trace, with_compiled_loss
 from lightning_predict.cost.memory import step_memory
@@ -69,6 +72,43 @@ def test_dgx_clouds_pages_are_read_in_both_precisions() -> None:
         assert 1.2 < plain.measured_seconds / narrow.measured_seconds < 1.6
         # Micro-batches of the pages: 32 (8B), 64 (70B), 63 (405B), one sample each.
         assert plain.strategy.accumulate in (32, 63, 64)
+
+
+def test_dgx_clouds_other_models_accumulate_as_their_pages_say() -> None:
+    # GA of the pages: 256 samples over 4 replicas of GPT-3; Nemotron 15B 4 (either layout), 340B 16 on H100, of 8 to
+    # 128 on GB200; Grok-1 128.
+    cases, _ = more_dgxc_cases(Path())
+    accumulated = {(case.workload.model, case.layout.gpu.name, case.strategy.tensor): set[int]() for case in cases}
+    for case in cases:
+        accumulated[case.workload.model, case.layout.gpu.name, case.strategy.tensor].add(case.strategy.accumulate)
+    assert accumulated == {
+        ("gpt3-175b", "H100-SXM-80GB", 4): {64},
+        ("nemotron4-15b", "H100-SXM-80GB", 4): {4},
+        ("nemotron4-15b", "H100-SXM-80GB", 2): {4},
+        ("nemotron4-340b", "H100-SXM-80GB", 8): {16},
+        ("nemotron4-340b", "GB200", 8): {8, 32, 64, 128},
+        ("grok1-314b", "H100-SXM-80GB", 4): {128},
+    }
+
+
+def test_ibms_and_kempners_rates_are_those_of_their_pages() -> None:
+    # 2 x 4,096 tokens a GPU at 3,700 a second.
+    assert ibm_cases(Path())[0][0].measured_seconds == pytest.approx(2.214, rel=1e-3)
+    # 13B on 160 GPUs, of which four share each block: 534,644 tokens a second.
+    cases, _ = kempner_cases(Path())
+    for case, rate in ((cases[15], 534_644), (cases[-1], 154_523), (cases[1], 18_728)):
+        replicas = case.strategy.replicas(case.layout)
+        tokens = case.micro_batch * case.strategy.accumulate * replicas * case.workload.length
+        assert tokens / case.measured_seconds == pytest.approx(rate, rel=5e-3)
+
+
+def test_a_step_all_in_bfloat16_has_no_value_in_float32_but_sums() -> None:
+    trace = llama_trace(CONFIG, length=32, batch=2, is_all_bfloat16=True)
+    # Two moments of each parameter, as wide as it is, and the counts of updates.
+    assert trace.memory.parameter_bytes is not None
+    assert trace.memory.optimizer_state_bytes == pytest.approx(2 * trace.memory.parameter_bytes, rel=1e-2)
+    wide = {one.elements for each in trace.operations for one in each.outputs if one.dtype == "float32"}
+    assert TOKENS * CONFIG.vocabulary not in wide
 
 
 def test_nanotron_leaves_the_last_stage_what_its_output_layer_leaves_room_for() -> None:

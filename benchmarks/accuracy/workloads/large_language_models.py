@@ -241,9 +241,31 @@ def with_own_softmax(trace: Trace) -> Trace:
 def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     """Forward, backward, and one fused update of float32 copies of the parameters."""
     copies = [nn.Parameter(parameter.detach().float()) for parameter in model.parameters()]
-    optimizer = torch.optim.AdamW(copies, lr=1e-4)
-    for copy in copies:
-        copy.grad = torch.empty_like(copy)
+    trace = _passes(model, loss, copies)
+    # The copies go with the optimizer's state: they are shared with it, and no module holds them.
+    state = (trace.memory.optimizer_state_bytes or 0) + sum(4 * copy.numel() for copy in copies)
+    return with_fused_update(replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state)))
+
+
+def with_fused_adam(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
+    """Forward, backward, and one fused update of the parameters themselves, behind the norm of their gradients."""
+    trace = _passes(model, loss, list(model.parameters()))
+    elements = sum(math.prod(parameter.shape) for parameter in trace.parameters)
+    own, norm = TensorInfo((elements,), trace.parameters[0].dtype), TensorInfo((), "float32")
+    update = (
+        Operation(name="aten::linalg_vector_norm", phase="optimizer", inputs=(own,), outputs=(norm,)),
+        Operation(name="aten::mul_", phase="optimizer", inputs=(own,), outputs=(own,)),
+        Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(own,) * 4),
+    )
+    passes = (one for one in trace.operations if one.phase in ("forward", "backward"))
+    return replace(trace, operations=(*passes, *update))
+
+
+def _passes(model: nn.Module, loss: Callable[[], Tensor], updated: list[nn.Parameter]) -> Trace:
+    """Record forward and backward pass beside the state of an optimizer."""
+    optimizer = torch.optim.AdamW(updated, lr=1e-4)
+    for parameter in updated:
+        parameter.grad = torch.empty_like(parameter)
     optimizer.step()  # makes its state
     session = CaptureSession(device=torch.device("meta"), model=model.train(), optimizers=[optimizer])
     loss().backward()  # the first pass imports, which would count as Python work of the step
@@ -251,10 +273,7 @@ def with_float32_copies(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     model.zero_grad(set_to_none=True)
     loss().backward()
     session.stop()
-    trace = replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
-    # The copies go with the optimizer's state: they are shared with it, and no module holds them.
-    state = (trace.memory.optimizer_state_bytes or 0) + sum(4 * copy.numel() for copy in copies)
-    return with_fused_update(replace(trace, memory=replace(trace.memory, optimizer_state_bytes=state)))
+    return replace(without_pauses(session.trace()), flags=Flags(matmul_tf32=False, cudnn_tf32=True))
 
 
 def with_fused_update(trace: Trace) -> Trace:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.accuracy.workloads.large_language_models import with_float32_copies
+from benchmarks.accuracy.workloads.large_language_models import with_float32_copies, with_fused_adam
 from lightning_predict.kernels.fusion import FUSED
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
@@ -71,9 +71,12 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "llama-1b": replace(_llama(24, 2048, 32, 32, 4096, 50257), is_tied=True),
     "llama2-7b": _llama(32, 4096, 32, 32, 11008, 32000),
     "llama2-13b": _llama(40, 5120, 40, 40, 13824, 32000),
+    "llama2-34b": _llama(48, 8192, 64, 8, 22016, 32000),
     "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000),
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
+    "llama3-15b": _llama(40, 5120, 40, 8, 17920, 128256),
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    "llama3-175b": _llama(96, 12288, 96, 8, 39680, 128256),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256),
     "qwen3-8b": replace(_llama(36, 4096, 32, 8, 12288, 151936), norms_heads=True),
     "qwen3-30b-a3b": replace(
@@ -84,11 +87,15 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     ),
     "gpt-oss-120b": replace(_llama(36, 2880, 64, 8, 2880, 201088), head_width=64, experts=128, active=4),
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000), experts=8, active=2),
+    "grok1-314b": replace(_llama(64, 6144, 48, 8, 32768, 131072), experts=8, active=2),
+    "nemotron4-15b": replace(_llama(32, 6144, 48, 8, 24576, 256000), is_gated=False),
+    "nemotron4-340b": replace(_llama(96, 18432, 96, 8, 73728, 256000), is_gated=False),
     "gpt3-5b": replace(_llama(24, 4096, 32, 32, 16384, 51200), is_gated=False),
     "gpt3-20b": replace(_llama(44, 6144, 48, 48, 24576, 51200), is_gated=False),
     "gpt3-175b": replace(_llama(96, 12288, 96, 96, 49152, 51200), is_gated=False),
 }
-"""As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters."""
+"""As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters; those of
+Llama 3's form with 15 and 175 billion parameters are KempnerForge's."""
 
 
 class RotaryAttention(nn.Module):
@@ -220,7 +227,9 @@ class Llama(nn.Module):
         return result
 
 
-def llama_trace(config: LlamaConfig, *, length: int, batch: int, recompute: bool = False) -> Trace:
+def llama_trace(
+    config: LlamaConfig, *, length: int, batch: int, recompute: bool = False, is_all_bfloat16: bool = False
+) -> Trace:
     """One step on the meta device, of so many samples at once.
 
     Args:
@@ -228,6 +237,7 @@ def llama_trace(config: LlamaConfig, *, length: int, batch: int, recompute: bool
         length: Tokens of a sample.
         batch: Samples.
         recompute: With activation checkpointing of each block.
+        is_all_bfloat16: So are the optimizer's state and the logits of the loss; else both are in float32.
     """
     width = config.head_width or config.hidden // config.heads
     with torch.device("meta"):
@@ -236,9 +246,12 @@ def llama_trace(config: LlamaConfig, *, length: int, batch: int, recompute: bool
         angles = torch.zeros(1, length, 1, width, dtype=torch.bfloat16)
 
     def loss() -> Tensor:
-        return nn.functional.cross_entropy(model(tokens, angles, angles).float().flatten(0, 1), tokens.flatten())
+        logits = model(tokens, angles, angles)
+        logits = logits if is_all_bfloat16 else logits.float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
-    return replace(with_float32_copies(model, loss), samples=batch)
+    record = with_fused_adam if is_all_bfloat16 else with_float32_copies
+    return replace(record(model, loss), samples=batch)
 
 
 def with_compiled_loss(trace: Trace) -> Trace:
