@@ -180,6 +180,8 @@ class DispatchRecorder:
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
         self._begins: int | None = None  # while it records
+        self._first_node = 0
+        self._nodes = 0
         self._recorded_parts: list[Part] = []
         self._written_in_burst: dict[int, TensorInfo] = {}
         self._burst_at = 0
@@ -192,6 +194,7 @@ class DispatchRecorder:
     def start(self) -> None:
         """Begin to record on this thread."""
         self._begins = len(self.operations)
+        self._first_node = _sequence_number()
         if self._begins:  # what was freed since the last stop was not freed in this part
             self._guarded(self._note_freed, sweep=True)
         self.optimizers.open()
@@ -216,12 +219,13 @@ class DispatchRecorder:
         drain()
 
     def _note_alive(self) -> None:
-        """Note which storages are alive where the recording ends."""
+        """Note which storages are alive where the recording ends, and how many nodes autograd made."""
         if self._written_in_burst:
             self._end_burst()
         self._note_freed(sweep=True)
         self._alive_at_stop = tuple(self._numbers.alive)
         if self._begins is not None:
+            self._nodes += _sequence_number() - self._first_node
             part = Part(self._begins, len(self.operations), frozenset(self._alive_at_stop))
             self._recorded_parts.append(part)
         self._begins = None
@@ -301,7 +305,7 @@ class DispatchRecorder:
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
         """The operations that ran, with the time that the step spent outside of them, and the storages they outlast."""
-        timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves)))
+        timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves), nodes=self._nodes))
         for index, numbers in self._freed.items():
             timed[index] = replace(timed[index], freed=tuple(numbers))
         return tuple(timed)

@@ -35,8 +35,8 @@ recordings, on a virtual machine whose processors ran at half speed for a while.
 slower in one recording than in the next; what is lost is less than the update itself takes of a host."""
 
 NODE_SECONDS: Final = 5e-6
-"""What autograd takes at most for a node before the first one of a backward pass runs: 0.5 to 1.4 us were seen alone,
-3.9 in a crowded process on a busy machine."""
+"""What autograd takes at most for a node before the first one of a backward pass runs, and to free it: 0.5 to 1.4 us
+were seen alone, 3.9 in a crowded process on a busy machine."""
 
 STALE_SECONDS: Final = 5e-4
 """Age up to which a reading of what other programs took of the processor counts as new."""
@@ -117,20 +117,25 @@ class Pauses:
         if seconds >= SHORTEST_PAUSE_SECONDS and not self._is_framework():
             self._found.append((before, seconds))
 
-    def placed(self, operations: Sequence[Operation], *, parameters: int = 0) -> tuple[Operation, ...]:
+    def placed(self, operations: Sequence[Operation], *, parameters: int = 0, nodes: int = 0) -> tuple[Operation, ...]:
         """Give each operation the pauses before it; the first one those behind the last, as steps repeat.
 
         Args:
             operations: Those of the step.
             parameters: How many parameters it has: PyTorch's own work before an update and between two steps grows with
                 their number.
+            nodes: How many nodes autograd made for it: its own work before a backward pass, and where a step ends and
+                they are freed, grows with their number. On the meta device one operation may make thousands, as an
+                LSTM does.
         """
         timed = list(operations)
         for position, seconds in self._found if timed else ():
             index = position % len(timed)
             own = parameters * PARAMETER_SECONDS if index == 0 or timed[index].phase == "optimizer" else 0.0
-            if index and (timed[index - 1].phase, timed[index].phase) == ("forward", "backward"):
-                own = index * NODE_SECONDS
+            if index == 0:
+                own = max(own, nodes * NODE_SECONDS)
+            elif (timed[index - 1].phase, timed[index].phase) == ("forward", "backward"):
+                own = max(index, nodes) * NODE_SECONDS
             if seconds < SHORTEST_PAUSE_SECONDS + own:
                 continue
             timed[index] = replace(timed[index], python_seconds=timed[index].python_seconds + seconds)
