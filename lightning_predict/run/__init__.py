@@ -1,1 +1,1 @@
-"""The rest of a run: what is still to come, how long it takes, and what earlier runs say of it."""
+"""The rest of a run: its remaining steps, how long they take, and corrections from the history of earlier runs."""

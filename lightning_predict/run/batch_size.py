@@ -1,8 +1,8 @@
-"""Extrapolate steps at a few batch sizes by straight lines for time and memory, and find the largest that fits.
+"""Fit step time and memory linearly over the batch size, and find the largest batch size that fits.
 
-The work of a step grows with its samples, and what does not (weights, optimizer, launches) stays; so the device's time
-and the memory lie on straight lines, as long as the larger sizes fill the GPU no better than those that were captured.
-Example::
+Part of a step's work grows with the number of samples; weights, optimizer and kernel launches stay constant. GPU time
+and memory are therefore linear in the batch size, as long as larger batches do not use the GPU better than the captured
+ones. Example::
 
     >>> line = line_through({8: 1.0, 16: 1.5})
     >>> line.at(32)
@@ -23,39 +23,38 @@ import numpy as np
 from lightning_predict.errors import InvalidArgumentError
 
 LARGEST: Final = 2**30
-"""Largest batch size that is considered: the limit where memory does not grow with it."""
+"""Largest batch size considered; the limit if memory does not grow with the batch size."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StraightLine:
-    """A straight line over batch sizes; it does not fall."""
+    """A non-decreasing linear function of the batch size."""
 
     constant: float
     per_sample: float
 
     def at(self, batch_size: float) -> float:
-        """Return its value."""
+        """Return the value at a batch size."""
         return self.constant + self.per_sample * batch_size
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizeOption:
-    """A batch size on one GPU.
+    """A batch size on one GPU, with its speed and cost.
 
     Attributes:
         gpu: Name of the GPU.
-        batch_size: Samples of a batch, the most that fit (of lines: the largest power of two); None if not even one
-            does.
-        step_seconds: Seconds of a step of that size.
-        memory_bytes: That it needs.
+        batch_size: Largest batch size that fits (for linear fits: the largest power of two); None if not even 1 fits.
+        step_seconds: Seconds of a step at that batch size.
+        memory_bytes: Memory that the step needs.
         samples_per_second: Throughput.
         usd_per_hour: Price of the GPU; None if unknown.
-        offer: Where the price comes from, with its date; None if unknown.
+        offer: Source and date of the price; None if unknown.
         usd_per_million_samples: Cost of training on a million samples; None if no price is known.
-        is_extrapolated: The size is over those that were captured.
-        fit_probability: Chance that it fits; None where the size was found by lines.
+        is_extrapolated: Whether the batch size is larger than those that were captured.
+        fit_probability: Probability that it fits in memory; None for linear fits.
     """
 
     gpu: str
@@ -71,13 +70,13 @@ class BatchSizeOption:
 
 
 def line_through(values: Mapping[int, float]) -> StraightLine:
-    """Return the least-squares line through values by batch size; exact for two. A falling line is made flat.
+    """Return the least-squares line through values by batch size (exact for two values), with a slope of at least 0.
 
     Args:
-        values: At least two.
+        values: Batch size -> value; at least two entries.
 
     Raises:
-        InvalidArgumentError: Fewer, or a batch size below 1.
+        InvalidArgumentError: Fewer than two batch sizes, or one below 1.
     """
     if len(values) < 2 or min(values) < 1:
         given = ", ".join(map(str, sorted(values))) or "none"
@@ -91,12 +90,12 @@ def line_through(values: Mapping[int, float]) -> StraightLine:
 
 
 def largest_power_of_two(memory: StraightLine, available_bytes: float) -> int | None:
-    """Return the largest power of two as batch size that fits; None if not even 1 does."""
+    """Return the largest power of two that fits as a batch size; None if not even 1 fits."""
     if memory.at(1) > available_bytes:
         return None
     if memory.at(LARGEST) <= available_bytes:
         return LARGEST
     exponent = int(math.log2((available_bytes - memory.constant) / memory.per_sample))
-    # Rounding may be off by one at an exact power.
+    # Rounding the logarithm may be off by one at an exact power of two.
     near: list[int] = [2**power for power in range(max(0, exponent - 1), exponent + 2)]
     return max(size for size in near if memory.at(size) <= available_bytes)

@@ -1,7 +1,7 @@
-"""History: how earlier runs of the same model went, on disk, so that later predictions learn from it.
+"""History of earlier runs of the same model, on disk, used to correct later predictions.
 
-A run that has ended leaves one JSON line: a fingerprint of what its step computed, the GPU, the step as measured, and
-the time of the run as predicted and as it was. Example::
+Each finished run appends one JSON line: a fingerprint of its step's operations, the GPU, the measured step time, and
+the predicted and actual time of the run. Example::
 
     append_record(record)                                     # after a run on a T4
     records = read_history()
@@ -31,33 +31,33 @@ from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Trace
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
-"""Environment variable with the path of the file, or of a folder that a team shares."""
+"""Environment variable with the path of the history file, or of a folder that a team shares."""
 
 RUNS_THAT_COUNT: Final = 10
-"""The latest runs of a model on a GPU, of which the median counts."""
+"""Number of latest runs of a model on a GPU that enter the median."""
 
 REACH: Final = 2.0
-"""Factor beyond the batch sizes of earlier runs up to which the line through their times is believed."""
+"""Largest extrapolation of the line through step times: this factor beyond the batch sizes of earlier runs."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
-    """One run that has ended.
+    """One finished run.
 
     Attributes:
-        fingerprint: Fingerprint of what a step computes, from `fingerprint_of`.
+        fingerprint: Fingerprint of the step's operations, from `fingerprint_of`.
         gpu: Name of the GPU in the catalogue.
         samples: Samples of a step; None if unknown.
-        step_seconds: A step as measured, without waits for the loader.
-        predicted_seconds: The run as predicted.
-        actual_seconds: The run as it was.
+        step_seconds: Measured step time, without waits for the loader.
+        predicted_seconds: Predicted time of the run.
+        actual_seconds: Actual time of the run.
         date: ISO date.
         model: Fingerprint of the model at any batch size, from `model_fingerprint_of`; None in files of version 0.1.
         num_gpus: GPUs that shared the run.
-        architecture: Fingerprint of the model whatever its settings, from `own_gains.architecture_of`; None if unknown.
-        settings: What the step was run with, from `own_gains.settings_of`; empty if unknown.
-        foretold: Gains that advice foretold for changes of the step, by name: low, middle, high.
+        architecture: Fingerprint of the model under any settings, from `own_gains.architecture_of`; None if unknown.
+        settings: Settings of the step, from `own_gains.settings_of`; empty if unknown.
+        foretold: Speed-ups that advice predicted for changes of the step, by name: low, middle, high.
     """
 
     fingerprint: str
@@ -75,20 +75,20 @@ class HistoryRecord:
 
     @property
     def layout(self) -> str:
-        """GPU and number, as predictions name them: `T4`, `8xT4`."""
+        """GPU name, with the count if there are several, as in predictions: `T4`, `8xT4`."""
         return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """The factors by which earlier runs correct a prediction.
+    """Correction factors for a prediction, learnt from earlier runs.
 
     Attributes:
-        step: Factor of the step; 1 where it is measured in this run.
-        run: Factor of the run's time, for what a measured step does not show (throttling, pauses); 1 elsewhere.
-        runs: Runs that it rests on.
-        batch_sizes: Samples of a step in those runs, where none had as many as now: a line through them was taken.
+        step: Factor for the step time; 1 if the step was measured in this run.
+        run: Factor for the run time, for effects that a measured step does not show (throttling, pauses); else 1.
+        runs: Number of runs behind the factors.
+        batch_sizes: Batch sizes of those runs if none matches the current one and a line through them was used.
     """
 
     step: float
@@ -97,7 +97,7 @@ class Correction:
     batch_sizes: tuple[int, ...] = ()
 
     def note(self, gpu: str) -> str:
-        """Return the correction in words."""
+        """Describe the correction in a sentence for the user."""
         runs = "1 earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
         is_step = self.run == 1.0
         what, factor = ("step is", self.step) if is_step else ("total of every GPU is", self.run)
@@ -107,9 +107,9 @@ class Correction:
 
 
 def fingerprint_of(trace: Trace) -> str:
-    """Return a hash of what a step computes: its operations with their shapes and dtypes, and the optimizer's state.
+    """Return a hash of a step's operations with their shapes and dtypes, and of the size of the optimizer's state.
 
-    Of the optimizer only the size of its state counts, as it runs other operations on a GPU than elsewhere.
+    The optimizer's operations are left out because they differ between a GPU and other devices.
     """
     digest = hashlib.sha256()
     for operation in trace.operations:
@@ -125,7 +125,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def model_fingerprint_of(trace: Trace) -> str | None:
-    """Return a hash of what is trained at any batch size: parameters and precision; None if no module was known."""
+    """Return a hash of the model at any batch size: parameters and precision; None if the trace has no module."""
     if not trace.parameters:
         return None
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
@@ -134,23 +134,23 @@ def model_fingerprint_of(trace: Trace) -> str | None:
 
 
 def history_path(path: str | Path | None = None) -> Path:
-    """Return the file or shared folder: as given, else from `LIGHTNING_PREDICT_HISTORY`, else the platform's file."""
+    """Return the history file or folder: `path`, else `LIGHTNING_PREDICT_HISTORY`, else the platform's default."""
     named = path or os.environ.get(HISTORY_VARIABLE)
     return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "history.jsonl"
 
 
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
-    """Add a run in one write to the end of the file, so that runs which end together do not mix their lines.
+    """Append a run to the history file in a single write, so that runs that end together do not mix their lines.
 
     Returns:
-        Where it was written.
+        The file that was written.
 
     Raises:
         OSError: The file cannot be written.
     """
     target = history_path(path)
     refuse_irregular(target)
-    if target.is_dir():  # each machine has a file of its own: appending over a network is not one write
+    if target.is_dir():  # one file per machine: appends over a network file system are not atomic
         target = target / f"{platform.node() or 'unnamed'}.jsonl"
     target.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(record)).encode() + b"\n"
@@ -158,19 +158,19 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
     try:
         size = os.fstat(descriptor).st_size
         is_whole = size == 0 or _last_byte(descriptor, size) == b"\n"
-        os.write(descriptor, line if is_whole else b"\n" + line)  # a line that was cut off spoils no other
+        os.write(descriptor, line if is_whole else b"\n" + line)  # a truncated line must not corrupt the next one
     finally:
         os.close(descriptor)
     return target
 
 
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
-    """Read the runs in the file, or in all files of a folder, the oldest first; none if there is none.
+    """Read the runs in a history file, or in all files of a folder, oldest first; empty if there is no history.
 
-    Warn about a line that is damaged.
+    Warns about each damaged line and skips it.
 
     Raises:
-        OSError: A file is there and cannot be read.
+        OSError: A file exists but cannot be read.
     """
     files = history_files(path)
     records = [record for file in files for record in _records(file)]
@@ -178,7 +178,7 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
 
 
 def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
-    """List the files that hold the history: one, or those of a shared folder; none if nothing was recorded.
+    """List the history files: one file, or all of a shared folder; empty if nothing was recorded.
 
     Raises:
         OSError: The path is neither a file nor a folder.
@@ -199,16 +199,16 @@ def correction_for(
     model: str | None = None,
     samples: int | None = None,
 ) -> Correction | None:
-    """Find what earlier runs of the same model on the step's GPU, or layout of GPUs, say; None without any.
+    """Compute a correction from earlier runs of the same model on the step's GPU or layout; None without such runs.
 
-    Runs of this very step come first. Where there are none, runs of the model with at least two other batch sizes give
-    the step by a line through their times, up to `REACH` times beyond them.
+    Runs of exactly this step come first. Without any, runs of the model at two or more other batch sizes predict the
+    step by linear regression, up to a factor `REACH` beyond their batch sizes.
 
     Args:
-        records: Runs, the oldest first.
+        records: Runs, oldest first.
         fingerprint: Fingerprint of the trace.
-        step: The step as predicted now.
-        is_measured: The step was measured on this very GPU, so that only the rest of the run can be learnt.
+        step: The current prediction of the step.
+        is_measured: Whether the step was measured on this GPU; if so, only the run factor is corrected.
         model: From `model_fingerprint_of`; None if unknown.
         samples: Samples of the step; None if unknown.
     """
@@ -225,12 +225,13 @@ def correction_for(
 
 
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
-    """Find how much longer earlier runs of this very step took than their measured steps said; None without any.
+    """Compute the median ratio of actual to predicted run time in earlier runs of this step; None without such runs.
 
-    What lengthens a run beside its steps (pauses, other programs, slow disks) is not the GPU's: it goes for every GPU.
+    Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to
+    all.
 
     Args:
-        records: Runs, the oldest first.
+        records: Runs, oldest first.
         fingerprint: Fingerprint of the trace.
         layout: The GPUs in use, on which the steps were measured.
     """
@@ -242,7 +243,7 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
-    """Return a step with another batch size than the runs had; None if they have too few, or too different, sizes."""
+    """Correct a step by a linear fit over other batch sizes; None with fewer than two sizes or beyond `REACH`."""
     times: dict[int, list[float]] = {}
     for one in records:
         if one.samples is not None:
@@ -276,7 +277,7 @@ def _records(source: Path) -> Iterator[HistoryRecord]:
 
 
 def _record(line: str, name: str) -> HistoryRecord:
-    """Return one line."""
+    """Parse one line of the history."""
     record = parse_json(line.encode(), File(name, InvalidArgumentError))
     record.check_keys(_REQUIRED, _OPTIONAL)
     seconds = {key: record.member(key).positive("in seconds") for key in _SECONDS}

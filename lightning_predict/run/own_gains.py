@@ -1,8 +1,8 @@
-"""What changes gained in one's own runs: two runs of one model on one GPU whose settings differ by one change.
+"""Measured speed-ups of single changes, from pairs of the user's own runs of one model on one GPU.
 
-Each run that has ended leaves its settings in the history, as far as its recorded step shows them, and what advice
-foretold for it. A later run that differs by one of them is held against the earlier one, and later advice tells what
-was measured. Example::
+A finished run stores its settings in the history, as far as its trace shows them, with the speed-ups that advice
+predicted. If a later run differs in exactly one setting, the two are compared, and later advice reports the measured
+speed-up. Example::
 
     settings_of(trace)                       # {'precision': 'bf16-mixed', 'tf32': 'off', ...}
     own_gain(records, record)                # OwnGain(change='bf16-mixed', gain=1.83, ...), of the latest such run
@@ -37,17 +37,17 @@ _CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
     ("attention", "written out", "one call"): "sdpa",
     ("waits", "each step", "none"): "fewer_waits",
 }
-"""Names of changes by setting, and its values before and after."""
+"""Name of each change by (setting, value before, value after)."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnGain:
-    """What a change gained between two runs.
+    """Measured speed-up of one change, from two runs.
 
     Attributes:
-        change: Its name.
-        gain: Throughput of steps with it over without.
+        change: Name of the change.
+        gain: Throughput with the change over throughput without.
         before: The run without it.
         after: The run with it.
     """
@@ -59,12 +59,12 @@ class OwnGain:
 
     @property
     def foretold(self) -> Interval[float] | None:
-        """What advice foretold in the run without it; None where it was not asked for, or had nothing to say."""
+        """Speed-up that advice predicted in the run without the change; None if advice gave no number."""
         ends = self.before.foretold.get(self.change)
         return None if ends is None else Interval(*ends)
 
     def sentence(self, now: HistoryRecord) -> str:
-        """Say what was gained and foretold, in the run that ends now, which is one of the two."""
+        """Describe the measured and the predicted speed-up for the run that ends now, which is one of the two."""
         is_with = now is self.after
         other = self.before if is_with else self.after
         told = self.foretold
@@ -79,7 +79,7 @@ class OwnGain:
 
 
 def settings_of(trace: Trace) -> dict[str, str]:
-    """Read what a step was run with, as far as advice knows a change of it."""
+    """Read the settings of a step that advice knows changes for."""
     names = {one.name for one in trace.operations}
     dtypes = Counter(one.dtype for one in trace.parameters).most_common(1)
     dtype = dtypes[0][0] if dtypes else "float32"
@@ -106,7 +106,7 @@ def settings_of(trace: Trace) -> dict[str, str]:
 
 
 def architecture_of(trace: Trace) -> str | None:
-    """Return a hash of the parameters' shapes, which no setting changes; None if no module was known."""
+    """Return a hash of the parameters' shapes, which no setting changes; None if the trace has no module."""
     if not trace.parameters:
         return None
     shapes = [(list(one.shape), one.requires_grad) for one in trace.parameters]
@@ -114,7 +114,7 @@ def architecture_of(trace: Trace) -> str | None:
 
 
 def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> OwnGain | None:
-    """Find what the change gained by which a run differs from the latest earlier one that differs by one alone."""
+    """Measure the speed-up against the latest earlier run that differs by exactly one change; None without one."""
     for earlier in reversed(records):
         if _is_alike(earlier, now):
             for before, after in ((earlier, now), (now, earlier)):
@@ -125,11 +125,11 @@ def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> OwnGain | 
 
 
 def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) -> dict[str, tuple[float, ...]]:
-    """Collect what changes of this very step gained in earlier runs on a layout, the latest last.
+    """Collect the measured speed-ups of changes to this step in earlier runs on a layout, latest last.
 
     Args:
-        records: Runs, the oldest first.
-        layout: GPU and number.
+        records: Runs, oldest first.
+        layout: GPU name, with the count if there are several, as in `HistoryRecord.layout`.
         trace: The step without the changes.
     """
     architecture, settings = architecture_of(trace), settings_of(trace)
@@ -152,7 +152,7 @@ def _gain(before: HistoryRecord, after: HistoryRecord) -> float:
 
 
 def _change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
-    """Name the one change between settings; None where they are alike, or differ by more, or by none that is known."""
+    """Return the name of the only change between two settings; None without exactly one known change."""
     different = list(_different(before, after))
     if len(different) == 1 and different[0] in _CHANGES:
         return _CHANGES[different[0]]

@@ -1,7 +1,7 @@
-"""How far a run is, in a file that it renews each minute: what a plan is made again from.
+"""Progress file of a run, rewritten each minute, so that a plan can be recomputed while its jobs run.
 
-The scripts of an exported plan say, in the environment, where the file is and what runs where; `RuntimePredictor` keeps
-it, and `lightning-predict plan --state FOLDER` reads all of a folder's. Example::
+The scripts of an exported plan set environment variables with the file's path and the job's place in the plan.
+`RuntimePredictor` writes the file; `lightning-predict plan --state FOLDER` reads all files of a folder. Example::
 
     keeper = ProgressKeeper(batches=1000, place=place_in_use())
     progress = keeper.after(12)            # once a minute; None in between
@@ -23,31 +23,31 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import write_whole
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
-"""What the names of these files begin with."""
+"""Prefix of the names of progress files."""
 
 FILE_VARIABLE: Final = "LIGHTNING_PREDICT_PROGRESS"
-"""Environment variable that names the file to keep."""
+"""Environment variable with the path of the progress file."""
 
 PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job and its place in a plan, as JSON: job, node, machine, num_gpus."""
 
 RENEWED_SECONDS: Final = 60.0
-"""Time from one writing to the next."""
+"""Interval between two writes."""
 
 PACE_SECONDS: Final = 60.0
-"""Training after its first batch from which on a run's pace is believed."""
+"""Minimum training time after the first batch before the run's pace is estimated."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a run is in a plan, and where.
+    """A job of a plan and the machine it runs on.
 
     Attributes:
         job: Name of the job.
         node: Number of the node.
         machine: Type of the machine.
-        num_gpus: GPUs that it has there.
+        num_gpus: Number of its GPUs that the job uses.
     """
 
     job: str
@@ -59,17 +59,17 @@ class Place:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the file holds.
+    """Contents of a progress file.
 
     Attributes:
-        place: Job and place; None outside of a plan.
-        done: Share of the work that is done.
-        has_ended: Training has ended, by its own end.
-        whole_seconds: Time of the whole run at the pace of this process; None until that is known.
-        beside_seconds: The part of it that passes beside the steps: waits for data, validation, checkpoints; None where
-            no step was timed.
-        began: When this process began to train, in seconds since 1970.
-        written: When the file was written, likewise.
+        place: Job and place in the plan; None outside of a plan.
+        done: Completed share of the work, from 0 to 1.
+        has_ended: Whether training ended by itself.
+        whole_seconds: Time of the whole run at the pace of this process; None until the pace is known.
+        beside_seconds: Part of `whole_seconds` outside the steps (waits for data, validation, checkpoints); None if no
+            step was timed.
+        began: Start of training in this process, as Unix time.
+        written: Time of writing, as Unix time.
     """
 
     place: Place | None
@@ -82,10 +82,10 @@ class Progress:
 
 
 def place_in_use() -> Place | None:
-    """Read the place that the environment names; None if it names none.
+    """Read the job and place from the environment; None if the variable is not set.
 
     Raises:
-        InvalidArgumentError: It is damaged.
+        InvalidArgumentError: The variable is malformed.
     """
     text = os.environ.get(PLACE_VARIABLE)
     if text is None:
@@ -98,10 +98,10 @@ def place_in_use() -> Place | None:
 
 
 def read_progress(path: Path) -> Progress:
-    """Read a file.
+    """Read a progress file.
 
     Raises:
-        InvalidArgumentError: It is missing or damaged.
+        InvalidArgumentError: The file is missing or damaged.
     """
     row = read_json(path, InvalidArgumentError)
     row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"}, {"beside_seconds"})
@@ -121,10 +121,10 @@ def read_progress(path: Path) -> Progress:
 
 
 def write_progress(path: Path, progress: Progress) -> None:
-    """Write a file, whole or not at all.
+    """Write a progress file atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(asdict(progress)).encode() + b"\n")
@@ -133,13 +133,13 @@ def write_progress(path: Path, progress: Progress) -> None:
 @final
 @dataclass(slots=True, kw_only=True)
 class ProgressKeeper:
-    """Follows the batches of a run.
+    """Tracks the progress of a run, batch by batch.
 
     Attributes:
-        batches: Of the whole run; None if unknown, and then nothing is written.
-        place: Job and place.
-        clock: Seconds that only grow.
-        wall_clock: Seconds since 1970.
+        batches: Batches of the whole run; None if unknown, in which case nothing is written.
+        place: Job and place in the plan.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Unix time, in seconds.
     """
 
     batches: int | None
@@ -156,12 +156,12 @@ class ProgressKeeper:
     def after(
         self, batches_done: int, *, has_ended: bool = False, batch_seconds: Callable[[], float | None] = lambda: None
     ) -> Progress | None:
-        """Return what to write after a batch, over the whole run; None where it is too early for it.
+        """Return the progress to write after a batch; None if the last write was less than `RENEWED_SECONDS` ago.
 
         Args:
-            batches_done: Batches of the whole run, those before a resume too.
-            has_ended: The run is over.
-            batch_seconds: Gives what a batch takes from its beginning to its end; None before one was timed.
+            batches_done: Batches done in the whole run, including those before a resume.
+            has_ended: Whether the run is over.
+            batch_seconds: Returns the time of a batch from its start to its end; None before one was timed.
         """
         if not self.batches:
             return None

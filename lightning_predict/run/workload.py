@@ -1,11 +1,11 @@
-"""`Workload`: what is still to be done; `Run`: how long that takes, from one step on one GPU (`run_of`).
+"""Remaining work of a run (`Workload`) and how long it takes (`Run`), from one step on one GPU (`run_of`).
 
-**Shared among replicas.** Every replica works through samples of its own, so that n replicas do the same samples in n
-times fewer steps, each of which holds n times as many (the learning rate that suits them is the user's concern).
+**Data parallelism.** Each replica processes its own samples. n replicas need n times fewer steps for the same samples,
+and each step has n times as many. Choosing a suitable learning rate is up to the user.
 
-**Loaders that share cores.** A worker makes a batch in so many seconds of processor time. As long as every worker has
-its cores, each GPU's loader is as fast as on a node with one GPU; beyond that, all workers slow down alike, and however
-fast the GPUs are, the node takes no more batches than its cores make. Example::
+**CPU cores shared by loaders.** A loader worker needs a fixed CPU time per batch. While every worker has a core, the
+loader of each GPU is as fast as on a node with one GPU. With more workers than cores, all workers slow down equally,
+and the cores limit the batches per second of the node, even with faster GPUs. Example::
 
     >>> step = Iteration(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
     ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
@@ -26,25 +26,24 @@ from typing import final
 from lightning_predict.interval import Interval
 from lightning_predict.timeline.iteration import Iteration
 
-# --- What is to come, and how long it takes
+# --- Remaining work, and how long it takes
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """The wait for a batch; the same on every GPU, as the host fetches it.
+    """The wait for a batch from the data loader; the same on every GPU because the host loads the data.
 
-    What can be measured from a Trainer is the wait between the end of a batch and the beginning of the next. Without
-    workers that wait is the whole work of the loader, and adds to every step. With workers a batch is made while the
-    step runs: a wait means that the loader is the slower of the two, and then it makes one batch in the time of a step
-    and its wait. Where there is no wait, the rate of the workers is hidden behind the step and stays unknown, so that a
-    much faster GPU may turn out to wait for them all the same.
+    A Trainer shows only the wait between the end of one batch and the start of the next. Without workers, this wait is
+    the loader's full time and adds to each step. With workers, batches are loaded during the step. A wait then means
+    that the loader is slower than the step: it needs the step plus the wait for one batch. Without a wait, the loader's
+    speed is hidden behind the step and unknown, so a much faster GPU may still have to wait for it.
 
     Attributes:
-        seconds_per_batch: Wait for a batch; where `overlaps`, the time in which the workers make one.
-        overlaps: Batches are made while the step runs, so that the longer of both counts, and not their sum.
-        spread: Ends of its interval over it.
-        is_believed: Enough waits were seen to call it a limit.
+        seconds_per_batch: Wait for a batch; if `overlaps`, the time in which the workers load one.
+        overlaps: Whether batches are loaded during the step, so that the longer of the two times counts, not their sum.
+        spread: Ends of the interval of `seconds_per_batch`, as factors.
+        is_believed: Whether enough waits were measured to call the loader a bottleneck.
     """
 
     seconds_per_batch: float = 0.0
@@ -53,7 +52,7 @@ class Loader:
     is_believed: bool = True
 
     def paced(self, seconds: float, *, batches: float) -> float:
-        """Return the time of some batches that compute for `seconds`, the loader included."""
+        """Return the time of a number of batches that compute for `seconds`, including the loader."""
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
 
@@ -61,13 +60,13 @@ class Loader:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Training batches and the optimizer updates among them, where not every batch and not every window is whole.
+    """Training batches and optimizer steps, including shorter ones at the ends of epochs.
 
     Attributes:
-        windows: Optimizer updates (accumulation windows), the short ones at the ends of epochs included.
-        batches: Batches; the uneven ones included.
-        uneven: Batches at the ends of epochs that hold fewer samples.
-        uneven_share: Samples of such a batch over those of a whole one.
+        windows: Optimizer steps (accumulation windows), including short ones at the ends of epochs.
+        batches: Batches, including the uneven ones.
+        uneven: Batches at the ends of epochs with fewer samples.
+        uneven_share: Samples of such a batch, as a share of a full batch.
     """
 
     windows: int
@@ -77,19 +76,19 @@ class Batches:
 
     @property
     def whole(self) -> float:
-        """Count the whole batches that hold as many samples."""
+        """Number of full batches with the same number of samples."""
         return self.batches - self.uneven * (1.0 - self.uneven_share)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Checkpoint files that are still to be written; the host writes them, so they take as long on every GPU.
+    """Remaining checkpoints; the host writes them, so they take the same time on every GPU.
 
     Attributes:
-        count: Files; None if unknown.
-        seconds: Time of one; None if unknown.
-        is_estimated: `seconds` follows from the size of the state, and none was timed.
+        count: Number of files; None if unknown.
+        seconds: Time to write one; None if unknown.
+        is_estimated: Whether `seconds` is estimated from the size of the state because none was timed.
     """
 
     count: int | None = 0
@@ -98,7 +97,7 @@ class Checkpoints:
 
     @property
     def total_seconds(self) -> float | None:
-        """Time of all; None if unknown."""
+        """Time of all checkpoints; None if unknown."""
         if self.count == 0:
             return 0.0
         return None if self.count is None or self.seconds is None else self.count * self.seconds
@@ -107,22 +106,22 @@ class Checkpoints:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Steps still to come.
+    """Remaining work of a run.
 
     Attributes:
-        training_iterations: Training steps (accumulation windows) still to come; None if the length is unknown.
-        training: The same in batches, where short windows and uneven batches are known; None: all steps are whole.
-        epoch: One epoch in batches; None if unknown.
-        validation_iterations: Validation batches still to come; None if unknown.
+        training_iterations: Remaining training steps (accumulation windows); None if the length is unknown.
+        training: The same, counting short windows and uneven batches; None if all steps are full.
+        epoch: One epoch, counted in the same way; None if unknown.
+        validation_iterations: Remaining validation batches; None if unknown.
         samples_per_iteration: Samples of one training step on one GPU; None if unknown.
         loader: Waits for batches.
         loader_workers: Workers of each GPU's loader; None if unknown.
-        checkpoints: Checkpoints still to be written.
-        validation_wait_seconds: Wait for a validation batch; the same on every GPU, as the host fetches it.
-        between_seconds: Seconds between the epochs and before the validation runs still to come, such as the start of
-            workers; the same on every GPU.
-        at_most: The run may end earlier (early stopping, a time limit).
-        time_limit_seconds: Until the Trainer's time limit ends the run; None without one.
+        checkpoints: Remaining checkpoints.
+        validation_wait_seconds: Wait for a validation batch; the same on every GPU because the host loads it.
+        between_seconds: Remaining seconds between epochs and before validation runs, such as the start of workers; the
+            same on every GPU.
+        at_most: Whether the run may end earlier (early stopping, a time limit).
+        time_limit_seconds: Seconds until the Trainer's time limit ends the run; None without a limit.
     """
 
     training_iterations: int | None = None
@@ -142,26 +141,26 @@ class Workload:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The rest of a run on one GPU.
+    """Predicted time of the rest of a run on one GPU.
 
     Attributes:
         gpu: Name of the GPU.
-        iterations: Training steps still to come; None if their number is unknown.
+        iterations: Remaining training steps; None if unknown.
         samples_per_iteration: Samples of one training step on all GPUs; None if unknown.
-        training_seconds: Seconds of all training steps still to come, waits for the loader included; None if their
-            number is unknown.
-        validation_seconds: Seconds of all validation batches still to come, waits for them included; None if their
-            number or time is unknown.
-        total: Seconds of all together, the known part of it; None if the number of training steps is unknown.
-        cycle_seconds: From the beginning of a step to the beginning of the next: the step and its wait for the loader.
-        epoch_seconds: Training of one epoch; None if its length is unknown.
-        loader_seconds: What the loader takes for the batches of one step; hidden behind the step where it overlaps.
-        loader_is_believed: Enough waits were seen to call the loader a limit.
-        checkpoint_seconds: Seconds of all checkpoints still to come; None if unknown.
-        checkpoint_is_estimated: No checkpoint was timed.
-        validation_is_estimated: The time of a validation batch comes from the forward share of a training step.
-        at_most: The run may end earlier.
-        is_cut_off: The Trainer's time limit ends it; the totals are what is left until then.
+        training_seconds: Seconds of all remaining training steps, including waits for the loader; None if their number
+            is unknown.
+        validation_seconds: Seconds of all remaining validation batches, including waits; None if their number or time
+            is unknown.
+        total: Known seconds of the whole rest; None if the number of training steps is unknown.
+        cycle_seconds: Time from the start of one step to the start of the next: the step and its wait for the loader.
+        epoch_seconds: Training time of one epoch; None if its length is unknown.
+        loader_seconds: Loader time for the batches of one step; hidden behind the step if the loader overlaps with it.
+        loader_is_believed: Whether enough waits were measured to call the loader a bottleneck.
+        checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
+        checkpoint_is_estimated: Whether no checkpoint was timed.
+        validation_is_estimated: Whether the validation time is estimated from the forward share of a training step.
+        at_most: Whether the run may end earlier.
+        is_cut_off: Whether the Trainer's time limit ends the run; the totals then stop at the limit.
     """
 
     gpu: str
@@ -182,11 +181,11 @@ class Run:
 
     @property
     def total_seconds(self) -> float | None:
-        """Seconds of all together, as predicted; None if unknown."""
+        """Predicted seconds of the whole rest; None if unknown."""
         return None if self.total is None else self.total.middle
 
     def scaled(self, factor: float) -> Run:
-        """Multiply the time of training, of validation and of all together by a factor."""
+        """Multiply the training, validation and total time by a factor."""
         training, validation = (
             None if seconds is None else seconds * factor
             for seconds in (self.training_seconds, self.validation_seconds)
@@ -195,10 +194,10 @@ class Run:
         return replace(self, training_seconds=training, validation_seconds=validation, total=total)
 
     def cut_off(self, time_limit_seconds: float | None) -> Run:
-        """End the run at a time limit of the Trainer; without a known end of its own it lasts until then.
+        """Clip the run at the Trainer's time limit; a run of unknown length lasts until the limit.
 
         Args:
-            time_limit_seconds: What is left; None means no limit.
+            time_limit_seconds: Seconds left until the limit; None without a limit.
         """
         limit, total = time_limit_seconds, self.total
         if limit is None or (total is not None and total.high <= limit):
@@ -218,17 +217,17 @@ def run_of(
     batches: int = 1,
     replicas: int = 1,
 ) -> Run:
-    """Predict the time of the run still to come on the GPU of the step.
+    """Predict the time of the rest of a run on the GPU of the step.
 
-    The step's own interval scales training and validation; what the host does (loader, checkpoints, ends of epochs) was
-    measured, or is the same on every GPU, and is added as it is.
+    Training and validation scale with the step's interval. Host times (loader, checkpoints, ends of epochs) were
+    measured or do not depend on the GPU, and are added unchanged.
 
     Args:
         step: One training step.
-        workload: What is still to come.
-        validation: One validation batch; None takes the forward share of one training batch instead.
+        workload: The remaining work.
+        validation: One validation batch; None uses the forward share of a training batch instead.
         batches: Batches of one training step.
-        replicas: Groups of GPUs that work through samples of their own.
+        replicas: Number of data-parallel replicas.
     """
     samples, loader = workload.samples_per_iteration, workload.loader
     low, high = (step.low_seconds / step.seconds, step.high_seconds / step.seconds) if step.seconds > 0 else (1.0, 1.0)
@@ -238,7 +237,7 @@ def run_of(
     added = waiting + workload.between_seconds + (writing or 0.0)
     training = _training(workload, batches)
 
-    # Validation runs the same kernels: its relative error is taken to be that of the step.
+    # Validation runs the same kernels, so we assume the relative error of the step.
     total = None
     if training is not None:
         sides = zip((low, 1.0, high), (loader.spread[0], 1.0, loader.spread[1]), strict=True)
@@ -266,10 +265,10 @@ def run_of(
 
 
 def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -> float:
-    """Return the time that the batches compute.
+    """Return the compute time of training batches.
 
-    An update takes its share of a step whatever the window holds; the rest of a step goes by batches. A batch with
-    fewer samples takes its share of the device's time, but no less than the host needs to launch it.
+    Each optimizer step takes the optimizer's share of a full step, even in a short window; the rest scales with the
+    batches. A smaller batch takes its share of the GPU time, but at least the host's launch time.
     """
     update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
     batch = (step.seconds - update) / batches_per_step
@@ -286,7 +285,7 @@ def _paced(
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:
-    """Return the batches still to come; whole windows where nothing else is known."""
+    """Return the remaining batches; assume full windows if nothing else is known."""
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
     return Batches(windows=workload.training_iterations, batches=workload.training_iterations * batches)
@@ -300,11 +299,11 @@ def _validation_seconds(
     return None if count is None else count * one
 
 
-# --- Shared among replicas, GPUs of a node and larger updates
+# --- Sharing the work among replicas, the GPUs of a node, and larger accumulation windows
 
 
 def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
-    """Take one replica's part of what is still to come; the last step may be short, and counts."""
+    """Return one replica's share of the remaining work; a partial last step counts as a step."""
     if replicas == recorded:
         return workload
 
@@ -326,7 +325,7 @@ def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> 
 
 
 def accumulated_workload(workload: Workload, times: int) -> Workload:
-    """Let so many times as many batches share an update: fewer steps, and as many batches and validations as before."""
+    """Accumulate gradients over `times` as many batches: fewer optimizer steps, unchanged batches and validation."""
     if times == 1:
         return workload
 
@@ -343,13 +342,13 @@ def accumulated_workload(workload: Workload, times: int) -> Workload:
 
 
 def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
-    """Put the loaders of a machine's GPUs on one set of cores, which they share.
+    """Slow down the loaders of GPUs that share the CPU cores of one machine.
 
     Args:
-        workload: What each GPU has still to do.
+        workload: Remaining work of each GPU.
         gpus_per_node: GPUs of a machine.
-        recorded: GPUs of the machine that was recorded. Unless it is one, the loader is taken as it was seen.
-        cores_per_node: Processor cores of a machine; None if not said: each loader then has cores enough.
+        recorded: GPUs of the recorded machine; unless it is 1, the loader stays as measured.
+        cores_per_node: CPU cores of a machine; None if unknown: no slowdown.
     """
     if cores_per_node is None or workload.loader_workers is None or recorded != 1:
         return workload
@@ -362,20 +361,20 @@ def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, c
 
 
 def crowded_loader(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
-    """Slow the loader of each GPU on a node with several, from the loader on such a node with one GPU in use.
+    """Slow down the loader of each GPU on a node with several, given the loader measured with one GPU in use.
 
-    On one GPU it is the loader itself, whether its workers had cores enough or not. A loader that never kept training
-    waiting (0 seconds) stays so: how much faster than the step it was is unknown.
+    For one GPU, the loader is unchanged, even if its workers lacked cores. A loader without a measured wait (0 seconds)
+    stays at 0, because it is unknown how much faster than the step it is.
 
     Args:
         loader: As measured with one GPU in use and `workers_per_gpu` workers.
-        gpus_per_node: GPUs that now share the cores.
-        cores: Processor cores of the node that loaders can use; the processes that launch kernels take some, too.
-        workers_per_gpu: Workers of each GPU's loader; 0: the training process makes the batches.
+        gpus_per_node: GPUs that share the cores.
+        cores: CPU cores of the node that loaders can use; the processes that launch kernels need some, too.
+        workers_per_gpu: Workers of each GPU's loader; with 0, the training process loads the batches.
     """
 
     def slowdown(gpus: int) -> float:
-        """Return the factor by which each worker is slower than with a core of its own."""
+        """Return each worker's slowdown compared to a core of its own."""
         return max(1.0, gpus * max(1, workers_per_gpu) / cores)
 
     return replace(loader, seconds_per_batch=loader.seconds_per_batch * (slowdown(gpus_per_node) / slowdown(1)))
