@@ -9,6 +9,7 @@ is no CUDA). A recorded step is kept in a folder, since hundreds of them take mi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -36,7 +37,7 @@ TORCHVISION_OPERATORS: Final = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-"""Operators that its Python code registers meta kernels for, whether its library of them was loaded or not."""
+"""Operators that torchvision's Python code registers meta kernels for, even if its library was not loaded."""
 
 
 @final
@@ -159,11 +160,26 @@ def _with_copied_images(trace: Trace, images: torch.Tensor) -> Trace:
     return replace(trace, operations=(copy, *trace.operations))
 
 
-def _builder(step: VisionStep) -> Callable[[str], nn.Module]:
-    for name, schema in TORCHVISION_OPERATORS.items():
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", schema)
+def _import_torchvision() -> None:
+    """Import torchvision; define its operators first if its own library of them does not load beside this torch.
+
+    Raises:
+        ImportError: torchvision is not installed.
+    """
     try:
+        import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name, schema in TORCHVISION_OPERATORS.items():
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"torchvision::{name}", schema)
+        import_module("torchvision")
+
+
+def _builder(step: VisionStep) -> Callable[[str], nn.Module]:
+    try:
+        _import_torchvision()
         package = import_module(step.source)
         if step.source == "timm":
             import_module("timm.layers").set_fused_attn(step.fuses_attention)
