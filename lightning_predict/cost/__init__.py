@@ -1,8 +1,7 @@
-"""Say what a predicted run needs and costs: its memory, the price of its machine, its energy.
+"""Costs of a predicted run: memory, price of the machine, energy.
 
-* `memory`: the peak of a step, and whether it fits in a GPU.
-* `offers`: what GPUs rent for, as listed; `price_files`: price lists of the user's own; `price_update`: newer ones,
-  fetched.
-* `prediction`: a run at a price, and the `Prediction` that users get.
+* `memory`: peak memory of a step, and whether it fits on a GPU.
+* `offers`: list prices of GPUs; `price_files`: the user's own price lists; `price_update`: downloads newer ones.
+* `prediction`: the price of a run, and the `Prediction` that users get.
 * `energy`: kWh and CO2 of a run.
 """

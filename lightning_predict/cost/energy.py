@@ -1,13 +1,12 @@
-"""Estimate the energy of a run, and its CO2 where the grid is known.
+"""Estimate the energy of a run, and its CO2 emissions if the grid is known.
 
-While the device computes it draws its power limit, while it waits for the host a share of that::
+While the GPU computes, it draws its power limit; while it waits for the host, it draws a share of that::
 
     mean watts = power limit x (busy share + idle share x (1 - busy share))
     kWh        = mean kilowatts x hours x GPUs
-
-The limit is what the data sheet states, so this is an upper estimate: machines of eight H100 were measured at 76 % of
-what they are rated for at most while training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models",
-arXiv 2506.14551). The rest of the machine and its cooling are left out unless `overhead` counts them. Example::
+The limit comes from the data sheet, so this is an upper estimate. Machines with eight H100s drew 76 % of their maximum
+rated power in training (Newkirk et al., "Empirically-Calibrated H100 Node Power Models", arXiv 2506.14551). The rest of
+the machine and its cooling are left out unless `overhead` includes them. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> t4 = energy(3600.0, gpu("T4"), busy_share=1.0, grid_grams_per_kwh=400)  # an hour at 70 W
@@ -27,9 +26,10 @@ from lightning_predict.gpus import Gpu
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
 
 IDLE_SHARE: Final = 0.2
-"""Power of a GPU that waits, as a share of its limit: a round figure. An open CUDA context alone was measured to cost
-26 to 66 W on H100, A100 and L40S, whose limits are 350 to 700 W (Vadari, "The Model Parking Tax", arXiv 2605.23918);
-what the unused card draws comes on top of that."""
+"""Power of a waiting GPU, as a share of its limit; a rounded figure.
+
+An open CUDA context alone costs 26 to 66 W on H100, A100 and L40S, with limits of 350 to 700 W (Vadari, "The Model
+Parking Tax", arXiv 2605.23918). The power of the unused card comes on top of that."""
 
 
 @final
@@ -43,7 +43,7 @@ class Energy:
         kilowatt_hours: Energy of all GPUs over the whole run.
         grid_grams_per_kwh: Carbon intensity of the grid; None if not given.
         co2_kilograms: CO2-equivalent at that intensity; None if not given.
-        overhead: What is taken for each watt of the GPU, cooling included; 1: the GPU alone.
+        overhead: Total power per watt of the GPU, including cooling; 1 counts the GPU alone.
     """
 
     gpu: str
@@ -68,19 +68,19 @@ def energy(
     idle_share: float = IDLE_SHARE,
     overhead: float = 1.0,
 ) -> Energy:
-    """Estimate the energy of some seconds on a GPU.
+    """Estimate the energy of a given time on a GPU.
 
     Args:
         seconds: Length of the run.
         gpu: The GPU, for its power limit.
-        busy_share: Share of the time in which the device computes, in [0, 1].
-        num_gpus: GPUs that run together.
-        grid_grams_per_kwh: Grams of CO2-equivalent per kWh of the grid that feeds it.
-        idle_share: Power while it waits, as a share of the limit, in [0, 1].
-        overhead: Factor for the rest of the machine and its cooling (with power usage effectiveness); at least 1.
+        busy_share: Share of the time in which the GPU computes, in [0, 1].
+        num_gpus: Number of GPUs.
+        grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
+        idle_share: Power of a waiting GPU, as a share of the limit, in [0, 1].
+        overhead: Factor for the rest of the machine and its cooling (including the PUE); at least 1.
 
     Raises:
-        InvalidArgumentError: A number outside its range.
+        InvalidArgumentError: A number is outside its range.
     """
     _check("seconds", seconds, 0, math.inf)
     _check("busy_share", busy_share, 0, 1)
@@ -104,15 +104,15 @@ def energy(
 def prediction_energy(
     prediction: Prediction, *, grid_grams_per_kwh: float | None = None, overhead: float = 1.0
 ) -> Energy | None:
-    """Estimate the energy of a predicted run; None if its length is not known.
+    """Estimate the energy of a predicted run; None if its length is unknown.
 
     Args:
         prediction: The run.
-        grid_grams_per_kwh: Grams of CO2-equivalent per kWh of the grid that feeds it.
-        overhead: As of `energy`.
+        grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
+        overhead: As for `energy`.
 
     Raises:
-        InvalidArgumentError: A number outside its range.
+        InvalidArgumentError: A number is outside its range.
     """
     if prediction.total_seconds is None:
         return None

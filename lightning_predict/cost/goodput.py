@@ -1,9 +1,9 @@
-"""Count what failures, checkpoints and restarts leave of a long run on many GPUs.
+"""Goodput of a long run on many GPUs: the time left after failures, checkpoints and restarts.
 
-Any GPU that fails stops the run: n of them fail n times as often as one. The run then starts again from its last
-checkpoint and does again what came after it. Failures are taken to come at random at a constant rate, so that Daly's
-formula (2006) holds for the time of a run with checkpoints of a length at an interval; the best interval, near Young's
-sqrt(2 x checkpoint x mean time between failures) (1974), is the one that makes it shortest. Example::
+A failure of any GPU stops the run, so n GPUs fail n times as often as one. The run restarts from its last checkpoint
+and repeats the work since then. Failures are modelled as random with a constant rate, so Daly's formula (2006) gives
+the run time for a given checkpoint time and interval. The best interval minimizes that time; it is close to Young's
+sqrt(2 x checkpoint x mean time between failures) (1974). Example::
 
     >>> found = goodput_of(1e12, 1024, Reliability(mtbf_hours=50_000, checkpoint_gbps=10))
     >>> round(found.checkpoint_seconds), round(found.interval_seconds / 60), round(100 * found.share, 1)
@@ -21,23 +21,27 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, hours_to_seconds
 
 PUBLISHED_MTBF_HOURS: Final = 54 * 24 * 16_384 / 419
-"""Mean time between failures of one GPU with its part of the machine: 419 unexpected interruptions in 54 days of 16,384
-H100s (Llama 3, arXiv:2407.21783), 50,700 hours. One cluster of one generation: others differ by a multiple."""
+"""Mean time between failures of one GPU with its share of the machine: 50,700 hours.
+
+From 419 unexpected interruptions in 54 days on 16,384 H100s (Llama 3, arXiv:2407.21783). This is one cluster of one
+generation; others may differ several-fold."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How often machines fail, and how fast a run is saved and started again.
+    """Failure rate, checkpoint bandwidth and restart time of a run.
 
     Attributes:
-        mtbf_hours: Mean hours between failures of one GPU, its part of machine and network included; of an
-            interruptible one, between interruptions, too.
-        checkpoint_gbps: GB (not Gbit) a second that storage takes of all GPUs together, while training waits.
-        restart_minutes: From a failure until training goes on: noticing it, another machine, loading the checkpoint.
+        mtbf_hours: Mean hours between failures of one GPU, including its share of the machine and network, and
+            interruptions of spot machines.
+        checkpoint_gbps: Storage bandwidth for a checkpoint, in GB/s (not Gbit/s) over all GPUs; training waits
+            meanwhile.
+        restart_minutes: Time from a failure until training continues: detection, another machine, loading the
+            checkpoint.
 
     Raises:
-        InvalidArgumentError: A value that is not above 0.
+        InvalidArgumentError: A value is not above 0.
     """
 
     mtbf_hours: float = PUBLISHED_MTBF_HOURS
@@ -54,14 +58,14 @@ class Reliability:
 @final
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What is left of a run.
+    """Goodput of a run with the best checkpoint interval.
 
     Attributes:
-        share: Of the time, what training takes that is not done again.
-        interval_seconds: Training between two checkpoints, at best.
-        checkpoint_seconds: Time of one.
-        checkpoint_bytes: Its size.
-        failure_seconds: Mean time between two failures of any of the GPUs.
+        share: Useful training time, as a share of the total time.
+        interval_seconds: Best training time between two checkpoints.
+        checkpoint_seconds: Time to write a checkpoint.
+        checkpoint_bytes: Size of a checkpoint.
+        failure_seconds: Mean time between failures of any of the GPUs.
     """
 
     share: float
@@ -72,7 +76,7 @@ class Goodput:
 
 
 def checkpoint_bytes(trace: Trace) -> float | None:
-    """Return the size of a checkpoint: parameters and the optimizer's state; None if they are not known."""
+    """Return the size of a checkpoint (parameters and optimizer state); None if unknown."""
     memory = trace.memory
     if memory.parameter_bytes is None:
         return None
@@ -80,12 +84,12 @@ def checkpoint_bytes(trace: Trace) -> float | None:
 
 
 def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodput:
-    """Find the best interval between checkpoints, and what is left of the time with it.
+    """Find the best checkpoint interval, and the goodput with it.
 
     Args:
-        size_bytes: A checkpoint.
-        gpus: GPUs, all of which the run needs.
-        reliability: How often they fail, and how fast the run is saved and started again.
+        size_bytes: Size of a checkpoint.
+        gpus: Number of GPUs; the run needs all of them.
+        reliability: Failure rate, checkpoint bandwidth and restart time.
     """
     failing = hours_to_seconds(reliability.mtbf_hours) / gpus
     saving = size_bytes / gigabytes_to_bytes(reliability.checkpoint_gbps)
@@ -97,7 +101,7 @@ def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodpu
 
 
 def _best_interval(saving: float, failing: float) -> float:
-    """Find the interval with the least time of a run: where exp(x) (1 - x) = exp(-checkpoint / M), x in units of M."""
+    """Minimize the run time over the interval: solve exp(x) (1 - x) = exp(-checkpoint / M), with x in units of M."""
     if saving <= 0:
         return failing * 1e-6
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Find the carbon intensity of an electric grid: a number of one's own, or a place by its name.
+"""Carbon intensity of an electric grid, from a number or the name of a region or place.
 
 Example::
 
@@ -33,8 +33,8 @@ class PowerGrid:
 
     Attributes:
         grams_per_kwh: Grams of CO2-equivalent per kWh.
-        name: Region and place; None for a number of one's own.
-        year: Year that the figure is the average of; None for a number of one's own.
+        name: Region and place; None for a number from the user.
+        year: Year over which the figure is averaged; None for a number from the user.
     """
 
     grams_per_kwh: float
@@ -43,20 +43,20 @@ class PowerGrid:
 
     @property
     def sentence(self) -> str:
-        """What it is, in words: `275.81 g/kWh (europe-west3, Frankfurt, 2025)`."""
+        """Carbon intensity and origin for display: `275.81 g/kWh (europe-west3, Frankfurt, 2025)`."""
         known = "" if self.name is None else f" ({self.name}, {self.year})"
         return f"{self.grams_per_kwh:g} g/kWh{known}"
 
 
 def grid_of(name: str | float) -> PowerGrid:
-    """Return a grid by its carbon intensity, or by the name of a region or place.
+    """Return a grid by its carbon intensity or by the name of a region or place.
 
     Args:
-        name: Grams of CO2-equivalent per kWh; or a region of Google's cloud (`us-central1`), or its place (`Iowa`),
-            which serves the regions of other clouds at that place, too.
+        name: Grams of CO2-equivalent per kWh, a Google Cloud region (`us-central1`), or its place (`Iowa`). Places also
+            serve the regions of other clouds there.
 
     Raises:
-        InvalidArgumentError: A number below 0, or a name that is not listed, with the nearest.
+        InvalidArgumentError: A number below 0, or an unknown name; the message suggests the nearest one.
     """
     try:
         grams = float(name)
@@ -75,7 +75,7 @@ def grid_of(name: str | float) -> PowerGrid:
 
 
 def _plain(name: str) -> str:
-    """Write a name without accents, capitals and what separates its words."""
+    """Normalize a name: lower case, without accents and separators."""
     letters = unicodedata.normalize("NFKD", name).casefold()
     return "".join(letter for letter in letters if letter.isalnum())
 

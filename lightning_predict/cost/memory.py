@@ -1,10 +1,10 @@
-"""Derive what a step holds of a GPU's memory, and judge whether it fits.
+"""Derive the GPU memory that a step needs, and decide whether it fits.
 
-Three amounts, each an interval: what torch has *allocated* at the fullest moment, what its allocator has *reserved*
-for it (`memory/simulation.py`), and what the whole *process* takes, which is what fills a card and what nvidia-smi
-shows: the reserved memory, the context, and the code that libraries load. Where the trace holds measured peaks, they
-come first. What must fit is less than what is reserved where there is room: before torch gives up, it frees the
-segments that are not in use, and cuDNN tries no algorithm whose workspace does not fit. Example::
+There are three amounts, each with an interval. *Allocated* is torch's peak of allocated memory. *Reserved* is the
+memory that the caching allocator holds for it (`memory/simulation.py`). *Process* is what nvidia-smi shows and what
+fills a card: reserved memory, the CUDA context and loaded library code. Measured peaks in the trace take precedence.
+The amount that must fit is below the reserved memory: before an out-of-memory error, torch frees unused segments, and
+cuDNN skips algorithms whose workspace does not fit. Example::
 
     >>> from lightning_predict.tracing.trace import Memory, Operation, TensorInfo, Trace
     >>> hidden = TensorInfo((256,), "float32", id=7)
@@ -22,8 +22,8 @@ segments that are not in use, and cuDNN tries no algorithm whose workspace does 
     >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
     ['fits', 'tight', 'exceeds']
 
-Left out, as nobody can know it beforehand, is what cuDNN asks for where it does not try algorithms: the workspaces of
-convolutions, for which the interval is wider.
+The workspaces of convolutions cannot be known beforehand if cuDNN picks algorithms by heuristics; the interval is wider
+for them.
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ from lightning_predict.memory.simulation import (
 from lightning_predict.tracing.trace import Trace
 
 MemoryFit = Literal["fits", "tight", "exceeds"]
-"""`fits`: with a chance of 97 %. `tight`: as predicted, but not as surely. `exceeds`: not even as predicted."""
+"""`fits`: with a probability of at least 97 %. `tight`: the predicted amount fits, but less surely. `exceeds`: the
+predicted amount does not fit."""
 
 FITS_FROM: Final = 0.97
-"""Chance from which a step is said to fit: three of a hundred such words may be wrong."""
+"""Minimum probability for `fits`: at most three of a hundred such verdicts may be wrong."""
 
 ECC_SHARE: Final = 1 / 16
-"""What ECC takes where its bits are stored in the memory itself: a T4 of 16,384 MiB shows 15,360 in nvidia-smi
-(github.com/robbyant-research/MagicQuill/issues/57)."""
+"""Share of memory taken by inline ECC, which stores its bits in the memory itself: a T4 of 16,384 MiB shows 15,360 in
+nvidia-smi (github.com/robbyant-research/MagicQuill/issues/57)."""
 
 DRIVER_SHARE: Final = 0.03
-"""What the driver keeps of the rest; torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an L40S (1.0 %),
-23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %); the most counts."""
+"""Share of the remaining memory that the driver keeps. torch reports 14.56 of 15 GiB on a T4 (2.9 %), 44.53 of 45 on an
+L40S (1.0 %), 23.68 of 24 on an RTX 4090 (1.3 %) and 79.1 of 80 on an H100 (1.1 %). We use the largest."""
 
 
 def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
-    """Estimate what all processes together can take of a GPU.
+    """Estimate the memory of a GPU that all processes together can use.
 
     Args:
         gpu: The GPU.
-        reported_bytes: What torch reports as its `total_memory`; None derives it from the size as sold.
+        reported_bytes: The `total_memory` that torch reports; None derives it from the nominal size.
     """
     if reported_bytes is not None:
         return reported_bytes
@@ -74,47 +75,49 @@ def total_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
 
 
 def usable_bytes(gpu: Gpu, reported_bytes: float | None = None) -> float:
-    """Estimate what the tensors of a process can take on a GPU; arguments as for `total_bytes`."""
+    """Estimate the GPU memory available to the tensors of one process; arguments as for `total_bytes`."""
     return max(0.0, total_bytes(gpu, reported_bytes) - context_bytes(gpu).middle)
 
 
 DERIVED: Final = Interval(0.94, 1.0, 1.08)
-"""Measured over simulated memory, ends of nine in ten steps without convolutions that cuDNN computes."""
+"""Measured over simulated memory of steps without cuDNN convolutions (90 % interval)."""
 
 DERIVED_WITH_CONVOLUTIONS: Final = Interval(0.91, 1.0, 1.14)
-"""The same of networks of convolutions, for which cuDNN takes workspaces of its own; ends of nine in ten runs of ten
-families of timm (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
+"""Measured over simulated memory of convolutional networks, for which cuDNN allocates workspaces.
+
+90 % interval over runs of ten timm families (`CHOSEN_ON` in `benchmarks/accuracy/memory.py`)."""
 
 CONVOLVED: Final = 0.25
-"""Share of the forward pass's bytes that convolutions write in such a network, the median of the same runs; with less
-of them a step is nearer to one without."""
+"""Share of the forward pass's bytes that convolutions write in such a network (median of the same runs). With a smaller
+share, the interval is interpolated towards `DERIVED`."""
 
 TRIALS_SHARE: Final = 0.14
-"""What cuDNN's trials (`torch.backends.cudnn.benchmark`) leave reserved beyond the simulation, over it and over the
-share that convolutions write: the same runs, all of which had them, are met at the median."""
+"""Extra reserved memory after cuDNN's trials (`torch.backends.cudnn.benchmark`), as a share of the simulated memory.
+
+It is multiplied by the share of bytes that convolutions write, and fitted to the median of the same runs, which all had
+trials."""
 
 MEASURED_RESERVED: Final = Interval(0.98, 1.0, 1.03)
-"""Of steps whose reserved memory was measured: later steps may leave other fragments."""
+"""Interval if the reserved memory was measured; later steps may fragment it differently."""
 
 MEASURED_ALLOCATED: Final = Interval(1.0, 1.03, 1.15)
-"""Of steps of which only the allocated memory was measured: reserved over allocated."""
+"""Reserved over allocated memory, for steps with only the allocated memory measured."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """State how much memory a step needs on each GPU; None for what is unknown.
+    """Memory need of a step on each GPU; None for unknown values.
 
     Attributes:
-        memory_bytes: What torch's allocator reserves for a step.
+        memory_bytes: Memory that torch's allocator reserves for a step.
         memory_fit: `fits`, `tight` or `exceeds`.
-        memory_free_bytes: What a step that keeps no more than it must leaves free of what a process can use, below 0 if
-            it does not fit.
-        spare_bytes: Part of `memory_bytes` that the allocator gives back where the GPU has no room for it.
-        allocated: Tensors and workspaces at the fullest moment (`torch.cuda.max_memory_allocated`).
-        reserved: What the allocator takes for them (`torch.cuda.max_memory_reserved`).
-        process: What the process takes (nvidia-smi).
-        fit_probability: Chance that the process fits.
+        memory_free_bytes: Usable memory left by a step without `spare_bytes`; negative if it does not fit.
+        spare_bytes: Part of `memory_bytes` that the allocator releases if the GPU runs out of memory.
+        allocated: Peak of tensors and workspaces (`torch.cuda.max_memory_allocated`).
+        reserved: Peak of the allocator's memory (`torch.cuda.max_memory_reserved`).
+        process: Memory of the process (nvidia-smi).
+        fit_probability: Probability that the process fits.
     """
 
     memory_bytes: float | None = None
@@ -128,12 +131,12 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits, perhaps narrowly; None if the need is unknown."""
+        """Whether the step fits, perhaps tightly; None if unknown."""
         return None if self.memory_fit is None else self.memory_fit != "exceeds"
 
     @property
     def usable_bytes(self) -> float | None:
-        """What a process can use of the GPU; None if the need is unknown."""
+        """GPU memory that a process can use; None if the need is unknown."""
         if self.memory_bytes is None or self.memory_free_bytes is None:
             return None
         return self.memory_bytes - self.spare_bytes + self.memory_free_bytes
@@ -149,16 +152,16 @@ def memory_need(
     context: Interval[float] | None = None,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
-    """Judge whether a step fits on each GPU of a layout.
+    """Decide whether a step fits on each GPU of a layout.
 
     Args:
         layout: The GPUs.
-        needed_bytes: What the allocator reserves for a step on each; None if unknown.
-        relative: The interval of that, over the value itself.
-        allocated_bytes: What is allocated at the fullest moment; None if unknown.
-        spare_bytes: Part of the reserved memory that the allocator gives back where the GPU has no room for it.
-        context: What the process takes beside the allocator; None for the context of today's torch alone.
-        reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
+        needed_bytes: Memory that the allocator reserves for a step on each GPU; None if unknown.
+        relative: Interval of `needed_bytes`, as factors.
+        allocated_bytes: Peak of allocated memory; None if unknown.
+        spare_bytes: Part of the reserved memory that the allocator releases if the GPU runs out of memory.
+        context: Memory of the process outside the allocator; None uses the CUDA context of current torch alone.
+        reported_bytes: Memory that the GPU itself reports; None if unavailable.
     """
     if needed_bytes is None:
         return MemoryNeed()
@@ -168,7 +171,7 @@ def memory_need(
     must = relative.scaled(max(needed_bytes - spare_bytes, 0.0))
     chance = fit_probability(must, context, total)
     free = total - must.middle - context.middle
-    # What is derived of tensors alone is surer than what an allocator makes of them.
+    # Allocated memory follows from tensors alone, so its interval is narrower than for reserved memory.
     sure = Interval(0.97, 1.0, 1.03)
     return MemoryNeed(
         memory_bytes=needed_bytes,
@@ -183,7 +186,7 @@ def memory_need(
 
 
 def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) -> float:
-    """Find the most that a step may reserve and still fit with a chance of 97 %; arguments as for `memory_need`."""
+    """Find the largest reserved memory that fits with a probability of 97 %; arguments as for `memory_need`."""
     low, high = 0.0, usable_bytes(gpu)
     for _ in range(60):
         middle = (low + high) / 2
@@ -193,13 +196,14 @@ def safe_bytes(gpu: Gpu, relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS) 
 
 
 _ENDS: Final = NormalDist().inv_cdf(0.95)
-"""Standard deviations between the middle and either end of an interval that holds nine in ten."""
+"""Standard deviations from the middle to either end of a 90 % interval."""
 
 
 def fit_probability(reserved: Interval[float], context: Interval[float], total: float) -> float:
-    """Compute the chance that the reserved memory and the context fit.
+    """Compute the probability that the reserved memory and the context fit.
 
-    On either side of the middle both are taken as normal and independent, as wide as their intervals say.
+    Both are modelled as independent normal variables whose widths match their intervals, separately above and below the
+    middle.
     """
     spare = total - reserved.middle - context.middle
     ends = [one.high - one.middle if spare > 0 else one.middle - one.low for one in (reserved, context)]
@@ -212,16 +216,16 @@ def fit_probability(reserved: Interval[float], context: Interval[float], total: 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """The memory that a step needs.
+    """Memory that a step needs.
 
     Attributes:
-        lasting_bytes: What lives all the time; where measured, the peak with its workspaces.
-        passing_bytes: What else lives at the fullest moment of the forward and the backward pass.
-        update_bytes: What else lives at the fullest moment of the optimizer's update.
-        slack_bytes: What the allocator reserves beyond that, as simulated; 0 where measured.
-        spare_bytes: Part of that slack that it gives back where the GPU has no room for it.
-        cublas_handles: Handles whose workspaces are not counted yet: 0 where measured.
-        relative: Interval of all of it over the sum.
+        lasting_bytes: Memory that is always allocated; if measured, the whole peak with its workspaces.
+        passing_bytes: Additional memory at the peak of the forward and backward pass.
+        update_bytes: Additional memory at the peak of the optimizer step.
+        slack_bytes: Simulated excess of reserved over allocated memory; 0 if measured.
+        spare_bytes: Part of `slack_bytes` that the allocator releases if the GPU runs out of memory.
+        cublas_handles: cuBLAS handles whose workspaces are not counted yet; 0 if measured.
+        relative: Interval of the sum, as factors.
     """
 
     lasting_bytes: int
@@ -233,24 +237,24 @@ class StepMemory:
     relative: Interval[float] = DERIVED_WITH_CONVOLUTIONS
 
     def bytes_on(self, gpu: Gpu) -> int:
-        """Sum all of it on one GPU."""
+        """Return the peak of reserved memory on one GPU."""
         return max(self.moments_on(gpu))
 
     def allocated_on(self, gpu: Gpu) -> int:
-        """Sum it on one GPU without what the allocator reserves beyond the tensors."""
+        """Return the memory on one GPU without the allocator's slack."""
         return self.bytes_on(gpu) - self.slack_bytes
 
     def moments_on(self, gpu: Gpu) -> tuple[int, int]:
-        """Sum all of it in the passes, which grows with the batch, and in the update, which hardly does."""
+        """Return the memory at the peak of the passes, which grows with the batch size, and of the optimizer step."""
         always = self.lasting_bytes + self.slack_bytes + cublas_bytes(gpu, handles=self.cublas_handles)
         return always + self.passing_bytes, always + self.update_bytes
 
 
 def step_memory(trace: Trace) -> StepMemory | None:
-    """Derive what the step of a trace needs; None if neither a peak nor what could tell it was recorded.
+    """Derive the memory of a trace's step; None if the trace has no memory peak and no output tensors.
 
     Args:
-        trace: Without a measured peak, recorded where the tensors that operations write are seen.
+        trace: Without a measured peak, its operations must have their output tensors.
     """
     memory = trace.memory
     if memory.reserved_bytes is not None:
@@ -277,13 +281,13 @@ def step_memory(trace: Trace) -> StepMemory | None:
         update_bytes=max(update - lasting, 0),
         slack_bytes=max(reserved - tensors, 0),
         spare_bytes=max(reserved - max(least_reserved_bytes(blocks), tensors), 0),
-        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has one of its own
+        cublas_handles=2 if _has_phase(trace, "backward") else 1,  # autograd's thread has its own handle
         relative=_derived(share),
     )
 
 
 def _derived(share: float) -> Interval[float]:
-    """Return the interval of a step whose convolutions write such a share of its forward pass."""
+    """Interpolate the interval by the share of the forward pass's bytes that convolutions write."""
     part, (without, of_them) = min(share / CONVOLVED, 1.0), (DERIVED, DERIVED_WITH_CONVOLUTIONS)
     return Interval(
         without.low + part * (of_them.low - without.low), 1.0, without.high + part * (of_them.high - without.high)

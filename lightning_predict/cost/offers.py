@@ -1,8 +1,8 @@
-"""List what GPUs rent for: dated, sourced prices, and the cheapest current one of a GPU.
+"""Rental prices of GPUs, with dates and sources, and the cheapest current offer of a GPU.
 
-`offers.toml` holds price lists: who rents out, when and where the prices were read, and a line for each machine. Prices
-fall fast, so a newer price of a machine replaces the older, and what nobody has confirmed for two years is not called
-cheapest. Example::
+`offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. Prices
+fall fast. A newer price of a machine replaces an older one, and a price that was not confirmed for two years is never
+called the cheapest. Example::
 
     >>> offer = cheapest_offer("T4")
     >>> offer.usd_per_gpu_hour < 1
@@ -27,40 +27,39 @@ from lightning_predict.gpus.layouts import is_same_machine
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
 
 USER: Final = "user"
-"""Provider of the user's own prices and machines."""
+"""Provider name of the user's own prices and machines."""
 
 OWN_PRICE: Final = "own price"
-"""Machine that a price of the user's is for, where it was given without one: it holds today."""
+"""Machine name of a user's price that was given without a machine; such a price is dated today."""
 
 CURRENT_YEARS: Final = 2
-"""An offer is current if it is at most this much older than the newest offer of its table."""
+"""Maximum age of a current offer, relative to the newest offer of its table."""
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
 
 BY_THE_GPU: Final = "max_gpus"
-"""Key of a list whose provider rents one GPU or more of a machine, each at the price of one."""
+"""Key of a list whose provider rents out single GPUs of a machine, each at the same price."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A machine that can be rented.
+    """A machine for rent.
 
     Attributes:
         provider: Who rents it out; `user` for the user's own price.
         instance: The provider's name for the machine.
-        gpu: Our name of its GPU.
-        num_gpus: GPUs of one machine; of what is rented together where the provider rents by the GPU.
-        usd_per_hour: On-demand price of the whole machine (interruptible where `spot`).
-        spot_usd_per_hour: Interruptible price of the whole machine; None if not offered or not known.
-        spot: `usd_per_hour` is itself the price of an interruptible machine.
-        region: Region that the price holds in; None if it holds in all, or was not stated.
+        gpu: Catalogue name of its GPU.
+        num_gpus: GPUs of one machine, or GPUs rented together if the provider rents by the GPU.
+        usd_per_hour: On-demand price of the whole machine (its spot price if `spot`).
+        spot_usd_per_hour: Spot price of the whole machine; None if not offered or unknown.
+        spot: Whether `usd_per_hour` is a spot price.
+        region: Region of the price; None if it holds everywhere or was not stated.
         date: ISO date (or month) of the price.
-        source: Where it was read.
-        max_gpus: Most GPUs that are rented together in one machine, each at the same price; None: the machine is
-            rented whole.
-        in_stock: Whether one could be rented when the price was read; None if the list does not say.
+        source: Where the price was found.
+        max_gpus: Most GPUs rented together in one machine, each at the same price; None if the machine is rented whole.
+        in_stock: Whether the machine was available when the price was read; None if the list does not say.
     """
 
     provider: str
@@ -77,7 +76,7 @@ class Offer:
     in_stock: bool | None = None
 
     def with_gpus(self, num_gpus: int) -> Offer | None:
-        """Return the offer of at least so many GPUs in one machine; None if the provider has no such machine."""
+        """Return the offer of at least `num_gpus` GPUs in one machine; None if the provider has no such machine."""
         if num_gpus <= self.num_gpus:
             return self
         if self.max_gpus is None or num_gpus > self.max_gpus:
@@ -90,7 +89,7 @@ class Offer:
             num_gpus=num_gpus,
             usd_per_hour=self.usd_per_hour * factor,
             spot_usd_per_hour=spot,
-            in_stock=None if self.in_stock else self.in_stock,  # one that is free does not tell of several
+            in_stock=None if self.in_stock else self.in_stock,  # one available GPU does not mean that several are
         )
 
     @property
@@ -100,7 +99,7 @@ class Offer:
 
     @property
     def label(self) -> str:
-        """Provider, instance and date, and whether it was in stock then: what every printed cost names."""
+        """Provider, instance, date and availability, as printed with every cost."""
         if self.provider == USER:
             return f"your {self.instance}" if self.instance == OWN_PRICE else f"your {self.instance} ({self.date})"
         kind = " spot" if self.spot else ""
@@ -109,30 +108,31 @@ class Offer:
 
     @property
     def stock(self) -> str:
-        """Whether it was in stock when the price was read, in words; empty if that is not known."""
+        """Availability on the date of the price, in words; empty if unknown."""
         return {None: "", True: "in stock", False: "sold out"}[self.in_stock]
 
 
 def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
-    """Load all offers of a file of price lists, in its order.
+    """Load all offers of a price list file, in the file's order.
 
     Args:
-        path: A TOML file of `[[price_list]]` tables: provider, date, source, perhaps region, and `offers`, each with
-            instance, gpu (a name of the catalogue), num_gpus, usd_per_hour and perhaps spot_usd_per_hour and in_stock.
-            None takes the file that ships with the package.
+        path: A TOML file of `[[price_list]]` tables with provider, date, source, optionally region, and `offers`. Each
+            offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally spot_usd_per_hour and
+            in_stock. None loads the file of the package.
 
     Raises:
-        CatalogueError: A file that is missing or not TOML, or an offer that breaks a rule, named with its list.
+        CatalogueError: The file is missing or not TOML, or an offer is invalid; the message names the offer and its
+            list.
     """
     return _shipped_offers() if path is None else _parse_offers(read_toml(path, CatalogueError))
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
-    """List offers of one GPU, the cheapest per GPU first, the newest price of each machine only.
+    """List the offers of one GPU, cheapest per GPU first, with only the newest price of each machine.
 
     Args:
-        gpu_name: Our name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None takes those that ship with the package.
+        gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
+        offers: Offers to choose from; None uses the offers of the package.
     """
     listed = [offer for offer in (load_offers() if offers is None else offers) if offer.gpu == gpu_name]
     newest = [offer for offer in listed if not any(_replaces(other, offer) for other in listed)]
@@ -140,16 +140,16 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """Choose the current machine with the lowest on-demand price per hour; None if there is none.
+    """Choose the current machine with the lowest on-demand price per hour; None if there is no current offer.
 
-    A run on one GPU pays for the whole machine, so a machine of eight at a low price per GPU is not cheap. One that was
-    sold out is chosen where there is no other.
+    A run on one GPU pays for the whole machine, so the price of the machine counts, not the price per GPU. A sold-out
+    machine is chosen only if there is no other.
 
     Args:
-        gpu_name: Our name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None takes those that ship with the package. What is current is judged by the
-            newest of them, of whichever GPU.
-        num_gpus: GPUs that the machine must have at least.
+        gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
+        offers: Offers to choose from; None uses the offers of the package. Their newest date, over all GPUs, defines
+            "current".
+        num_gpus: Minimum number of GPUs of the machine.
     """
     table = load_offers() if offers is None else tuple(offers)
     candidates = offers_for(gpu_name, table)
@@ -165,26 +165,26 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:
-    """Return whether `newer` is a later price of the same machine, in the same region where both name one."""
+    """Return whether `newer` is a later price of the same machine (and of the same region, if both name one)."""
     same_machine = (newer.provider, newer.instance, newer.num_gpus) == (older.provider, older.instance, older.num_gpus)
     same_region = newer.region == older.region or None in (newer.region, older.region)
     return same_machine and same_region and newer.date > older.date
 
 
 def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = None) -> Offer | None:
-    """Find the newest offer of a machine by its cloud's name for it; None if none is listed.
+    """Find the newest offer of a machine by its cloud's name; None if it is not listed.
 
     Args:
         machine: The name, for example `p4d.24xlarge`.
-        gpu_name: Our name of its GPU.
-        offers: Offers to choose from; None takes those that ship with the package.
+        gpu_name: Catalogue name of its GPU.
+        offers: Offers to choose from; None uses the offers of the package.
     """
     listed = (offer for offer in offers_for(gpu_name, offers) if is_same_machine(offer.instance, machine))
     return max(listed, key=lambda offer: offer.date, default=None)
 
 
 def _years_before(date: str, years: int) -> str:
-    """Return the same day (or month) of an earlier year; ISO dates sort as texts, also when some lack the day."""
+    """Return the same day (or month) of an earlier year; ISO dates sort as strings, even if some lack the day."""
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 

@@ -1,6 +1,6 @@
-"""Price a run, and compose the `Prediction` that users get: layout, step, run, price and memory.
+"""Price of a run, and the `Prediction` that users get: layout, step, run, price and memory.
 
-The user's own price comes first, then the cheapest offer that is listed. Example::
+The user's own price takes precedence over the cheapest listed offer. Example::
 
     layout = layout_of("T4")
     price = price_of(run, layout, usd_per_hour=0.50)
@@ -33,14 +33,14 @@ from lightning_predict.units import minutes_to_seconds, seconds_to_hours
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """State what a run costs.
+    """Price of a run.
 
     Attributes:
-        usd_per_hour: Price of all machines of the layout; None if no offer is known.
+        usd_per_hour: Price of all machines of the layout; None if there is no offer.
         cost_usd: Cost of the whole run; None if its length or its price is unknown.
-        offer: Source of the price, with its date; None if no offer is known.
-        priced_on: Date of the price, as listed (a day or a month); None if no offer is known.
-        provider: Who rents the machines out; None if no offer is known.
+        offer: Source and date of the price; None if there is no offer.
+        priced_on: Date of the price, as listed (a day or a month); None if there is no offer.
+        provider: Who rents out the machines; None if there is no offer.
     """
 
     usd_per_hour: float | None = None
@@ -53,16 +53,16 @@ class Price:
 @final
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All that is predicted for one GPU or layout; what is not known is None.
+    """Everything predicted for one GPU or layout; unknown values have the value None.
 
-    The five parts hold the values; each value has a flat name, too.
+    The five parts hold the values; each value also has a flat name.
 
     Attributes:
         layout: The GPUs.
         step: One training step.
-        run: The run still to come.
-        price: What the run costs.
-        memory: Whether a step fits.
+        run: The rest of the run.
+        price: Price of the run.
+        memory: Memory of a step, and whether it fits.
     """
 
     layout: Layout
@@ -73,7 +73,7 @@ class Prediction:
 
     @property
     def gpu(self) -> str:
-        """Name of the GPU or layout, in our spelling."""
+        """Catalogue name of the GPU or layout."""
         return self.layout.name
 
     @property
@@ -83,7 +83,7 @@ class Prediction:
 
     @property
     def iteration(self) -> Interval[float]:
-        """Seconds of one training step, with their 90 % interval."""
+        """Seconds of one training step, with a 90 % interval."""
         return self.step.interval
 
     @property
@@ -103,47 +103,47 @@ class Prediction:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of a step in which the device computes."""
+        """GPU compute time of a step, in seconds."""
         return self.step.device_seconds
 
     @property
     def host_seconds(self) -> float:
-        """Seconds that the host needs to launch a step."""
+        """Host time to launch a step, in seconds."""
         return self.step.host_seconds
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds of a step's collectives between GPUs, hidden or not; 0 on one GPU."""
+        """Time of a step's collectives between GPUs, including overlapped ones, in seconds; 0 on one GPU."""
         return self.step.communication_seconds
 
     @property
     def added_seconds(self) -> float:
-        """Seconds that a step takes longer than a GPU's own work: exposed communication, and the wait for others."""
+        """Extra seconds of a step beyond one GPU's own work: exposed communication, and waits for other GPUs."""
         return self.step.added_seconds
 
     @property
     def measured_seconds(self) -> float | None:
-        """Seconds of a step as measured; None except on the GPU in use."""
+        """Measured seconds of a step; None except on the GPU in use."""
         return self.step.measured_seconds
 
     @property
     def unmeasured_seconds(self) -> float | None:
-        """Seconds of a step as predicted without any measurement; None except on the GPU in use."""
+        """Seconds of a step as predicted without measurements; None except on the GPU in use."""
         return self.step.unmeasured_seconds
 
     @property
     def iterations(self) -> int | None:
-        """Training steps still to come."""
+        """Remaining training steps."""
         return self.run.iterations
 
     @property
     def total(self) -> Interval[float] | None:
-        """Seconds of the run still to come, validation included, with their 90 % interval."""
+        """Seconds of the rest of the run, including validation, with a 90 % interval."""
         return self.run.total
 
     @property
     def total_seconds(self) -> float | None:
-        """Seconds of the run still to come, validation included."""
+        """Seconds of the rest of the run, including validation."""
         return self.run.total_seconds
 
     @property
@@ -163,37 +163,37 @@ class Prediction:
 
     @property
     def validation_is_estimated(self) -> bool:
-        """Whether validation is timed by the forward share of a training step."""
+        """Whether the validation time is estimated from the forward share of a training step."""
         return self.run.validation_is_estimated
 
     @property
     def cycle_seconds(self) -> float:
-        """Seconds of a step with its wait for the loader."""
+        """Seconds of a step and its wait for the loader."""
         return self.run.cycle_seconds
 
     @property
     def cycle(self) -> Interval[float]:
-        """Seconds of a step with its wait for the loader, with their 90 % interval."""
+        """Seconds of a step and its wait for the loader, with a 90 % interval."""
         return self.iteration.added(self.cycle_seconds - self.iteration_seconds)
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of the training of one epoch."""
+        """Training time of one epoch, in seconds."""
         return self.run.epoch_seconds
 
     @property
     def loader_seconds(self) -> float:
-        """Seconds in which the loader makes the batches of a step; the longer of the two bounds the step."""
+        """Loader time for the batches of a step, in seconds; it bounds the step if it is longer than the step."""
         return self.run.loader_seconds
 
     @property
     def checkpoint_seconds(self) -> float | None:
-        """Part of `total_seconds` in which checkpoints are written."""
+        """Part of `total_seconds` spent on writing checkpoints."""
         return self.run.checkpoint_seconds
 
     @property
     def checkpoint_is_estimated(self) -> bool:
-        """Whether checkpoints are timed by the size of the state, as none was measured."""
+        """Whether the checkpoint time is estimated from the size of the state because none was measured."""
         return self.run.checkpoint_is_estimated
 
     @property
@@ -203,7 +203,7 @@ class Prediction:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the Trainer's time limit ends the run; the totals are what is left until then."""
+        """Whether the Trainer's time limit ends the run; the totals then stop at the limit."""
         return self.run.is_cut_off
 
     @property
@@ -214,17 +214,17 @@ class Prediction:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of all machines that are rented for the layout."""
+        """Price of all machines rented for the layout."""
         return self.price.usd_per_hour
 
     @property
     def cost_usd(self) -> float | None:
-        """Cost of the run still to come."""
+        """Cost of the rest of the run."""
         return self.price.cost_usd
 
     @property
     def offer(self) -> str | None:
-        """Source of the price, with its date."""
+        """Source and date of the price."""
         return self.price.offer
 
     @property
@@ -234,41 +234,41 @@ class Prediction:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a step fits in the GPU's memory, perhaps narrowly."""
+        """Whether a step fits in the GPU's memory, perhaps tightly."""
         return self.memory.fits
 
     @property
     def memory_fit(self) -> MemoryFit | None:
-        """Judge the memory: `fits` with a margin, `tight` without, or `exceeds`."""
+        """Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."""
         return self.memory.memory_fit
 
     @property
     def memory_free_bytes(self) -> float | None:
-        """Memory that a step leaves free to a process; below 0 if it does not fit."""
+        """Usable memory left by a step; negative if it does not fit."""
         return self.memory.memory_free_bytes
 
     @property
     def coverage(self) -> Mapping[str, float]:
-        """Share of the device time by method; the shares add up to 1. See `Iteration`."""
+        """Share of the GPU time by prediction method; the shares add up to 1. See `Iteration`."""
         return self.step.coverage
 
     @property
     def base_share(self) -> float:
-        """Share of the device time by networks that saw no measurement of this GPU."""
+        """Share of the GPU time predicted by networks without any measurement of this GPU."""
         return self.step.base_share
 
     @property
     def verdict(self) -> Verdict | None:
-        """Bound of the step, gain of a faster GPU, and critical path by module."""
+        """What bounds the step, the gain from a faster GPU, and the critical path by module."""
         return self.step.verdict
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what was not covered."""
+        """Notes on gaps of the prediction."""
         return self.step.notes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values as JSON values by their flat names."""
+        """Return all values by their flat names, JSON-serializable."""
         values = {name: getattr(self, name) for name in FLAT_NAMES}
         values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
@@ -283,23 +283,23 @@ FLAT_NAMES: Final = tuple(
     "loader_seconds checkpoint_seconds checkpoint_is_estimated at_most is_cut_off samples_per_second usd_per_hour "
     "cost_usd offer memory_bytes fits memory_fit memory_free_bytes coverage base_share verdict notes".split()
 )
-"""Names of a prediction's values in JSON, in their order."""
+"""Flat names of a prediction's values in JSON, in order."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineInUse:
-    """The machine that the step was recorded on, timed by its own steps: a processor, or a GPU that was not asked for.
+    """The machine that recorded the step, timed by its own steps: a CPU, or a GPU without a prediction.
 
     Attributes:
         name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.
-        step_seconds: A step as measured.
-        cycle_seconds: A step with its wait for the loader; None where that was not timed.
-        total: Seconds of the run still to come; None if its length is unknown.
-        at_most: The run may end earlier.
-        is_cut_off: A time limit ends it; the total is what is left until then.
-        price: What the run costs there.
-        memory: The memory of its GPU; nothing is known of a processor's.
+        step_seconds: Measured time of a step.
+        cycle_seconds: Time of a step and its wait for the loader; None if not measured.
+        total: Seconds of the rest of the run; None if its length is unknown.
+        at_most: Whether the run may end earlier.
+        is_cut_off: Whether a time limit ends the run; the total then stops at the limit.
+        price: Price of the run there.
+        memory: Memory of its GPU; empty for a CPU.
     """
 
     name: str
@@ -313,21 +313,21 @@ class MachineInUse:
 
     @property
     def cycle(self) -> Interval[float]:
-        """Seconds of a step with its wait for the loader, as measured."""
+        """Measured seconds of a step and its wait for the loader."""
         seconds = self.step_seconds if self.cycle_seconds is None else self.cycle_seconds
         return Interval(seconds, seconds, seconds)
 
 
 class AbstractPredictions(Mapping[str, Prediction]):
-    """Map names of GPUs to their predictions, with what a table says of all of them.
+    """Mapping from GPU names to predictions, with the information that a table shows for all of them.
 
     Attributes:
-        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
-        notes: What holds for all of them.
-        machine: The machine in use, where none of the predictions is of it; None if it was not timed.
-        heading: What is predicted, in words: how many steps of which size, and where one was recorded.
-        is_running: The run goes on, so that the machine in use is this one.
-        made_on: Day of the prediction (ISO 8601), against which prices are old; None: their age is not said.
+        used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
+        notes: Notes on all predictions.
+        machine: The machine in use, if there is no prediction for it; None if it was not timed.
+        heading: Title of the predictions: number and size of the steps, and where one was recorded.
+        is_running: Whether the run is still in progress, so that the machine in use is this one.
+        made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
     """
 
     used_gpu: str | None
@@ -339,15 +339,15 @@ class AbstractPredictions(Mapping[str, Prediction]):
 
 
 UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
-"""Price of one GPU, the same for all or by our name of the GPU; by the name of a layout, the price of all of it. What
-it does not name takes the listed offers."""
+"""Price of one GPU: a single price, or prices by catalogue name; under the name of a layout, the price of the whole
+layout. Other GPUs use the listed offers."""
 
 
 def check_price(usd_per_hour: UserPrice) -> None:
-    """Refuse prices that are not positive numbers.
+    """Validate that prices are positive numbers.
 
     Raises:
-        InvalidArgumentError: A price that is zero, negative, infinite or not a number.
+        InvalidArgumentError: A price is zero, negative, infinite or not a number.
     """
     prices = usd_per_hour.values() if isinstance(usd_per_hour, Mapping) else [usd_per_hour]
     for price in prices:
@@ -360,15 +360,15 @@ def check_price(usd_per_hour: UserPrice) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charges:
-    """What a rented machine costs beside the time in which it trains.
+    """Costs of a rented machine besides its training time.
 
     Attributes:
-        setup_minutes: From the start of the machine until training begins: its boot, the environment, the data.
-        minimum_minutes: The machine is billed for so long at least.
-        storage_usd: Dollars for what is stored and sent, whichever machine is rented.
+        setup_minutes: Time from the start of the machine until training starts: boot, environment, data.
+        minimum_minutes: Minimum billed time of a machine.
+        storage_usd: Dollars for storage and transfer, on any machine.
 
     Raises:
-        InvalidArgumentError: A number below 0, or none.
+        InvalidArgumentError: A value is negative or not a number.
     """
 
     setup_minutes: float = 0.0
@@ -382,13 +382,13 @@ class Charges:
                 raise InvalidArgumentError(f"{name}={shown(amount)} is out of range; expected a number of at least 0.")
 
     def cost_usd(self, seconds: float, usd_per_hour: float) -> float:
-        """Cost of a run of so many seconds on machines of this price."""
+        """Return the cost of a run of this length on machines of this price."""
         billed = max(seconds + minutes_to_seconds(self.setup_minutes), minutes_to_seconds(self.minimum_minutes))
         return seconds_to_hours(billed) * usd_per_hour + self.storage_usd
 
     @property
     def sentence(self) -> str | None:
-        """What costs hold, in words; None where they hold the training alone."""
+        """Costs that are included besides training, in words; None without such costs."""
         parts = (
             f"{self.setup_minutes:g} min of setup" if self.setup_minutes else "",
             f"${self.storage_usd:,.2f} for storage and transfer" if self.storage_usd else "",
@@ -402,9 +402,9 @@ class Charges:
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:
-    """Choose the price of one machine; None if there is none.
+    """Choose the offer that prices one machine; None without any.
 
-    The user's own comes first, then the offer of the machine that the layout names, then the cheapest.
+    The order is: the user's own price, the offer of the machine that the layout names, the cheapest offer.
     """
     own = _own_price(layout, usd_per_hour)
     layout = in_trays(layout)
@@ -426,10 +426,10 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
 def on_offered_network(
     layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None
 ) -> Layout:
-    """Give machines that are priced by a cloud's machine the network of that machine, where its provider states one.
+    """Return the layout with the network of the cloud machine that prices it, if its provider states one.
 
-    What is recommended is what is priced, and what would be rented is joined by that network. A layout that names its
-    machine, is on a single one, or has the user's own price stays as it is.
+    This makes the predicted machine the one that would be rented. A layout with a named machine, on a single machine,
+    or with the user's own price is unchanged.
     """
     if layout.nodes == 1 or layout.network is not None:
         return layout
@@ -440,7 +440,7 @@ def on_offered_network(
 
 
 def _own_price(layout: Layout, usd_per_hour: UserPrice) -> float | None:
-    """Take the price of the whole layout: as named for it, else that of one of its GPUs times their number."""
+    """Return the user's price of the whole layout: its own entry, else the price of one GPU times their number."""
     if isinstance(usd_per_hour, Mapping):
         if layout.name in usd_per_hour:
             return float(usd_per_hour[layout.name])
@@ -456,14 +456,14 @@ def price_of(
     usd_per_hour: UserPrice = None,
     charges: Charges | None = None,
 ) -> Price:
-    """Price the run on a layout. Whole machines are paid, however many of their GPUs are used.
+    """Price a run on a layout. Whole machines are paid for, even if only some of their GPUs are used.
 
     Args:
-        run: What is still to come.
-        layout: The GPUs it runs on.
-        offers: Offers to choose from; None takes those that ship with the package.
-        usd_per_hour: The user's own price, which comes first.
-        charges: What comes on top; None: nothing, as on the machine in use.
+        run: The rest of the run.
+        layout: The GPUs that it runs on.
+        offers: Offers to choose from; None uses the offers of the package.
+        usd_per_hour: The user's own price, which takes precedence.
+        charges: Additional costs; None for no additional costs, as on the machine in use.
     """
     offer = offer_for(layout, offers=offers, usd_per_hour=usd_per_hour)
     if offer is None:

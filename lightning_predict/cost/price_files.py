@@ -1,29 +1,29 @@
 """The user's own prices: a YAML file, a SkyPilot catalogue, or a machine that is already paid for.
 
-Own prices come first; GPUs that they do not name keep the prices that ship with the package. A YAML file holds a list
-of offers, and each error names its line and key::
+The user's prices take precedence; GPUs without one keep the prices of the package. A YAML file holds a list of offers,
+and each error names its line and key::
 
     - provider: Our cluster
       instance: dgx-2
       gpu: H100-SXM-80GB     # any name that the catalogue knows
-      num_gpus: 8            # 1 where left out
-      max_gpus: 8            # where one GPU or more are rented at the same price each; left out: the whole machine
+      num_gpus: 8            # default: 1
+      max_gpus: 8            # if single GPUs are rented at the same price each; default: the whole machine
       usd_per_hour: 12.40    # of the whole machine
-      spot: false            # true: the price is that of an interruptible machine
-      region: berlin         # may be left out
-      in_stock: true         # whether one could be rented then; left out where that is not known
+      spot: false            # true for the price of an interruptible machine
+      region: berlin         # optional
+      in_stock: true         # whether one was available then; omit if unknown
       date: 2026-11-01
-      source: contract 4711  # the file's name where left out
+      source: contract 4711  # default: the file's name
 
-A SkyPilot catalogue is read as it is: `vms.csv` of one provider, one row per machine and zone. Columns (documented in
-the README of github.com/skypilot-org/skypilot-catalog): `InstanceType`, `AcceleratorName`, `AcceleratorCount`, `Price`,
-`SpotPrice`, `Region` and, in most, `AvailabilityZone` and `GpuInfo` (whose memory is not read: providers fill it in MiB
-or GB, for one GPU or for all). The files have no date and no provider: these come from the argument (else the file's
-time) and the folder.
+A SkyPilot catalogue is read unchanged: `vms.csv` of one provider, one row per machine and zone. The columns are
+documented in the README of github.com/skypilot-org/skypilot-catalog: `InstanceType`, `AcceleratorName`,
+`AcceleratorCount`, `Price`, `SpotPrice`, `Region` and usually `AvailabilityZone` and `GpuInfo`. We ignore the memory in
+`GpuInfo`: providers fill it in MiB or GB, for one GPU or for all. The files have neither date nor provider. The date
+comes from the argument or the file's modification time, the provider from the folder.
 
-SkyPilot's names do not tell a card's form; where the machine's name (or the card's in `GpuInfo`) does, it decides.
-Google's catalogue prices host and GPUs apart: hosts have no accelerator, GPUs no machine. Where a family of machines
-carries one kind of GPU, the two are added up by zone; GPUs that a user attaches to a machine of choice are left out.
+SkyPilot's GPU names do not state the form factor, so we take it from the machine's name or the card's name in
+`GpuInfo`. Google's catalogue prices hosts and GPUs separately: hosts have no accelerator, GPUs no machine. If a machine
+family has one kind of GPU, the two prices are added by zone. GPUs that users attach to any machine are left out.
 Example::
 
     own = read_offer_file("our-prices.yaml").offers
@@ -58,11 +58,11 @@ CURRENCY: Final = "USD"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferFile:
-    """The contents of a price file.
+    """Contents of a price file.
 
     Attributes:
-        offers: Its offers, in its order.
-        notes: What was left out of them, and why, in words for the user.
+        offers: Its offers, in order.
+        notes: Messages for the user about skipped entries and the reasons.
     """
 
     offers: tuple[Offer, ...]
@@ -70,12 +70,12 @@ class OfferFile:
 
 
 def _price(value: Checked) -> float:
-    """Return a price above 0, written as a number or as a text that is one."""
+    """Parse a positive price (number or numeric string)."""
     return value.parsed().positive("in US dollars per hour of the whole machine")
 
 
 def _check_currency(value: Checked) -> None:
-    """Refuse prices in another currency: a rate of exchange is the user's to choose."""
+    """Reject prices in another currency; the user has to choose the exchange rate."""
     if value.words().strip().upper() != CURRENCY:
         raise value.problem(
             f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
@@ -91,14 +91,14 @@ def _gpu_name(value: Checked) -> str:
 
 
 def _written(value: Checked) -> str:
-    """Return a text that is not blank; numbers are taken as they are written."""
+    """Return a non-blank string; numbers are converted to strings."""
     if isinstance(value.value, int | float) and not isinstance(value.value, bool):
         return str(value.value)
     return value.words().strip()
 
 
 def _day(value: Checked) -> str:
-    """Return a month or a day as text; YAML reads days as dates."""
+    """Return a month or day as a string; YAML parses days as dates."""
     day = replace(value, value=str(value.value)) if isinstance(value.value, calendar_date | int) else value
     return day.matching("the day or month that the price holds for, like 2026-11 or 2026-11-21", MONTH, DAY)
 
@@ -109,14 +109,14 @@ LIST_KEY: Final = "offers"
 
 
 def read_yaml_offers(path: Path) -> OfferFile:
-    """Read offers from YAML.
+    """Read offers from a YAML file.
 
     Args:
         path: A file with a list of offers, or with such a list under the key `offers`.
 
     Raises:
-        CatalogueError: The file is not YAML, or an offer breaks a rule; with line and key.
-        UnknownGpuError: An offer names a GPU that the catalogue does not hold; with line and nearest names.
+        CatalogueError: The file is not YAML, or an offer is invalid; with line and key.
+        UnknownGpuError: The catalogue does not have an offer's GPU; with line and nearest names.
     """
     document = read_yaml(path, CatalogueError)
     is_mapping = isinstance(document.value, dict)
@@ -156,7 +156,7 @@ REQUIRED_COLUMNS: Final = ("InstanceType", "AcceleratorName", "AcceleratorCount"
 ZONE: Final = "AvailabilityZone"
 CURRENCY_COLUMN: Final = "Currency"
 GENERIC_STEMS: Final = frozenset({"vms", "instances", "catalog"})
-"""Names of files that say nothing of the provider, whose folder does."""
+"""Generic file names; the provider is then the name of the folder."""
 
 ACCELERATOR_OF_HOST: Final[Mapping[str, str]] = {
     "a2-highgpu": "A100",
@@ -170,11 +170,11 @@ ACCELERATOR_OF_HOST: Final[Mapping[str, str]] = {
     "a4x-highgpu": "GB200",
     "g2-standard": "L4",
 }
-"""Google's families of machines with GPUs built in, by SkyPilot's name of the GPU
+"""SkyPilot's GPU name by Google machine family, for families with built-in GPUs
 (https://cloud.google.com/compute/docs/accelerator-optimized-machines)."""
 
 GPUS_OF_G2_VCPUS: Final[Mapping[int, int]] = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
-"""GPUs of a g2-standard machine by the vCPUs in its name (same page); other families name the GPUs themselves."""
+"""GPUs of a g2-standard machine by the vCPUs in its name (same page); other families have the GPU count in the name."""
 
 FORMS: Final = (
     (re.compile(r"PCIE|Standard_NC\d+ads_A100", re.IGNORECASE), {
@@ -184,8 +184,9 @@ FORMS: Final = (
     }),
     (re.compile(r"(?<![A-Za-z])NVL(?![A-Za-z])|Standard_NC\d+adi?s_H100"), {"H100-SXM-80GB": "H100-NVL-94GB"}),
 )  # fmt: skip
-"""What in the name of a machine or card says that it is another form than SkyPilot's name stands for, and which
-(Azure's NC series: https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family)."""
+"""Name patterns of machines or cards for another form factor than SkyPilot's default, and the GPUs they stand for.
+
+For Azure's NC series see https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/nc-family."""
 
 _ALONE = "GPUs priced without the machine that they are attached to"
 _PART = "machines with a part of a GPU, or without a number of GPUs"
@@ -199,7 +200,7 @@ _HOST = re.compile(r"(a2-\w+|a3-\w+|a4-\w+|a4x-\w+)-(\d+)g(?:-nolssd)?|(g2-stand
 @final
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of the CSV, checked; prices of 0 and empty ones are None."""
+    """One validated row of the CSV; zero and empty prices become None."""
 
     instance: str
     accelerator: str
@@ -212,18 +213,18 @@ class _Row:
 
 
 def read_sky_offers(path: Path, *, region: str | None = None, date: str | None = None) -> OfferFile:
-    """Read the GPU machines of a SkyPilot catalogue, each in its cheapest region.
+    """Read the GPU machines of a SkyPilot catalogue, each at the price of its cheapest region.
 
     Args:
-        path: The CSV file; the provider is the name of its folder, or its own where that says more than `vms`.
-        region: Take prices of this region only.
-        date: ISO day of the prices; the day of the file's last change where None.
+        path: The CSV file; the provider is the name of its folder, or the file's own name unless it is generic.
+        region: Use prices of this region only.
+        date: ISO day of the prices; None uses the file's modification time.
 
     Returns:
-        The offers, and how many machines were left out for which reason.
+        The offers, and the number of skipped machines by reason.
 
     Raises:
-        CatalogueError: Not a catalogue, a malformed row (with line and column), or a region that it does not list.
+        CatalogueError: Not a catalogue, a malformed row (with line and column), or an unlisted region.
     """
     rows = [_row(row) for row in read_csv(path, CatalogueError, name=path.name, columns=REQUIRED_COLUMNS)]
     left_out: Counter[str] = Counter()
@@ -255,14 +256,14 @@ def _row(row: Checked) -> _Row:
 
 
 def _amount(cell: Checked) -> float | None:
-    """Return a number above 0; None if the catalogue leaves it empty or writes 0 for what is not on offer."""
+    """Parse a positive number; None if the cell is empty or 0, which means "not offered"."""
     if not cell.value.strip() or cell.value.strip().lower() == "nan" or cell.parsed().value == 0:
         return None
     return _price(cell)
 
 
 def _with_hosts(rows: Sequence[_Row], left_out: Counter[str]) -> Iterable[_Row]:
-    """Add up the two prices of machines whose host and GPUs are priced apart."""
+    """Add up the prices of machines whose host and GPUs are priced separately."""
     gpus_alone = {
         (row.accelerator, row.count, row.region, row.zone): row for row in rows if row.accelerator and not row.instance
     }
@@ -334,7 +335,7 @@ def _offers(machines: Iterable[_Row], provider: str, date: str, path: Path, left
 
 
 def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
-    """Find what was left out, each reason once; accelerators that the catalogue does not hold with their names."""
+    """Write a note for each reason with skipped machines, and list unknown accelerators by name."""
     for reason in _REASONS:
         if left_out[reason]:
             yield f"{file}: left out {reason}: {left_out[reason]}."
@@ -345,7 +346,7 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
 
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
-    """Find our name of an accelerator; None if the catalogue does not hold it (AMD, TPU, other NVIDIA cards)."""
+    """Return the catalogue name of an accelerator; None if it is unknown (AMD, TPU, other NVIDIA cards)."""
     try:
         name = find_gpu(accelerator).name
     except UnknownGpuError:
@@ -354,7 +355,7 @@ def _name_of(accelerator: str, hints: str = "") -> str | None:
 
 
 def _provider(path: Path) -> str:
-    """Return the file's name, or its folder's if the file's is generic, spelled as in the shipped price lists."""
+    """Return the provider: the file's name, or its folder's if generic, spelled as in the package's price lists."""
     named = path.resolve().parent.name if path.stem.lower() in GENERIC_STEMS else path.stem
     spelled = {offer.provider.casefold(): offer.provider for offer in load_offers()}
     return spelled.get(named.casefold(), named)
@@ -366,16 +367,16 @@ OWN_MACHINE: Final = "own machine"
 
 
 def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, date: str | None = None) -> OfferFile:
-    """Return the offers of a price file, and what was left out of them.
+    """Read the offers of a price file, with notes on skipped entries.
 
     Args:
         path: A YAML file (`user_offers_yaml` has an example) or a SkyPilot catalogue as CSV.
-        region: Take offers of this region only.
-        date: ISO day of a CSV's prices; the day of its last change where None.
+        region: Use offers of this region only.
+        date: ISO day of the prices of a CSV file; None uses its modification time.
 
     Raises:
-        CatalogueError: The file is missing, malformed or breaks a rule; with line and column.
-        UnknownGpuError: A YAML file names a GPU that the catalogue does not hold; with the nearest names.
+        CatalogueError: The file is missing, malformed or invalid; with line and column.
+        UnknownGpuError: A YAML file names a GPU that is not in the catalogue; with the nearest names.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -394,13 +395,13 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
 
 
 def with_listed(own: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Return the user's own offers, and the shipped ones of every GPU that these do not price."""
+    """Return the user's own offers, and the package's offers of all other GPUs."""
     priced = {offer.gpu for offer in own}
     return (*own, *(offer for offer in load_offers() if offer.gpu not in priced))
 
 
 def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
-    """Note own prices that are too old to be compared with the shipped ones, so that no cost comes from them."""
+    """Warn about own prices that are too old for a comparison and therefore give no cost."""
     table = with_listed(own)
     names = dict.fromkeys(offer.gpu for offer in own)
     return tuple(
@@ -412,7 +413,7 @@ def outdated(own: Sequence[Offer]) -> tuple[str, ...]:
 
 
 def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """List offers at the price of interruptible machines; those without one are left out."""
+    """Convert offers to their spot prices; offers without one are left out."""
     spot = []
     for offer in offers:
         if offer.spot:
@@ -423,7 +424,7 @@ def at_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
 
 
 def with_spot_prices(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """List machines at their spot prices, and those without one on demand: some cost less than another's spot price."""
+    """Return spot prices where available, and on-demand prices for other machines, which may still be cheaper."""
     listed = tuple(offers)
     spot = at_spot_prices(listed)
     interruptible = {(offer.provider, offer.instance, offer.num_gpus) for offer in spot}
@@ -441,19 +442,19 @@ def own_machine_offer(
     name: str = OWN_MACHINE,
     date: str | None = None,
 ) -> Offer:
-    """Find what an hour of a machine of your own costs: a price that you set, or its electricity.
+    """Return the offer of the user's own machine: a price that the user sets, or its electricity.
 
     Args:
         gpu: Any name of its GPU.
-        usd_per_hour: Your price of the whole machine.
-        watts: What the whole machine draws while it trains; with `usd_per_kwh`, instead of `usd_per_hour`.
-        usd_per_kwh: Your price of electricity.
+        usd_per_hour: Price of the whole machine.
+        watts: Power of the whole machine in training; with `usd_per_kwh`, instead of `usd_per_hour`.
+        usd_per_kwh: Price of electricity.
         num_gpus: GPUs of the machine.
-        name: What to call it in tables.
-        date: ISO day of the price; today where None.
+        name: Name of the machine in tables.
+        date: ISO day of the price; None for today.
 
     Raises:
-        UnknownGpuError: The catalogue does not hold the GPU.
+        UnknownGpuError: The catalogue does not have the GPU.
         InvalidArgumentError: Neither or both ways to a price are given, or a number is not above 0.
     """
     if (usd_per_hour is None) == (watts is None) or (watts is None) != (usd_per_kwh is None):

@@ -1,9 +1,10 @@
-"""Take over a newer price list: a SkyPilot catalogue, from a file or an address, as it is.
+"""Import a newer price list: a SkyPilot catalogue, unchanged, from a file or URL.
 
-It is checked before it counts, and kept in the platform's folder for data under the provider's name. Predictions take
-it like any price file. Example::
+The catalogue is validated first and then stored under the provider's name in the platform's data folder. Predictions
+use it like any price file. Example::
 
-    updated = update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/aws/vms.csv")
+    updated =
+    update_prices("https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/aws/vms.csv")
     updated.path                                # .../lightning-predict/prices/aws.csv
     lp.predict(trace, offers=with_listed(updated.file.offers))
 """
@@ -26,7 +27,7 @@ from lightning_predict.weights.fetch import Download
 from lightning_predict.weights.source import DEADLINE_SECONDS, Address, address_of
 
 MAX_PRICE_BYTES: Final = 1 << 26
-"""The largest of SkyPilot's catalogues has some 10 MB."""
+"""Size limit; the largest SkyPilot catalogue has about 10 MB."""
 
 REMEDY: Final = "Check the address and the connection, or download the file yourself and give its path."
 
@@ -34,11 +35,11 @@ REMEDY: Final = "Check the address and the connection, or download the file your
 @final
 @dataclass(frozen=True, slots=True)
 class UpdatedPrices:
-    """A price file that was taken over.
+    """An imported price file.
 
     Attributes:
-        path: Where it lies.
-        file: What it holds.
+        path: Path of the stored file.
+        file: Its contents.
     """
 
     path: Path
@@ -46,15 +47,15 @@ class UpdatedPrices:
 
 
 def update_prices(source: str | os.PathLike[str], *, date: str | None = None) -> UpdatedPrices:
-    """Read a SkyPilot catalogue, check it, and keep it where later predictions can take it from.
+    """Read and validate a SkyPilot catalogue, and store it for later predictions.
 
     Args:
-        source: A CSV file, or its address: encrypted, or of this machine.
-        date: ISO day of its prices; where None, that of the file's last change, or today for an address.
+        source: A CSV file, or its URL: HTTPS, or on this machine.
+        date: ISO day of the prices; None uses the modification time of a file, or today for a URL.
 
     Raises:
-        InvalidArgumentError: An address that is not usable or not encrypted, or a source that is no CSV.
-        CatalogueError: It cannot be fetched or read, is no such catalogue, or offers no GPU that is known.
+        InvalidArgumentError: The URL is invalid or not encrypted, or the source is not a CSV file.
+        CatalogueError: The source cannot be fetched or read, is not a catalogue, or offers no GPU of ours.
     """
     text = os.fspath(source)
     changed: float | None = None
@@ -84,12 +85,12 @@ def update_prices(source: str | os.PathLike[str], *, date: str | None = None) ->
 
 
 def prices_folder() -> Path:
-    """Return the folder that price files are kept in."""
+    """Return the folder of imported price files."""
     return Path(platformdirs.user_data_dir("lightning-predict")) / "prices"
 
 
 def _kept(content: bytes, provider: str, changed: float | None, source: str) -> UpdatedPrices:
-    """Write the file next to its place, read it as every prediction will, and only then put it there."""
+    """Validate the file in a temporary folder, and only then move it into place."""
     folder = prices_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as beside:
@@ -108,7 +109,7 @@ def _kept(content: bytes, provider: str, changed: float | None, source: str) -> 
 
 
 def _provider(name: str, folder: str, source: str) -> str:
-    """Give the provider's name: the file's, or its folder's where the file's says nothing."""
+    """Return the provider: the file's name, or its folder's if the file's name is generic."""
     stem, suffix = os.path.splitext(name)
     if suffix.lower() != CSV_SUFFIX:
         raise InvalidArgumentError(f"{source} is not a CSV file; expected a SkyPilot catalogue, like .../aws/vms.csv.")
