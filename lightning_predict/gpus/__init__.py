@@ -1,6 +1,6 @@
-"""GPUs as data: a catalogue of TOML rows, and the look-up by any of a GPU's names.
+"""GPUs as data: a catalogue of TOML rows, and lookup by any name of a GPU.
 
-`records` has the value (`Gpu`), `catalogue` reads the rows, `lookup` finds one. Example::
+`records` defines `Gpu`, `catalogue` reads the rows, and `lookup` finds a GPU by name. Example::
 
     >>> gpu("Tesla T4").streaming_multiprocessors
     40

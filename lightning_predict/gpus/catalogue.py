@@ -1,16 +1,16 @@
-"""Reads the catalogue: TOML rows in human units become `Gpu` values in SI units, or an error that names the row.
+"""Loads the GPU catalogue: TOML rows in common units become `Gpu` values in SI units.
 
-The folder `catalogue/` holds one file per architecture, `<architecture>.toml`:
+Errors name the row. The folder `catalogue/` holds one file per architecture, `<architecture>.toml`:
 
-* `vendor`, where it is not NVIDIA.
-* `[compute_capability.<version>]`: what all GPUs of one compute capability share (lanes, threads, registers, shared
-  memory); of another vendor, what torch reports as such.
-* `[gpu.<name>]`, one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
-* `[sources.<id>]` with title, url and date, where no other file cites it; rows cite the ids.
+* `vendor`: omitted for NVIDIA.
+* `[compute_capability.<version>]`: figures that all GPUs of one compute capability share (lanes, threads, registers,
+  shared memory). For another vendor, the version is the one that torch reports.
+* `[gpu.<name>]`: one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
+* `[sources.<id>]`: title, URL and date of a source that only this file cites. Rows cite the ids.
 
-Beside them stands `sources.toml`, sources that several files cite. So a new vendor is a file there, and its generations
-in `records.py`. A row cites at least two sources that agree, or says `single_source = true`; a figure from elsewhere
-cites its own in `figure_sources`. Example::
+`sources.toml` in the same folder holds sources that several files cite. To add a vendor, add a file there and its
+generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`. A figure
+from another source cites it in `figure_sources`. Example::
 
     >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
     [16.0]
@@ -38,7 +38,7 @@ from lightning_predict.units import (
 CATALOGUE_FOLDER: Final = Path(__file__).with_name("catalogue")
 SOURCES_FILE: Final = "sources.toml"
 OTHER_TABLES: Final = frozenset({"machines.toml", "mig.toml"})
-"""Files of the folder that others read."""
+"""Files in the catalogue folder that other modules read."""
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -51,28 +51,28 @@ FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "pcie_gb_per_s": ("pcie_bytes_per_second", gigabytes_to_bytes),
     "power_watts": ("power_watts", float),
 }
-"""Figures that every row states: key of the row -> field of `Gpu`, and its conversion."""
+"""Required figures: key of the row -> field of `Gpu`, and the unit conversion."""
 
 OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
     "highest_clock_mhz": ("highest_clock_hz", megahertz_to_hertz),
     "nvlink_gb_per_s": ("nvlink_bytes_per_second", gigabytes_to_bytes),
 }
-"""Figures that not every GPU has: no base clock is published for some, data-centre boards run at their boost clock at
-most, and most have no NVLink."""
+"""Optional figures. Some GPUs have no published base clock, most have no NVLink, and data-centre boards do not exceed
+their boost clock."""
 
 MEMORY_KINDS: Final = (
     *("GDDR5", "GDDR5X", "GDDR6", "GDDR6X", "GDDR7", "DDR5", "LPDDR5", "LPDDR5X", "HBM2", "HBM2e", "HBM3", "HBM3e"),
 )
-"""Device memory; a row's sources state it."""
+"""Kinds of device memory that a row may state."""
 
 PEER_ACCESS: Final = "peer_access"
-"""Key of the rows whose driver refuses access between two such cards of one machine; the others have it."""
+"""Key that is false if the driver blocks peer access between two such cards in one machine; the default is true."""
 
 INLINE_ECC: Final = "inline_ecc"
-"""Key of the boards that ship with ECC enabled and keep its codes in their GDDR: those for data centres before GDDR7.
-On GeForce and workstation boards ECC is not there or off. With GDDR7 it takes no memory: nvidia-smi shows 97,887 MiB on
-an RTX PRO 6000 Server Edition with ECC and on a Workstation Edition without."""
+"""Key for boards that ship with inline ECC: error-correction codes stored in GDDR itself. These are data-centre boards
+before GDDR7. GeForce boards have no ECC, and workstation boards ship with it disabled. With GDDR7, ECC takes no memory:
+nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a Workstation Edition (ECC off)."""
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
@@ -85,10 +85,10 @@ PEAKS: Final[dict[str, str]] = {
     "float8_tflops": "float8",
     "int8_tops": "int8",
 }
-"""Peaks that a row may state: key of the row -> dtype. Only float32's must be there."""
+"""Peaks that a row may state: key of the row -> dtype. Only float32 is required."""
 
 MEASURED: Final = "measured_tflops"
-"""Key of the table of measured rates of large square products, by dtype."""
+"""Key of the table of measured rates of large square matmuls, by dtype."""
 
 CITABLE: Final[Mapping[str, str]] = (
     {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
@@ -97,7 +97,7 @@ CITABLE: Final[Mapping[str, str]] = (
     | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
     | {MEASURED: "measured_flops_per_second"}
 )
-"""Keys that may have sources of their own -> how `Gpu.sources` calls them."""
+"""Keys that may cite their own sources -> key in `Gpu.sources`."""
 
 REQUIRED_KEYS: Final = frozenset(
     {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "memory_kind", "reported_names", "single_source"}
@@ -118,13 +118,13 @@ CAPABILITY_KEYS: Final[Mapping[str, str]] = {
 
 
 def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
-    """Load all GPUs of a catalogue folder, architecture by architecture, oldest first, in the order of the files.
+    """Load all GPUs of a catalogue folder, oldest architecture first, in file order within an architecture.
 
     Args:
-        folder: Holds `sources.toml` and at least one architecture's file.
+        folder: Folder that holds `sources.toml` and at least one architecture file.
 
     Raises:
-        CatalogueError: A file that is missing or not TOML, or a row that breaks a rule, named by file, row and key.
+        CatalogueError: A file is missing or not TOML, or a row breaks a rule. The message names file, row and key.
     """
     common = read_toml(folder / SOURCES_FILE, CatalogueError)
     common.check_keys({"sources"})
@@ -143,7 +143,7 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
 
 
 def _load_architecture(path: Path, shared: Mapping[str, Source]) -> list[tuple[Gpu, Checked]]:
-    """Return the GPUs of a file, each with its row."""
+    """Return the GPUs of one architecture file, each with its row."""
     document = read_toml(path, CatalogueError)
     document.check_keys({"compute_capability", "gpu"}, {"sources", "vendor"})
     sources = {**shared, **(_load_sources(document) if document.has("sources") else {})}
@@ -181,7 +181,7 @@ def _load_capabilities(document: Checked, sources: Mapping[str, Source]) -> dict
 
 
 def _cited(row: Checked, key: str, sources: Mapping[str, Source]) -> tuple[Source, ...]:
-    """Return the sources whose ids stand under a key."""
+    """Return the sources whose ids are listed under a key."""
     cited = row.member(key)
     identifiers = cited.texts()
     if not identifiers:
@@ -250,7 +250,7 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
 
 
 def _parse_measured(row: Checked) -> dict[str, float]:
-    """Parse measured rates by dtype; each must be one that the row states a peak of."""
+    """Parse measured rates by dtype; the row must state a peak for each of these dtypes."""
     if not row.has(MEASURED):
         return {}
     table = row.member(MEASURED)
@@ -264,7 +264,7 @@ def _parse_measured(row: Checked) -> dict[str, float]:
 
 
 def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
-    """Parse sources by field of `Gpu` (by dtype for peaks); `"*"` holds for every figure without its own."""
+    """Parse sources by field of `Gpu` (by dtype for peaks); `"*"` applies to every figure without its own entry."""
     cited = {"*": _cited(row, "sources", sources)}
     if len(cited["*"]) < 2 and not row.member("single_source").flag():
         raise row.member("sources").problem(

@@ -1,10 +1,9 @@
-"""`Layout`: a number of GPUs of one model in each of a number of machines, and the grammar that names it.
+"""`Layout`: GPUs of one model in one or more machines, and the notation for it.
 
-`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) a machine of eight, `"2x8xH100-SXM-80GB"` two such machines, and
-`"2xp4d.24xlarge"` two machines as a cloud calls them. The name is the key of predictions, so it is canonical:
-`"1x8xL4"` is `8xL4`, `"1xT4"` is `T4`. `catalogue/machines.toml` lists the machines that clouds rent out, by provider;
-in their names case, spaces, hyphens and underscores do not count, and neither does `Standard_` before Azure's.
-Example::
+`"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) one machine with eight, `"2x8xH100-SXM-80GB"` two such machines, and
+`"2xp4d.24xlarge"` two cloud instances by their instance type. Layout names are keys of predictions, so they are
+canonical: `"1x8xL4"` becomes `8xL4`, `"1xT4"` becomes `T4`. `catalogue/machines.toml` lists instance types by provider.
+Matching ignores case, spaces, hyphens, underscores and Azure's `Standard_` prefix. Example::
 
     >>> layout = layout_of("2x8xH100")
     >>> layout.name, layout.nodes, layout.gpus_per_node, layout.count
@@ -40,25 +39,25 @@ from lightning_predict.units import gigabits_to_bytes
 _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+)\s*[xX*]\s*(?P<gpu>.*\S)\s*")
 
 _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
-"""SkyPilot's and Slurm's notation: `H100:8` is `8xH100`."""
+"""Notation of SkyPilot and Slurm: `H100:8` means `8xH100`."""
 
 MOST_GPUS: Final = 65_536
-"""A larger layout is taken for a typing error; the largest published runs have fewer GPUs."""
+"""Maximum number of GPUs in a layout. Larger numbers are treated as typing errors; published runs use fewer GPUs."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """GPUs of one kind in machines of one kind.
+    """GPUs of one model in identical machines.
 
     Attributes:
         gpu: The GPU.
-        gpus_per_node: GPUs of each machine that take part.
-        nodes: Machines.
-        machine: What a cloud calls such a machine, where it was asked for by that name: its price is then meant.
-        asked: The name that the GPU was asked for by, where it could have meant another card, too.
-        network: What joins such machines, as its provider says; None: that of the vendor's reference system is assumed
-            (of a machine that is priced by a cloud's, that cloud's: `cost.prediction.on_offered_network`).
+        gpus_per_node: GPUs used per machine.
+        nodes: Number of machines.
+        machine: Instance type, if the user asked for one; the layout is then priced as this instance type.
+        asked: Name that the user gave for the GPU, if it could also mean another card.
+        network: Network between the machines, as the provider states it. None: assume the vendor's reference system, or
+            the network of the cloud that sets the price (`cost.prediction.on_offered_network`).
     """
 
     gpu: Gpu
@@ -70,12 +69,12 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.gpus_per_node * self.nodes
 
     @property
     def name(self) -> str:
-        """The name in the grammar, as short as possible."""
+        """Shortest name in the layout notation."""
         if self.nodes > 1:
             return f"{self.nodes}x{self.gpus_per_node}x{self.gpu.name}"
         return f"{self.gpus_per_node}x{self.gpu.name}" if self.gpus_per_node > 1 else self.gpu.name
@@ -85,14 +84,14 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     """Parse the name of a layout.
 
     Args:
-        name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; a cloud's name
-            for a machine, perhaps `<machines>x` before it; or a GPU or a layout itself.
-        num_nodes: Machines, where the name does not say.
+        name: A GPU by any of its names, `<GPUs>x<GPU>`, `<GPU>:<GPUs>` or `<machines>x<GPUs>x<GPU>`; an instance type,
+            optionally with the prefix `<machines>x`; or a `Gpu` or `Layout`.
+        num_nodes: Number of machines, if the name does not state it.
 
     Raises:
         UnknownGpuError: The GPU is not in the catalogue.
-        InvalidArgumentError: A number that is zero or beyond reason, two different numbers of machines, or something
-            that is not a name.
+        InvalidArgumentError: A number is zero or too large, the name and `num_nodes` disagree, or `name` has the wrong
+            type.
     """
     if num_nodes < 1:
         raise InvalidArgumentError(f"num_nodes={num_nodes}; a layout has at least one machine.")
@@ -134,20 +133,20 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
 
 
 def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
-    """Return GPUs by a name, which is kept where it could have meant another card."""
+    """Build the layout of a named GPU; `asked` is set only if the name could also mean another card."""
     found = find_gpu(name)
     return Layout(found, gpus_per_node, nodes, asked=name.strip() if other_forms(name, found) else None)
 
 
 def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tuple[Layout, ...]:
-    """Parse the names of layouts, in order, each once.
+    """Parse layout names, in order and without duplicates.
 
     Args:
         names: See `layout_of`.
-        num_nodes: Machines of the layouts that do not say.
+        num_nodes: Number of machines of layouts that do not state it.
 
     Raises:
-        InvalidArgumentError: An empty list, a bare string, or as `layout_of`.
+        InvalidArgumentError: The list is empty or a single string, or an error of `layout_of`.
         UnknownGpuError: As `layout_of`.
     """
     if isinstance(names, str):
@@ -170,7 +169,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
 
 def _machines_of(name: str, nodes: int) -> Layout | None:
-    """Return a number of a cloud's machines by its name for them; None if it is not such a name."""
+    """Return the layout of `nodes` cloud instances; None if `name` is not an instance type."""
     found = find_machine(name)
     if found is None:
         return None
@@ -179,7 +178,7 @@ def _machines_of(name: str, nodes: int) -> Layout | None:
 
 
 def _is_gpu(name: str) -> bool:
-    """Return whether a name that looks like a layout is a GPU's own."""
+    """Return whether a name that could be parsed as a layout is the name of a GPU."""
     try:
         find_gpu(name)
     except UnknownGpuError:
@@ -190,14 +189,14 @@ def _is_gpu(name: str) -> bool:
 # --- Racks of trays
 
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
-"""GPUs that NVLink joins beyond a machine: a rack of 18 trays."""
+"""GPUs per NVLink domain for GPUs whose NVLink extends beyond one machine: a rack of 18 trays."""
 
 TRAY_GPUS: Final = 4
-"""GPUs of a tray, which is what is rented of a rack."""
+"""GPUs per tray, the unit in which racks are rented."""
 
 
 def in_domains(layout: Layout) -> Layout:
-    """Return the layout with GPUs that NVLink joins over machines as one machine: `16x4xGB200` as `64xGB200`."""
+    """Merge machines that share an NVLink domain into one machine: `16x4xGB200` becomes `64xGB200`."""
     size = NVLINK_DOMAINS.get(layout.gpu.name)
     if size is None or layout.nodes == 1:
         return layout
@@ -210,14 +209,14 @@ def in_domains(layout: Layout) -> Layout:
 
 
 def in_trays(layout: Layout) -> Layout:
-    """Return the layout as the machines that are rented for it: `64xGB200` as `16x4xGB200`."""
+    """Split an NVLink domain into the trays that are rented: `64xGB200` becomes `16x4xGB200`."""
     trays, rest = divmod(layout.gpus_per_node, TRAY_GPUS)
     if layout.gpu.name not in NVLINK_DOMAINS or rest or trays == 1:
         return layout
     return replace(layout, gpus_per_node=TRAY_GPUS, nodes=trays * layout.nodes)
 
 
-# --- Machines of clouds
+# --- Instance types of clouds
 
 MACHINES_FILE: Final = "machines.toml"
 
@@ -227,16 +226,16 @@ AZURE_PREFIX: Final = "standard"
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What joins a cloud's machines.
+    """Network between the machines of a cloud.
 
     Attributes:
-        bytes_per_second: Of one machine, one direction.
-        machine: The machine, by its provider's name.
-        kind: What carries it, in the provider's words.
-        has_rdma: Adapters read and write memory by themselves; else a processor's stack of TCP carries it.
-        gpus: GPUs of a machine, which share it.
-        adapters: Adapters that they share evenly, each with its part; 1: what one GPU sends may take all of it.
-        source: Page that says so.
+        bytes_per_second: Bandwidth per machine, one direction.
+        machine: Instance type.
+        kind: Network technology, as the provider calls it.
+        has_rdma: Whether adapters access memory directly (RDMA); otherwise the CPU runs a TCP stack.
+        gpus: GPUs per machine, which share the network.
+        adapters: Adapters, each serving an equal share of the GPUs. With 1, a single GPU can use the full bandwidth.
+        source: URL of the page that states these figures.
     """
 
     bytes_per_second: float
@@ -251,13 +250,13 @@ class Network:
 @final
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that can be rented.
+    """A cloud instance type.
 
     Attributes:
         name: The provider's name for it.
-        provider: Who rents it out.
+        provider: The cloud provider.
         gpus: Its GPUs, as the layout `<GPUs>x<GPU>`.
-        network: What joins it to others; None if no source says.
+        network: Network to other machines; None if no source states it.
     """
 
     name: str
@@ -267,18 +266,18 @@ class Machine:
 
 
 def find_machine(name: str) -> Machine | None:
-    """Return the machine of this name; None if no provider of the catalogue has one."""
+    """Return the instance type with this name; None if the catalogue has none."""
     return _machines().get(_key(name))
 
 
 def largest_machine(gpu: Gpu) -> int | None:
-    """Return how many of this GPU the largest machine of a cloud has; None if no cloud of the catalogue has it."""
+    """Return the largest number of these GPUs in one instance type; None if no cloud in the catalogue has the GPU."""
     counts = (one.gpus.partition("x") for one in _machines().values())
     return max((int(count) for count, _, name in counts if name == gpu.name), default=None)
 
 
 def is_same_machine(name: str, other: str) -> bool:
-    """Return whether two names are one, up to case, separators and Azure's prefix."""
+    """Return whether two instance type names are equal, ignoring case, separators and Azure's prefix."""
     return _key(name) == _key(other)
 
 

@@ -1,7 +1,7 @@
-"""Finds a GPU by any name that people, clouds or `torch.cuda.get_device_name` give it: exactly, never by substring.
+"""Finds a GPU by our name, an alias, or the name that `torch.cuda.get_device_name` reports.
 
-Case, spaces, hyphens and underscores do not count; everything else does, so that `L40S` is not taken for an `L4`.
-Example::
+Matching is exact except for case, spaces, hyphens and underscores. Substrings never match, so `L40S` is not taken for
+an `L4`. Example::
 
     >>> gpu("NVIDIA H100 80GB HBM3").name
     'H100-SXM-80GB'
@@ -29,14 +29,14 @@ from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
 _SERIES: Final = re.compile(r"(?:[RG]TX|RX)[\s_-]+(?=\d)", re.IGNORECASE)
-"""What people leave out of a card's name: `4090` is an RTX-4090, `7900 XTX` an RX-7900-XTX."""
+"""Series prefix that users omit: `4090` means RTX-4090, `7900 XTX` means RX-7900-XTX."""
 
 _SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
-"""What CUDA reports for a slice of a GPU."""
+"""Name that CUDA reports for a MIG slice."""
 
 _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
-"""What CUDA reports for a virtual GPU that shares a card in turns, `NVIDIA A40-48Q` or `GRID T4-16C` (NVIDIA, Virtual
-GPU Software User Guide: board, GB of its memory, series of the licence)."""
+"""Name that CUDA reports for a time-sliced virtual GPU, such as `NVIDIA A40-48Q` or `GRID T4-16C`. The parts are the
+board, its memory in GB and the licence series (NVIDIA, Virtual GPU Software User Guide)."""
 
 _OTHER_MAKERS: Final = {
     "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
@@ -46,11 +46,11 @@ _OTHER_MAKERS: Final = {
     "Apple": re.compile(r"apple", re.IGNORECASE),
     "Huawei": re.compile(r"ascend", re.IGNORECASE),
 }
-"""Words in the names of accelerators of other makers."""
+"""Words in accelerator names, by vendors other than NVIDIA."""
 
 
 def other_maker_of(name: str) -> str | None:
-    """Return who else makes an accelerator of this name; None for NVIDIA's.
+    """Return the vendor of an accelerator that is not NVIDIA's; None for NVIDIA.
 
     >>> other_maker_of("AMD Instinct MI300X"), other_maker_of("NVIDIA L4")
     ('AMD', None)
@@ -60,7 +60,7 @@ def other_maker_of(name: str) -> str | None:
 
 
 def is_of_another_maker(name: str) -> bool:
-    """Return whether a name is of an accelerator that is not NVIDIA's.
+    """Return whether an accelerator's name belongs to a vendor other than NVIDIA.
 
     >>> is_of_another_maker("AMD Instinct MI300X"), is_of_another_maker("NVIDIA L4")
     (True, False)
@@ -71,29 +71,30 @@ def is_of_another_maker(name: str) -> bool:
 _WITHOUT_ROW: Final = {
     "thor": "Thor shares its memory with its processor, which nothing here models yet.",
 }
-"""What to say of known GPUs that nothing here models, by the end of their normalised names."""
+"""Explanations for known but unsupported GPUs, by the end of their normalised name."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
-"""Drivers report less memory than is sold: ECC takes 6 %, the driver up to 0.6 GiB of the small cards."""
+"""Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver up to 0.6 GiB on small cards."""
 
 LARGEST_REPORTED_SHARE: Final = 1.02
 
 NEAREST_NAMES: Final = 5
 
 LISTING: Final = "lightning_predict.gpu_names()"
-"""What lists all names, in Python; the command line puts its own words there."""
+"""How to list all names in Python; the command line replaces this text with its own."""
 
 
 def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
-    """Return the GPU of this name.
+    """Return the GPU with this name.
 
     Args:
-        name: Our name, an alias, or what `torch.cuda.get_device_name` reports; case and separators do not count.
-        memory_bytes: Memory that the device reports (`total_memory`); tells apart cards that report one name.
+        name: Our name, an alias, or the name that `torch.cuda.get_device_name` reports. Case and separators are
+            ignored.
+        memory_bytes: Memory that the device reports (`total_memory`). It distinguishes cards that report the same name.
 
     Raises:
-        UnknownGpuError: No GPU, or more than one, has this name (and memory). The message names the nearest.
-        InvalidArgumentError: `memory_bytes` is not a size.
+        UnknownGpuError: No GPU, or more than one, matches. The message lists the nearest names.
+        InvalidArgumentError: `memory_bytes` is not a valid size.
     """
     if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
         raise InvalidArgumentError(f"memory_bytes={memory_bytes!r} is not a size; expected bytes above 0.")
@@ -110,11 +111,11 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
-    """List the other cards that a name may have meant: `A100` is sold with 40 and with 80 GB, on SXM and as a card.
+    """List other cards that a name could mean: `A100` is sold with 40 and 80 GB, as SXM module and PCIe card.
 
     Args:
         name: The name as the user wrote it.
-        found: What `gpu` took it for.
+        found: The GPU that `gpu` returned for it.
     """
     if normalise(name) == normalise(found.name):
         return ()
@@ -128,20 +129,20 @@ def _words(name: str) -> list[str]:
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """List our names of all GPUs of the catalogue, oldest architecture first."""
+    """List the names of all GPUs, oldest architecture first."""
     return tuple(row.name for row in _known())
 
 
 def normalise(name: str) -> str:
-    """Strip what does not count from a name: case, spaces, hyphens, underscores."""
+    """Normalise a name: remove spaces, hyphens and underscores, and fold case."""
     return SEPARATORS.sub("", name).casefold()
 
 
 def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """Index GPUs by normalised name; more than one only where all of them report it and differ in memory.
+    """Index GPUs by normalised name. Several GPUs may share a reported name if their memory sizes differ clearly.
 
     Raises:
-        CatalogueError: Two GPUs share a name that memory cannot tell apart.
+        CatalogueError: Two GPUs share a name and cannot be distinguished by memory.
     """
     index: dict[str, dict[str, Gpu]] = {}
     own_words: set[str] = set()
@@ -162,14 +163,14 @@ def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
 
 
 _OWN: Final[dict[str, Gpu]] = {}
-"""GPUs that the user has added, by name."""
+"""GPUs added by the user, by name."""
 
 
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
-    """Add GPUs of the user's own; those of the same names that were added before are replaced.
+    """Add the user's own GPUs. They replace GPUs of the same names that were added before.
 
     Raises:
-        InvalidArgumentError: A GPU of the catalogue has one of the names.
+        InvalidArgumentError: A GPU in the catalogue already has one of the names.
     """
     added = {row.name: row for row in gpus}
     try:
@@ -199,7 +200,7 @@ def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
-    """Return a virtual GPU: the whole card while no other takes its turn, with its own part of the memory."""
+    """Return a virtual GPU: the whole card's compute with the profile's memory. Others on the card are assumed idle."""
     memory = gibibytes_to_bytes(gib)
     if memory > whole.memory_bytes:
         raise UnknownGpuError(f"{whole.name} has {bytes_to_gibibytes(whole.memory_bytes):g} GiB, less than {gib} GB.")
@@ -208,7 +209,7 @@ def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
 
 
 def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | None) -> Gpu:
-    """Return the candidate whose memory as sold is nearest to what the device reports."""
+    """Return the candidate whose nominal memory is nearest to the reported memory."""
     listed = " or ".join(f"{row.name} ({bytes_to_gibibytes(row.memory_bytes):g} GiB)" for row in candidates)
     if memory_bytes is None:
         raise UnknownGpuError(
@@ -224,7 +225,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 
 
 def _unknown_message(name: str) -> str:
-    """State that no GPU has this name, and list the nearest names."""
+    """Build the error message for an unknown name, with the nearest names."""
     index = _catalogue_index()
     maker = other_maker_of(name)
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)

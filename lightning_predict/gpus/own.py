@@ -1,8 +1,8 @@
-"""GPUs of the user's own, from a TOML file: each is like one of the catalogue's, but for what the file says.
+"""GPUs that the user describes in a TOML file, each as the difference from a GPU in the catalogue.
 
-The keys are those of the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
-`catalogue.py`); `measured_tflops` holds what large products were measured to reach, by dtype. `reported_names` is what
-`torch.cuda.get_device_name` says, so that the GPU is known while in use::
+Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
+`catalogue.py`). `measured_tflops` holds measured rates of large matmuls, by dtype. `reported_names` holds the name that
+`torch.cuda.get_device_name` reports, so that the GPU is recognised at run time::
 
     [gpu.RTX-4090-48GB]
     like = "RTX-4090"
@@ -35,16 +35,17 @@ _NAMES: Final = frozenset({"aliases", "reported_names"})
 
 
 def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
-    """Add the GPUs of a file to those that are known in this process.
+    """Add the GPUs of a file to the catalogue, for this process.
 
     Args:
-        path: A TOML file with a table `[gpu.<name>]` for each.
+        path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Returns:
         Their names.
 
     Raises:
-        InvalidArgumentError: Not such a file, a name of the catalogue's, or a figure that cannot be.
+        InvalidArgumentError: The file is not in this format, a name is already in the catalogue, or a figure is
+            impossible.
         UnknownGpuError: `like` names no GPU.
         OSError: The file cannot be read.
     """
@@ -57,10 +58,10 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
     """Read the GPUs of a file.
 
     Args:
-        path: A TOML file with a table `[gpu.<name>]` for each.
+        path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Raises:
-        InvalidArgumentError: Not such a file, or a figure that cannot be.
+        InvalidArgumentError: The file is not in this format, or a figure is impossible.
         UnknownGpuError: `like` names no GPU.
         OSError: The file cannot be read.
     """
@@ -88,7 +89,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
     measured = _measured(row, {*whole.peak_flops_per_second, *peaks})
     boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
     multiprocessors = figures.get("streaming_multiprocessors", whole.streaming_multiprocessors)
-    # What is not stated follows the multiprocessors and their clock, to which lanes, tensor cores and L2 ports belong.
+    # Figures that the file omits scale with SMs x clock, since lanes, tensor cores and L2 ports belong to the SMs.
     share = multiprocessors * boost / (whole.streaming_multiprocessors * whole.boost_clock_hz)
     figures.setdefault("l2_bytes_per_second", share * whole.l2_bytes_per_second)
     figures["highest_clock_hz"] = max(boost, figures.get("highest_clock_hz", whole.highest_clock_hz))
@@ -99,7 +100,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
         aliases=row.optional("aliases", Checked.texts, ()),
         reported_names=row.optional("reported_names", Checked.texts, ()),
         peak_flops_per_second={d: share * peak for d, peak in whole.peak_flops_per_second.items()} | peaks,
-        # What the other card was measured to reach says nothing of new peaks.
+        # A measured rate of the similar card does not apply to a dtype with a new peak.
         measured_flops_per_second={
             dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
         }
@@ -111,7 +112,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
 
 
 def _measured(row: Checked, peaks: Collection[str]) -> dict[str, float]:
-    """Parse the rates that products were measured to reach, by dtype; each must be one that there is a peak of."""
+    """Parse measured matmul rates by dtype; each dtype must have a peak."""
     found = row.member(MEASURED).members() if row.has(MEASURED) else {}
     for dtype, value in found.items():
         if dtype not in peaks:

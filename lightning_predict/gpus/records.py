@@ -1,10 +1,9 @@
-"""`Gpu`: one row of the catalogue in SI units, and `Generation`: what libraries find on GPUs of its generation.
+"""`Gpu`: one catalogue row in SI units; `Generation`: library support on GPUs of one generation.
 
-Every figure of a row is a fact with a source and a date, never a guess: a peak that a GPU does not have is absent, and
-one that it only emulates is listed in `emulated_dtypes`. Properties of a generation are what rules ask for, so that no
-rule knows a version number: a row of `GENERATIONS` holds from its compute capability (for AMD's parts, what torch
-reports for them as such) up to the next row. A new vendor is a table of such rows there, and its GPUs are rows of the
-catalogue. Example::
+Every figure of a row is a fact with a source and a date, never a guess. A dtype that a GPU does not support has no
+peak, and an emulated one is listed in `emulated_dtypes`. Rules ask for properties of the generation, never for a
+version number. A row of `GENERATIONS` applies from its compute capability up to the next row (for AMD, the capability
+that torch reports). To add a vendor, add a table of such rows here, and its GPUs to the catalogue. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> t4 = gpu("T4")
@@ -33,68 +32,66 @@ AMD: Final = "AMD"
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The page where a figure was read, and the date."""
+    """Source of a figure: a page and a date."""
 
     title: str
     url: str
     date: str
-    """ISO date, month or year in which the figure was valid or read."""
+    """ISO date, month or year in which the figure was published or read."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU (one die where a card carries two that CUDA shows apart) at its shipped configuration.
+    """A GPU as shipped. If CUDA shows the two dies of a card as two devices, this is one die.
 
     Attributes:
-        name: Our name, `[A-Za-z0-9.-]` only; the names of the measurement tables.
-        reported_names: What `torch.cuda.get_device_name` reports for it.
-        aliases: What people, clouds and SkyPilot call it.
-        vendor: Who makes it.
-        architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`; AMD's
+        name: Our name, `[A-Za-z0-9.-]` only, as in the measurement tables.
+        reported_names: Names that `torch.cuda.get_device_name` reports for it.
+        aliases: Names that users, clouds and SkyPilot give it.
+        vendor: Vendor.
+        architecture: `kepler`, `maxwell`, `pascal`, `volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell`; for AMD,
             `cdna2` to `cdna4` and `rdna` to `rdna3`.
-        compute_capability: CUDA compute capability, (major, minor); of AMD's, as in `gfx942`: (9, 4).
+        compute_capability: CUDA compute capability, (major, minor); for AMD, (9, 4) for `gfx942`.
         launch_year: Year of release.
-        streaming_multiprocessors: Number of SMs that are enabled; of AMD's, compute units.
-        cores_per_multiprocessor: fp32 lanes of one SM (one fused multiply-add each per clock).
-        float64_lanes_per_multiprocessor: The same for fp64, tensor cores aside.
-        base_clock_hz: Guaranteed clock under load; the boost clock where none is published.
-        boost_clock_hz: Clock that the float32 peak is stated at.
-        highest_clock_hz: Highest clock that the driver lets it run at. GeForce and workstation boards exceed their
-            boost clock where power and heat allow; the boost clock for boards that do not, and where no log was found.
+        streaming_multiprocessors: Number of enabled SMs; for AMD, compute units.
+        cores_per_multiprocessor: fp32 lanes per SM (one fused multiply-add per lane and clock).
+        float64_lanes_per_multiprocessor: fp64 lanes per SM, without tensor cores.
+        base_clock_hz: Guaranteed clock under load; the boost clock if none is published.
+        boost_clock_hz: Clock at which the float32 peak is stated.
+        highest_clock_hz: Highest clock that the driver allows. GeForce and workstation boards exceed their boost clock
+            if power and temperature permit. The boost clock for other boards, and if no log was found.
         peak_flops_per_second: Dense peak by dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`,
-            `int8`, the highest that matrix work can reach: tensor cores with fp32 accumulation where the GPU has them
-            for the dtype (so float64 of an A100 is the tensor cores' 19.5 TFLOP/s, twice its lanes'), else its lanes.
-            `lanes_peak` is what work other than matrix products reaches.
-            Absent: not supported.
-        emulated_dtypes: Those of `peak_flops_per_second` that run through another dtype's units, at the rate that
-            libraries were measured to reach: bfloat16 before Ampere, and float16 matrix work before Volta but for the
-            P100, whose lanes do twice float32's work in it.
-        measured_flops_per_second: Rates that large square products were measured to reach, by dtype: what remains of
-            the peak under power and clock limits. Empty for GPUs without measurements.
+            `int8`. This is the highest matmul rate: of tensor cores with fp32 accumulation if the GPU has them for the
+            dtype, otherwise of its lanes. Float64 on an A100 is thus 19.5 TFLOP/s, twice the rate of its lanes.
+            `lanes_peak` is the peak of other operations. Unsupported dtypes are absent.
+        emulated_dtypes: dtypes of `peak_flops_per_second` that run on another dtype's units, at the rate measured with
+            libraries: bfloat16 before Ampere, and float16 matmuls before Volta. The exception is the P100, whose lanes
+            compute float16 at twice the float32 rate.
+        measured_flops_per_second: Measured rates of large square matmuls, by dtype, under power and clock limits. Empty
+            without measurements.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
-        memory_bytes: Size of the device memory as sold (2**30 bytes per GB on the box; what the driver reports where
-            the box counts 10**9). What a program can use is up to 8 % less.
+        memory_bytes: Nominal size of the device memory, with 2**30 bytes per GB; the size that the driver reports if
+            the vendor counts 10**9. Up to 8 % of it is not available to programs.
         memory_kind: `GDDR5`, `GDDR6X`, `HBM2e` and so on; `HBM` is stacked next to the die.
-        has_inline_ecc: As shipped, codes that correct errors are kept in the memory itself and take some of its
-            bandwidth: data-centre boards with GDDR up to GDDR6. HBM and GDDR7 have room of their own for them.
-        max_threads_per_multiprocessor: Resident threads of one SM.
-        max_blocks_per_multiprocessor: Resident thread blocks of one SM, however small they are.
-        registers_per_multiprocessor: 32-bit registers of one SM.
-        shared_memory_bytes_per_multiprocessor: Largest shared memory of one SM.
-        nvlink_bytes_per_second: NVLink bandwidth of one GPU to its peers, one direction; None without it, and where
-            it is only an optional bridge between two cards.
-        pcie_bytes_per_second: Host link bandwidth, one direction.
-        has_peer_access: Two such cards in one machine can access each other's memory without a copy through the host's,
-            over NVLink or PCIe, unless a virtual machine takes it away.
-        power_watts: Board (or module) power limit as shipped.
-        single_source: True where the figures come from one data sheet and no second source agreed.
-        sources: Where each figure was read, by field (by dtype for peaks); `sources["*"]` holds for all that have no
-            entry of their own.
-        ruled_by: Vendor whose generations say what libraries find on it: its own, but of a GPU that a user's file says
-            to be like another vendor's, that one.
+        has_inline_ecc: Whether the board ships with ECC codes in the memory itself, which cost bandwidth: data-centre
+            boards with GDDR up to GDDR6. HBM and GDDR7 store the codes separately.
+        max_threads_per_multiprocessor: Maximum resident threads per SM.
+        max_blocks_per_multiprocessor: Maximum resident thread blocks per SM.
+        registers_per_multiprocessor: 32-bit registers per SM.
+        shared_memory_bytes_per_multiprocessor: Maximum shared memory per SM.
+        nvlink_bytes_per_second: NVLink bandwidth per GPU, one direction; None without NVLink, or if it is only an
+            optional bridge between two cards.
+        pcie_bytes_per_second: Bandwidth of the host link, one direction.
+        has_peer_access: Whether two such cards in one machine can access each other's memory over NVLink or PCIe,
+            without a copy through host memory. A virtual machine may disable it.
+        power_watts: Power limit of the board or module as shipped.
+        single_source: True if the figures come from one data sheet without a second source that agrees.
+        sources: Sources by field (by dtype for peaks); `sources["*"]` applies to all fields without their own entry.
+        ruled_by: Vendor whose generations determine library support. This is its own vendor, except for a GPU that a
+            user's file declares to be like another vendor's GPU.
     """
 
     name: str
@@ -132,22 +129,22 @@ class Gpu:
     ruled_by: str = NVIDIA
 
     def __hash__(self) -> int:
-        """Hash the name, which no two rows share, so that a Gpu can be a key or an argument of a cached function."""
+        """Hash the name, which is unique, so that a Gpu can be a dict key or an argument of a cached function."""
         return hash(self.name)
 
     @property
     def generation(self) -> Generation:
-        """What libraries find on it: tensor cores, asynchronous copies and so on."""
+        """Properties of its generation: tensor cores, asynchronous copies and so on."""
         return generation_of(self.ruled_by, self.compute_capability)
 
     @property
     def network_capability(self) -> tuple[int, int]:
-        """Compute capability as networks know it: that of NVIDIA's GPUs that its generation is taken for."""
+        """Compute capability that the networks see: the GPU's own, or its NVIDIA equivalent for other vendors."""
         return self.generation.taken_for or self.compute_capability
 
     @property
     def is_described_by_user(self) -> bool:
-        """Whether a file of the user's own describes it, by what differs from another GPU."""
+        """Whether a user's file describes the GPU, as the difference from another one."""
         return not any(source.url for source in self.sources.get("*", ()))
 
     @property
@@ -156,9 +153,9 @@ class Gpu:
         return self.memory_kind.startswith("HBM")
 
     def peak(self, dtype: str) -> float | None:
-        """Return dense peak FLOP/s for `dtype`, emulated ones included; None if the GPU cannot compute it.
+        """Return the dense peak in FLOP/s for `dtype`, emulation included; None if the GPU cannot compute it.
 
-        A GPU without tf32 computes a tf32 request in float32, as cuBLAS does.
+        A GPU without tf32 computes tf32 requests in float32, as cuBLAS does.
         """
         if dtype == "tf32" and "tf32" not in self.peak_flops_per_second:
             return self.peak_flops_per_second.get("float32")
@@ -166,13 +163,14 @@ class Gpu:
 
     @property
     def overclock(self) -> float:
-        """Highest clock over boost clock, at which peaks are stated."""
+        """Ratio of the highest clock to the boost clock, at which peaks are stated."""
         return self.highest_clock_hz / self.boost_clock_hz
 
     def lanes_peak(self, dtype: str) -> float:
-        """Find the ordinary lanes' FLOP/s: of float64 without tensor cores; of all else, which computes in float32.
+        """Return the peak in FLOP/s of the ordinary lanes, without tensor cores.
 
-        Lanes x 2 x boost clock, and no more than the data sheet states (export rules cut some below their lanes).
+        Dtypes other than float64 use the float32 peak. For float64, this is lanes x 2 x boost clock, but at most the
+        data sheet's peak (export rules cut some GPUs below their lanes).
         """
         if dtype != "float64":
             return self.peak_flops_per_second["float32"]
@@ -180,7 +178,7 @@ class Gpu:
         return min(2 * lanes * self.boost_clock_hz, self.peak_flops_per_second.get("float64", math.inf))
 
     def ridge_flops_per_byte(self, dtype: str) -> float | None:
-        """Compute the intensity above which `dtype` work is bound by compute; None without that dtype."""
+        """Compute the arithmetic intensity above which `dtype` work is compute-bound; None if unsupported."""
         peak = self.peak(dtype)
         return None if peak is None else peak / self.dram_bytes_per_second
 
@@ -188,33 +186,35 @@ class Gpu:
 # --- Generations
 
 Chip = Literal["volta", "ampere", "ampere_geforce", "ada", "hopper", "blackwell"]
-"""Chips whose matrix units draw alike."""
+"""Chips, grouped by the power draw of their matrix units."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Properties of a generation.
+    """Properties of a GPU generation.
 
     Attributes:
-        chip: Whose watts its matrix units draw.
-        has_winograd: cuDNN has kernels that compute 3x3 filters with fewer products; Kepler has none.
-        has_tensor_cores: Matrix units add 16-bit products in float32, and Triton, which Inductor writes its kernels in,
-            runs. Before, PyTorch has cuBLAS compute 16-bit products in float32, at its rate: large float16 products
-            reach 8.4 TFLOP/s on the P100, float32 ones 8.6, though its lanes do twice as many in float16 (10.0 and 10.1
-            on the P40, 4.8 and 5.0 on the P4; source `matmul_survey` of the catalogue).
-        has_fast_stacked_memory: Stacked memory delivers more of its bandwidth than GDDR does. The P100's, the first,
-            delivers as little as GDDR in the public tables (training data).
-        streams_norms: Layer norm takes a transfer of its bytes (`kernels/families/norm.py`).
-        streams_softmax: Softmax does.
-        has_asynchronous_copies: Memory is copied into shared memory past the registers.
-        is_made_for_games: Its chips serve GeForce boards, too: half of the lanes share their issue with integers.
-        has_group_products: Groups of warps multiply together, for which attention and TF32 products have newer kernels.
-        has_slow_reduced_products: Its float8 and TF32 products reach less of the peak than bfloat16's do.
-        has_large_workspaces: cuBLAS takes larger workspaces.
-        has_adding_switches: Switches between GPUs add up, and a collective takes fewer multiprocessors.
-        context_mebibytes: What a process takes before its first tensor, and for code: least, middle, most.
-        taken_for: Compute capability of NVIDIA's that networks take it for, which know no others; None: its own.
+        chip: Chip whose power draw its matrix units have.
+        has_winograd: cuDNN has Winograd kernels for 3x3 filters; not on Kepler.
+        has_tensor_cores: Tensor cores multiply 16-bit values and accumulate in float32, and Triton (thus Inductor) is
+            supported. On earlier GPUs, cuBLAS computes PyTorch's 16-bit matmuls in float32, at the float32 rate. Large
+            matmuls reach 8.4 TFLOP/s in float16 and 8.6 in float32 on the P100, despite its doubled float16 lanes; 10.0
+            and 10.1 on the P40; 4.8 and 5.0 on the P4 (source `matmul_survey` of the catalogue).
+        has_fast_stacked_memory: HBM delivers a larger fraction of its bandwidth than GDDR. The P100's HBM, the first,
+            does not, according to the public training data.
+        streams_norms: Layer norm is memory-bound (`kernels/families/norm.py`).
+        streams_softmax: Softmax is memory-bound.
+        has_asynchronous_copies: Asynchronous copies to shared memory bypass the registers.
+        is_made_for_games: The chips are also sold as GeForce boards: half of the lanes share their issue slots with
+            integer operations.
+        has_group_products: Warp-group matmul instructions are available; attention and TF32 matmuls have newer kernels.
+        has_slow_reduced_products: float8 and TF32 matmuls reach a smaller fraction of the peak than bfloat16 matmuls.
+        has_large_workspaces: cuBLAS allocates larger workspaces.
+        has_adding_switches: NVSwitch reduces in the network, and collectives use fewer SMs.
+        context_mebibytes: Memory of the CUDA context and loaded code: low, middle and high estimate.
+        taken_for: Equivalent NVIDIA compute capability for the networks, which are trained on NVIDIA GPUs only; None:
+            its own.
     """
 
     chip: Chip
@@ -259,7 +259,7 @@ _BLACKWELL: Final = replace(
 )
 
 _WIDE_CONTEXT: Final = (200, 800, 2000)
-"""Nobody measured what ROCm takes: a guess, as wide as all of CUDA's generations."""
+"""ROCm context memory has not been measured; this range covers all CUDA generations."""
 
 _CDNA: Final = replace(_AMPERE, context_mebibytes=_WIDE_CONTEXT, taken_for=(8, 0))
 _RDNA: Final = replace(
@@ -288,23 +288,27 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (11, 0): _RDNA3,
     },
 }
-"""By vendor and the compute capability from which it holds, in ascending order. What a process takes of the GPU: with
-what little is loaded at first, 426 MiB (RTX 6000 Ada, torch 2.10: github.com/unslothai/unsloth-zoo/pull/1053) and
-"around 400MB" since CUDA 11.7 (github.com/pytorch/pytorch/issues/109888); in whole trainings, read off as the constant
-of lines over batch sizes, 920 MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet).
-The middle of generations without a measurement is that of the one before, or of the little that is loaded at first.
-AMD's are NVIDIA's that come nearest, by the units they have and by the process of their chips, chosen before any step
-was looked at: CDNA 2 as Ampere, CDNA 3 and 4 as Hopper without what its own kernels bring, RDNA and RDNA 2 as Pascal,
-RDNA 3 as Ampere's GeForce boards. That is a frame to put a data sheet in, not a finding."""
+"""Generations by vendor and by the compute capability from which they apply, in ascending order.
+
+Measured context memory, with little code loaded: 426 MiB (RTX 6000 Ada, torch 2.10:
+github.com/unslothai/unsloth-zoo/pull/1053) and "around 400MB" since CUDA 11.7
+(github.com/pytorch/pytorch/issues/109888). In whole trainings, as the intercept of linear fits over the batch size: 920
+MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GPUMemNet). Generations without a
+measurement take the middle estimate of the previous generation, or the value with little code loaded.
+
+AMD generations are mapped to the nearest NVIDIA generation by their units and process node, chosen before any step time
+was seen. CDNA 2 maps to Ampere, CDNA 3 and 4 to Hopper without Hopper-specific kernels, RDNA and RDNA 2 to Pascal, and
+RDNA 3 to GeForce Ampere. This mapping is an assumption, not a measurement.
+"""
 
 
 @lru_cache(maxsize=256)
 def generation_of(vendor: str, capability: tuple[int, int]) -> Generation:
-    """Find the properties of a GPU; of a vendor without rows, those of the GPU of ours that it was said to be like.
+    """Return the properties of a GPU's generation; vendors without rows fall back to NVIDIA's.
 
     Args:
-        vendor: Who makes it.
-        capability: Its compute capability.
+        vendor: Vendor.
+        capability: Compute capability.
     """
     rows = GENERATIONS.get(vendor, GENERATIONS[NVIDIA])
     return rows[max(since for since in rows if since <= capability)]

@@ -1,7 +1,7 @@
-"""Derive a slice of a GPU (Multi-Instance GPU) from its whole: fewer multiprocessors, a share of memory and cache.
+"""Derives a MIG slice (Multi-Instance GPU) from the whole GPU: fewer SMs, a share of memory and cache.
 
-`catalogue/mig.toml` holds a line for each profile. What CUDA reports for a slice, `NVIDIA A100-SXM4-40GB MIG 3g.20gb`,
-names it, and so does our name of the GPU before ` MIG `. Example::
+`catalogue/mig.toml` has a line for each profile. A slice can be named as CUDA reports it, `NVIDIA A100-SXM4-40GB MIG
+3g.20gb`, or with our name of the GPU before ` MIG `. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> half = gpu("A100-SXM-40GB MIG 3g.20gb")
@@ -24,16 +24,16 @@ from lightning_predict.gpus.records import Gpu
 SLICES_FILE: Final = "mig.toml"
 
 MEMORY_SLICES: Final = 8
-"""A GPU's memory, its bandwidth and its L2 cache are divided into eighths (NVIDIA, MIG User Guide)."""
+"""MIG divides memory, bandwidth and L2 cache into eighths (NVIDIA, MIG User Guide)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SliceProfile:
-    """A kind of slice.
+    """A MIG profile.
 
     Attributes:
-        name: As NVIDIA writes it, for example `3g.20gb`.
+        name: NVIDIA's name, for example `3g.20gb`.
         multiprocessors: SMs of the slice.
         memory_share: Share of the whole GPU's memory, bandwidth and L2 cache.
     """
@@ -44,26 +44,26 @@ class SliceProfile:
 
 
 BETWEEN: Final = "-MIG-"
-"""Stands between a GPU's name and the profile of its slice."""
+"""Separator between the GPU and the profile in the name of a slice."""
 
 
 def is_slice(gpu: Gpu) -> bool:
-    """Return whether this is a slice of a GPU."""
+    """Return whether a GPU is a MIG slice."""
     return BETWEEN in gpu.name
 
 
 def slice_of(whole: Gpu, profile_name: str) -> Gpu:
     """Derive the GPU that a program in a slice sees.
 
-    Its peaks are those of its multiprocessors at the same clock. Slices have no NVLink; the link to the host is shared
-    with the other slices, and counted whole.
+    Peaks scale with the number of SMs, at the same clock. Slices have no NVLink. The host link is shared with other
+    slices; its full bandwidth is used here.
 
     Args:
         whole: The GPU.
         profile_name: The profile, for example `3g.20gb`.
 
     Raises:
-        UnknownGpuError: The GPU has no such slice.
+        UnknownGpuError: The GPU has no such profile.
     """
     profiles = _profiles().get(whole.name, {})
     profile = profiles.get(profile_name.casefold())
@@ -89,7 +89,7 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
 
 @cache
 def _profiles() -> Mapping[str, Mapping[str, SliceProfile]]:
-    """Read the profiles of each GPU that has slices."""
+    """Read the MIG profiles of each GPU that has any."""
     document = read_toml(CATALOGUE_FOLDER / SLICES_FILE, CatalogueError)
     document.check_keys({"mig"})
     found: dict[str, dict[str, SliceProfile]] = {}
