@@ -1,1 +1,1 @@
-"""One account of a run: what was seen, what is believed, what is left. It knows no Trainer."""
+"""State of a running fit: measured times, progress, forecast and budget. Independent of the Trainer."""

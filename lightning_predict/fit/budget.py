@@ -1,10 +1,10 @@
-"""A budget: what a run has used over all its fits, what it may use, and what follows; independent of the Trainer.
+"""Budget of a run: used amounts over all fits, limits, and decisions. Independent of the Trainer.
 
-`Ledger` keeps what was used, a `Limit` is dollars, hours or a deadline, all used up by time at a rate of their own,
-`price_of_run` finds what an hour costs, and `BudgetWatch` follows a fit batch by batch and says when there is something
-to judge. Example::
+`Ledger` adds up the used time and money. A `Limit` is an amount of dollars, hours or CO2, or a deadline, used up at a
+constant rate. `price_of_run` finds the hourly price. `BudgetWatch` decides when to check the limits, and checks them.
+Example::
 
-    >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour, of which $2 are gone
+    >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour; $2 already spent
     >>> limit.used(3600.0)
     3.0
     >>> judge_forecast([limit], 600.0, Interval(40_000.0, 50_000.0, 60_000.0)).action
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class RunPrice:
-    """A price, and what the user should know about it.
+    """Hourly price of a run, with its source.
 
     Attributes:
-        usd_per_hour: Price of all machines of the run; None if no price is known.
-        warning: What is doubtful about it; None if nothing.
-        source: Where it comes from, with its date; None if there is none, or the warning says it.
+        usd_per_hour: Price of all machines of the run; None if unknown.
+        warning: Caveat for the user, if any.
+        source: Source and date of the price; None if there is no price, or if the warning names it.
     """
 
     usd_per_hour: float | None
@@ -52,14 +52,14 @@ class RunPrice:
 
 
 def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """Find the newest offer of this name: the provider's machine name, alone or after the provider's own.
+    """Find the newest offer of this name: the machine name, with or without the provider's name before it.
 
     Args:
         name: For example `g5.xlarge` or `AWS g5.xlarge`.
         offers: Offers to choose from; None takes those that come with the package.
 
     Raises:
-        UnknownOfferError: None is listed; the message names the nearest.
+        UnknownOfferError: No offer has this name; the message names the nearest.
     """
     offers = load_offers() if offers is None else offers
     found = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]
@@ -78,7 +78,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
 
 
 def gpu_name_in_use(device: torch.device) -> str | None:
-    """Find the catalogue name of the GPU in use; None without CUDA, and for a GPU that the catalogue lacks."""
+    """Find the catalogue name of the GPU in use; None without CUDA or if the catalogue lacks the GPU."""
     if device.type != "cuda":
         return None
     import torch
@@ -99,15 +99,15 @@ def price_of_run(
     num_nodes: int,
     offers: Sequence[Offer] | None = None,
 ) -> RunPrice:
-    """Find what an hour of the run costs.
+    """Find the hourly price of the run.
 
     Args:
-        usd_per_hour: The user's own price of all machines; it comes first.
-        offer: The offer that the user named; its whole machines are paid for.
-        gpu: The GPU in use; None if it is not known.
+        usd_per_hour: The user's own price of all machines; it takes precedence.
+        offer: The offer that the user named; whole machines are charged.
+        gpu: The GPU in use; None if unknown.
         world_size: Processes of the run, each with one GPU.
         num_nodes: Machines of the run.
-        offers: Offers of the GPU in use to choose from; None takes those that come with the package.
+        offers: Offers for the GPU in use; None takes those that come with the package.
     """
     if usd_per_hour is not None:
         return RunPrice(usd_per_hour, source="your own price")
@@ -133,23 +133,23 @@ def price_of_run(
 
 
 WARNING_SHARE: Final = 0.8
-"""Share of a limit at which its actual use is warned about."""
+"""Used share of a limit at which a warning is shown."""
 
 CHECK_SECONDS: Final = 30.0
-"""Time from one check of the actual use to the next where several ranks have to agree on its result."""
+"""Seconds between two checks of the used amounts if several ranks must agree on the result."""
 
 REFRESH_SECONDS: Final = 60.0
-"""Time from one forecast to the next, once training goes on."""
+"""Seconds between two forecasts during training."""
 
 
 BY_FAR: Final = 2.0
-"""Times a limit that the low end of a single forecast must reach to end a run; less must be said twice, as steps that
-still get faster look settled beside noise."""
+"""A single forecast stops the run only if its low end exceeds a limit by this factor. Otherwise a second forecast must
+confirm it, because noise can hide a warm-up that is still going on."""
 
 
 @final
 class Ledger:
-    """Time and money that a run has taken, over all its fits.
+    """Time and money used by a run, over all its fits.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -164,7 +164,7 @@ class Ledger:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the current fit; 0 outside of one."""
+        """Seconds of the current fit; 0 outside a fit."""
         return 0.0 if self._start is None else self._clock() - self._start
 
     @property
@@ -178,11 +178,11 @@ class Ledger:
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle what was used so far: the clock of this fit means nothing elsewhere."""
+        """Copy and pickle the used amounts without the clock, which has no meaning in another process."""
         return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
 
     def open(self, *, forget: bool) -> None:
-        """Begin a fit; `forget` what earlier ones took."""
+        """Start a fit; `forget` resets the amounts of earlier fits."""
         self.close()
         if forget:
             self.seconds_before = self.usd_before = 0.0
@@ -190,11 +190,11 @@ class Ledger:
         self._start = self._clock()
 
     def close(self) -> None:
-        """End the fit; do nothing if there is none."""
+        """End the fit, if there is one."""
         self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
 
     def resume(self, *, seconds: float, usd: float) -> None:
-        """Take over the use that a checkpoint recorded; what this process measured counts if it is more."""
+        """Restore the amounts of a checkpoint, unless this process has measured more."""
         self.seconds_before = max(self.seconds_before, seconds)
         self.usd_before = max(self.usd_before, usd)
 
@@ -202,14 +202,14 @@ class Ledger:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit.
+    """Limit of a run.
 
     Attributes:
         name: The argument that set it: `usd`, `hours` or `deadline`.
-        total: How much there is, in the limit's unit.
-        per_second: How much of it a second of the run uses up.
-        show: An amount of it in words.
-        before: What was used up before this fit.
+        total: The allowed amount, in the limit's unit.
+        per_second: The amount that one second of the run uses up.
+        show: Formats an amount as text.
+        before: The amount used before this fit.
     """
 
     name: str
@@ -219,26 +219,26 @@ class Limit:
     before: float = 0.0
 
     def used(self, elapsed_seconds: float) -> float:
-        """Return how much is used up after this many seconds of the fit."""
+        """Return the amount used after this many seconds of the fit."""
         return self.before + elapsed_seconds * self.per_second
 
     def reached_seconds(self, share: float) -> float:
-        """Return the seconds of this fit at which an amount of the total is used up; negative if before it began."""
+        """Return the seconds of this fit after which this share of the total is used; negative if that was earlier."""
         return (share * self.total - self.before) / self.per_second
 
 
 def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
-    """Return a limit that time uses up at a price."""
+    """Return a limit in dollars."""
     return Limit(name="usd", total=usd, per_second=per_second, show=dollars, before=before)
 
 
 def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
-    """Return a limit in hours: an hour of the run uses up one hour of it."""
+    """Return a limit in hours."""
     return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
 
 
 def co2_limit(kilograms: float, *, per_second: float, before: float = 0.0) -> Limit:
-    """Return a limit in kilograms of CO2: time uses it up at the power of the machines on their grid."""
+    """Return a limit in kilograms of CO2, from the power of the machines and the carbon intensity of their grid."""
     return Limit(name="kg_co2", total=kilograms, per_second=per_second, show=_co2_in_words, before=before)
 
 
@@ -263,13 +263,13 @@ def limits_of_fit(
     """Return the limits of a fit that has begun.
 
     Args:
-        ledger: What was used before, and the price; dollars are a limit only where it has one.
+        ledger: Used amounts and the price; without a price, dollars are no limit.
         usd: Dollars.
         hours: Hours.
-        deadline: A time with a zone.
-        spent_usd: Dollars that went beside training, which count as used.
+        deadline: A time with a time zone.
+        spent_usd: Dollars spent on anything but training; they count as used.
         kg_co2: Kilograms of CO2.
-        kg_co2_per_second: What a second emits, of earlier fits, too; None: it is not known, and no limit.
+        kg_co2_per_second: Emission per second, also of earlier fits; None if unknown, then CO2 is no limit.
     """
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
@@ -291,7 +291,7 @@ BudgetAction = Literal["go on", "warn", "stop"]
 @final
 @dataclass(frozen=True, slots=True)
 class BudgetVerdict:
-    """A decision about the run, and its reason in words."""
+    """Decision about the run, and its reason as text."""
 
     action: BudgetAction
     reason: str
@@ -303,13 +303,13 @@ GO_ON: Final = BudgetVerdict("go on", "within the budget")
 def judge_forecast(
     limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
 ) -> BudgetVerdict:
-    """Stop where even the low end of the forecast breaks a limit, warn where its middle does.
+    """Stop if even the low end of the forecast exceeds a limit; warn if its middle does.
 
     Args:
         limits: The limits.
         elapsed_seconds: Seconds of this fit.
-        forecast: Seconds still to come.
-        steps: Steps that it rests on, to say so; None leaves that out.
+        forecast: Remaining seconds.
+        steps: Number of steps behind the forecast, for the message; None omits it.
     """
     verdict = GO_ON
     from_steps = "" if steps is None else f", as {steps:,} step{'' if steps == 1 else 's'} tell"
@@ -330,11 +330,11 @@ def judge_forecast(
 
 
 def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
-    """Stop where a limit is used up, less what it takes to end, and warn where 80 % of it is used."""
+    """Stop if a limit is used up, including the time to end the run; warn if 80 % of it is used."""
     verdict = GO_ON
     for limit in limits:
         used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
-        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # called often: build no text in vain
+        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # called often: build text only if needed
             continue
         reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
         if at_end >= limit.total:
@@ -346,25 +346,25 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
 
 
 VALIDATION_OVERRUN_SHARE: Final = 0.05
-"""Share of a limit by which a validation that has begun may exceed it, for metrics of all of its batches."""
+"""Share of a limit by which a running validation may exceed it, so that its metrics cover all batches."""
 
 BudgetQuestion = Literal["forecast", "outlook", "use"]
-"""What is to be judged: a forecast that may stop the run, one that may only warn, or the use alone."""
+"""What to judge: a forecast that may stop the run, a forecast that may only warn, or the used amounts only."""
 
 
 @final
 class BudgetWatch:
-    """Says after which batches there is something to judge, and judges it.
+    """Decides after which batches to check the budget, and checks it.
 
     Args:
         limits: The limits.
-        ledger: What the run has taken.
-        moments: When a forecast is worth acting on.
-        warmup_steps: Batches before which no forecast is asked for.
+        ledger: The used amounts.
+        moments: When a forecast is reliable enough to act on.
+        warmup_steps: Number of batches before the first forecast.
 
     Attributes:
-        forecast: The rest of the run, as judged last; None if there is none.
-        end_seconds: What the run takes once it is told to stop: a validation.
+        forecast: Remaining seconds in the last check; None if unknown.
+        end_seconds: Seconds to end the run after a stop: a validation.
     """
 
     def __init__(self, limits: Sequence[Limit], ledger: Ledger, *, moments: Moments, warmup_steps: int = 1) -> None:
@@ -381,7 +381,7 @@ class BudgetWatch:
         self._narrows()
 
     def question(self, batches: int, seconds: float, *, elapsed: float) -> BudgetQuestion | None:
-        """Return what is to be judged after so many batches and seconds of them, with `elapsed` of the fit."""
+        """Return what to judge after this many batches, their seconds, and `elapsed` seconds of the fit."""
         moments = self._moments
         if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
             return "forecast"
@@ -390,7 +390,7 @@ class BudgetWatch:
         return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
-        """Return values for loggers by name: for each limit what is used, allowed and, given a forecast, needed."""
+        """Return values for loggers by name: for each limit the used, allowed and (given a forecast) needed amounts."""
         values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
         for limit in self.limits:
             values[f"{limit.name}_used"], values[f"{limit.name}_limit"] = limit.used(elapsed), limit.total
@@ -401,11 +401,17 @@ class BudgetWatch:
         return values
 
     def judge_use(self) -> BudgetVerdict:
-        """Judge what is used up, with what it takes to end; warn once."""
+        """Judge the used amounts, including the time to end the run; warn once."""
         return self._once("use", judge_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
     def judge_validation(self, rest_seconds: float | None) -> BudgetVerdict:
-        """Warn where a limit is used up within a validation, stop where its rest (None: unknown) exceeds it by far."""
+        """Judge a limit that is used up during a validation.
+
+        Warn if the rest of the validation is short; stop if it exceeds the limit by more than the allowed overrun.
+
+        Args:
+            rest_seconds: Rest of the validation; None if unknown.
+        """
         elapsed = self._ledger.elapsed_seconds
         use = judge_use(self.limits, elapsed)
         if use.action != "stop":
@@ -417,12 +423,12 @@ class BudgetWatch:
     def judge(
         self, question: BudgetQuestion, rest: RestOfRun | None, *, may_end_earlier: bool = False
     ) -> BudgetVerdict:
-        """Judge the use, and the rest of the run where that is asked for.
+        """Judge the used amounts and, if asked for, the rest of the run.
 
         Args:
-            question: What is asked.
-            rest: The rest of the run; None where only the use is to be judged.
-            may_end_earlier: Early stopping may end it, so that no forecast alone does.
+            question: What to judge.
+            rest: The rest of the run; None to judge only the used amounts.
+            may_end_earlier: Early stopping may end the run, so a forecast alone never stops it.
         """
         if rest is not None:
             self._refreshed_seconds = self._ledger.elapsed_seconds
@@ -445,14 +451,14 @@ class BudgetWatch:
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
     def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
-        """Return whether a forecast that breaks a limit is to be acted on: the second that does, or one by far."""
+        """Return whether to stop on a forecast that exceeds a limit: if it is the second one, or exceeds it by far."""
         was_broken, self._is_broken = self._is_broken, True
         elapsed = self._ledger.elapsed_seconds
         by_far = any(limit.used(elapsed + forecast.low) > BY_FAR * limit.total for limit in self.limits)
         return is_settled and (was_broken or by_far)
 
     def ends_in(self, seconds: float) -> None:
-        """Note how long the run takes once it is told to stop."""
+        """Set the seconds that the run needs to end after a stop."""
         self.end_seconds = seconds
         self._narrows()
 
@@ -469,7 +475,7 @@ class BudgetWatch:
         return is_new
 
     def _narrows(self) -> None:
-        """Find the time before which the use need not be judged."""
+        """Compute the time before which the used amounts need no check."""
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
         if "use" not in self._warned:
             ends += [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]

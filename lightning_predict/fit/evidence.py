@@ -1,11 +1,15 @@
-"""What is believed of a time from the values seen so far: the one rule by which steps, waits and pauses count.
+"""Steady-state estimate of a repeated time (step, loader wait, pause) from the values measured so far.
 
-Recording begins early; believing waits. Values at the beginning that are slow (allocators, caches, workers that start)
-are left out by a test: of what is kept, the first half is not slower than the second by more than their standard error.
-Of values that rise (sequences that grow, a second job on the machine) the last count, and may go on to rise.
-What comes every so many values counts by how often it came; once is half an accident. The interval is Student's for
-what varies, of those that were seen as of those still to come, and a floor for what so few values cannot have shown.
-Example::
+Recording starts early, but timings only count once they settle:
+
+- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. Values are dropped until
+  the first half of the rest is no slower than the second half, within their standard error.
+- Drift: if values rise (growing sequences, a second job on the machine), only the last ones count, and the interval
+  allows a further rise.
+- Periodic or rare slow values are weighted by their frequency; a single occurrence counts half.
+
+The interval combines Student's interval (variance of the past and of the future values) with a floor for the limits of
+a small sample. Example::
 
     >>> evidence = Evidence()
     >>> for seconds in (9.0, 1.0, 1.0, 1.0, 1.0):
@@ -26,84 +30,83 @@ from typing import Final, final
 
 from lightning_predict.interval import Interval
 
-# Chosen on the families of runs in tests/fit/scenarios.py with even seeds, scored on those with odd ones. A first step
-# holds what happens once (cuDNN tries algorithms, the allocator asks the driver, Triton compiles), a few more hold what
-# settles slowly (clocks, caches, workers of the loader). So a beginning is judged by what follows it, never by a number
-# of steps: slow values are dropped from the front only as long as the halves of the rest disagree.
+# The constants were chosen on the scenarios in tests/fit/scenarios.py with even seeds and scored on those with odd
+# ones. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
+# include slow transients (GPU clocks, caches, loader workers). The length of a warm-up is therefore not a fixed number
+# of steps: values are dropped from the front as long as the two halves of the rest disagree.
 
 MOST_VALUES: Final = 1024
-"""Values that are kept at most; beyond it, two become their mean."""
+"""Maximum number of stored values; when it is reached, neighbours are averaged in pairs."""
 
 SLOW_RATIO: Final = 1.5
-"""A value over this many times the typical one is slow: a warm-up at the beginning, an event later."""
+"""A value above this multiple of the median is slow: warm-up if at the beginning, a rare event later."""
 
 KEPT_SHARE: Final = 0.25
-"""Share of the values, the last ones, that count however slow the others were."""
+"""Minimum share of the values (the last ones) that count, however slow the others were."""
 
 FEWEST_KEPT: Final = 4
-"""Values that are kept at least; of fewer than twice as many, half."""
+"""Minimum number of values that count; half of them if there are fewer than twice as many."""
 
 AGREEMENT: Final = 1.2
-"""Standard errors by which the first half of what is kept may be slower than the second; a single slow value in it is
-one standard error."""
+"""Standard errors by which the first half may be slower than the second without being a warm-up. A single slow value in
+the first half adds about one standard error."""
 
 TOLERANCE: Final = 0.01
-"""Difference between the halves that is never a warm-up, over the second."""
+"""Relative difference between the halves that never counts as warm-up."""
 
 FLOOR_HIGH: Final = 1.4
-"""How much longer than seen values may be, over the root of their number: slow ones that are rarer than that."""
+"""Floor of the upper half width, relative to the mean: this over sqrt(n). Covers slow events not seen so far."""
 
 FLOOR_LOW: Final = 0.2
-"""How much shorter than seen values may be, over the root of their number."""
+"""Floor of the lower half width, relative to the mean: this over sqrt(n)."""
 
 FLOOR_SETTLING: Final = 0.92
-"""How much shorter than seen values may be, over their number to the power of 1.2: the warm-up that so few cannot tell
-from the rest."""
+"""Further lower half width, relative to the mean: this over n**1.2. Covers a warm-up hidden in a small sample."""
 
 LEAST_SHARE: Final = 0.25
-"""Share of the mean that the low end never goes below."""
+"""Minimum of the low end, as a share of the mean."""
 
 EVENTS_SHARE: Final = 0.25
-"""Share of slow values from which on they are a kind of their own, and no events."""
+"""Share of slow values above which they are a regular kind of value, not rare events."""
 
 MOST_PART: Final = 0.9
-"""Part of a fall that the next one is taken for at most: values that fall in a line come to rest all the same."""
+"""Maximum ratio of successive falls. Without it, a linear fall would never come to rest."""
 
 FALLS_ON: Final = 0.5
-"""Part of the fall so far by which values that have not settled may still fall."""
+"""Share of the fall so far that unsettled values may still fall."""
 
 FALLS_HIDDEN: Final = 0.4
-"""Part of the difference between the halves of settled values by which they may be lower yet: what noise hides."""
+"""Share of the difference between the halves of settled values by which they may still fall, hidden by noise."""
 
 SETTLED_SHARE: Final = 0.55
-"""Share of the values that must agree for them to have settled; noise hides a slow fall in fewer."""
+"""Share of the values that must agree before they count as settled; in a smaller share, noise hides a slow fall."""
 
 SETTLED_VALUES: Final = 32
-"""Values that suffice, whatever their share."""
+"""Number of agreeing values that is always enough."""
 
 RISE_AGREEMENT: Final = 3.0
-"""Standard errors by which the second half of values may be slower than the first: without a reason as a warm-up is
-one, more is asked for than of a beginning."""
+"""Standard errors by which the second half must be slower than the first to count as a rise. The threshold is stricter
+than for a warm-up, because a rise has no such obvious cause."""
 
 RISE_TOLERANCE: Final = 0.02
-"""Difference between the halves that is no rise, over the first."""
+"""Relative difference between the halves that never counts as a rise."""
 
 RISES_ON: Final = 3.0
-"""How many times as long as was seen values may go on to rise."""
+"""Maximum duration of a further rise, as a multiple of the duration seen."""
 
 CHUNKS: Final = 8
-"""Stretches of a run whose means show how it varies over longer times."""
+"""Number of chunks whose means show the variation over longer times."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is believed of a time.
+    """Estimate of a repeated time.
 
     Attributes:
-        mean: Its mean from now on.
-        values: Values that it rests on.
-        is_settled: The values kept do not fall any more.
+        mean: Mean of the future values, with its 90 % interval.
+        values: Number of values used.
+        is_settled: The used values no longer fall (the warm-up is over).
     """
 
     mean: Interval[float]
@@ -113,7 +116,7 @@ class Belief:
 
 @final
 class Evidence:
-    """Values in the order in which they came, at most so many numbers whatever their count."""
+    """Measured values in order of arrival, stored in bounded memory."""
 
     __slots__ = ("_means", "_size", "_sum", "_summed", "count")
 
@@ -124,9 +127,9 @@ class Evidence:
         self._means: list[float] = []
 
     def add(self, value: float) -> None:
-        """Add one."""
+        """Add one value."""
         self.count += 1
-        if self._size == 1 and len(self._means) < MOST_VALUES - 1:  # after each batch: no detour for the first thousand
+        if self._size == 1 and len(self._means) < MOST_VALUES - 1:  # called per batch: keep it fast
             self._means.append(value)
             return
         self._sum += value
@@ -142,14 +145,14 @@ class Evidence:
     def believed(
         self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
     ) -> Belief | None:
-        """Return what is believed of the next values; None before the first.
+        """Estimate the future values; None before the first value.
 
-        Args:
-            together: Values in turn that differ by their place, as the batches of an accumulation window do, or what
-                several workers hand over at once: the mean of as many is one value.
-            turns: Such means from which on they count, in place of single values.
-            of_each: Values of which each of these is the mean.
-            ahead: Values still to come.
+        Args: together: Number of consecutive values that belong together, such as the batches of an accumulation window
+            or
+                the batches that several workers deliver at once. Their mean counts as one value.
+            turns: Minimum number of such means; with fewer, single values are used.
+            of_each: Number of measurements averaged in each value.
+            ahead: Number of future values.
         """
         values, size = self._means, self._size
         if size < together and len(values) >= turns * together:
@@ -161,12 +164,12 @@ class Evidence:
 
 
 def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.inf) -> Belief:
-    """Return what is believed of the next values.
+    """Estimate the future values from the measured ones.
 
     Args:
-        values: At least one, in the order in which they came.
-        of_each: Values of which each of these is the mean.
-        ahead: Values still to come, whose own mean varies the more, the fewer they are.
+        values: At least one value, in order of arrival.
+        of_each: Number of measurements averaged in each value.
+        ahead: Number of future values; the fewer, the more their own mean varies.
     """
     ahead = max(ahead, 1.0)
     start, is_settled = settles_at(values)
@@ -176,7 +179,7 @@ def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.in
     typical = statistics.median(kept)
     at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
     if len(at) > EVENTS_SHARE * len(kept):
-        at = []  # not events: the values come in kinds, or vary
+        at = []  # not rare events: there are several kinds of values, or they vary widely
     usual = [value for value in kept if value <= SLOW_RATIO * typical] if at else kept
     middle, low, high = statistics.fmean(usual), 0.0, 0.0
     reached = least = middle
@@ -197,7 +200,7 @@ def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.in
     down += mean * FLOOR_SETTLING / number**1.2
     up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
     ends = max(LEAST_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
-    if risen:  # on average as slow as at the end of what was seen, and slower yet as long as it goes on like this
+    if risen:  # the mean stays at the level reached last, and the high end allows a further rise
         now, count = mean + slope * len(kept) / 2, len(all_kept)
         overall = (now - statistics.fmean(all_kept[:risen])) / (count - risen / 2)
         high = ends[1] + now - mean + overall * min(ahead, RISES_ON * count) / 2
@@ -207,16 +210,16 @@ def believe(values: Sequence[float], *, of_each: int = 1, ahead: float = math.in
 
 
 def settles_at(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tuple[int, bool]:
-    """Find where the slow beginning ends.
+    """Find the end of the warm-up.
 
     Args:
-        values: In the order in which they came.
-        tolerance: By which part the first half of what is kept may be slower than the second.
+        values: In order of arrival.
+        tolerance: Relative difference by which the first half of the rest may be slower than the second.
 
     Returns:
-        How many values it has, and whether what follows does not fall any more.
+        The number of warm-up values, and whether the values after them no longer fall.
     """
-    first = min(1, len(values) - 1)  # the first of all compiles and allocates
+    first = min(1, len(values) - 1)  # the first value always includes compilation and allocation
     if first < 0:
         return 0, False
     later = len(values) - first
@@ -228,8 +231,8 @@ def settles_at(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
         kept = values[start:]
         half = len(kept) // 2
         if half < 2:
-            return start, max(kept) <= (1 + tolerance) * min(values)  # so few must all agree
-        limit = SLOW_RATIO * statistics.median(kept)  # what comes rarely hides no fall
+            return start, max(kept) <= (1 + tolerance) * min(values)  # two or three values must all agree
+        limit = SLOW_RATIO * statistics.median(kept)  # rare slow values must not hide a fall
         before, after = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
         if not before or not after:
             return start, True
@@ -243,10 +246,10 @@ def settles_at(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
 
 
 def rises_until(values: Sequence[float]) -> tuple[int, float]:
-    """Find from where on values that get slower no longer do.
+    """Find the end of a rise.
 
     Returns:
-        How many values come before, and by how much each of the others is still slower than the one before it.
+        The number of values before the end of the rise, and the slope per value after it (0 if it has ended).
     """
     most, start = len(values) - max(FEWEST_KEPT, math.ceil(KEPT_SHARE * len(values))), 0
     while True:
@@ -260,7 +263,7 @@ def rises_until(values: Sequence[float]) -> tuple[int, float]:
 
 
 def _rise(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """Return by how much values are slower than those before; None where that may be chance."""
+    """Return the increase from the first to the second part; None if it may be chance."""
     if min(len(before), len(after)) < FEWEST_KEPT:
         return None
     rise = statistics.fmean(after) - statistics.fmean(before)
@@ -273,9 +276,9 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
-    """Return half the width of Student's 90 % interval of the mean of those ahead, also where values in turn are alike.
+    """Return half the width of Student's 90 % interval for the mean of the future values.
 
-    It errs as these values do, and as those ahead will.
+    Chunk means account for autocorrelation. The interval covers the errors of both the past and the future mean.
     """
     if len(values) < 2:
         return 0.0
@@ -289,32 +292,30 @@ def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
 
 
 def _student(freedom: int) -> float:
-    """Return the 95 % quantile of Student's distribution, to 2 %."""
+    """Return the 95 % quantile of Student's t distribution, accurate to 2 %."""
     return 1.645 + 1.52 / freedom + 1.5 / freedom**2 + 1.65 / freedom**3
 
 
 def _fall(values: Sequence[float]) -> float:
-    """Return by how much the first half is slower than the second; 0 if it is not."""
+    """Return the difference of the first half's mean to the second's; 0 if the first is not slower."""
     half = len(values) // 2
     return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
 
 def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[float]:
-    """Return how often what came at these places will come, a value.
+    """Estimate the future frequency of a rare slow value, per value.
 
     Args:
-        at: Places among those kept.
-        count: Values kept.
-        of: Values with those at the beginning that are left out.
-        ahead: Values still to come, in which it may come once more or less, or by chance more often.
+        at: Positions of the slow values among those kept.
+        count: Number of values kept.
+        of: Number of values including the dropped warm-up.
+        ahead: Number of future values, in which it may occur once more or less, or more often by chance.
     """
     times = len(at)
     if times == 1:
         return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / ahead))
     gaps = [after - before for before, after in pairwise(at)]
-    if (
-        times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1
-    ):  # one that is overdue has no period
+    if times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1:  # an overdue event is not periodic
         found = Interval.around((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
         return Interval(max(0.0, found.low - 1 / ahead), found.middle, found.high + 1 / ahead)
     rate = times / count
@@ -323,7 +324,7 @@ def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[f
 
 
 def _reached(kept: Sequence[float]) -> float:
-    """Return where values that still fall come to rest, if each fall is the same part of the one before."""
+    """Extrapolate the level at which falling values come to rest, assuming a geometric decay."""
     third = len(kept) // 3
     if third == 0:
         return min(kept)

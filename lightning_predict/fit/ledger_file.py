@@ -1,8 +1,8 @@
-"""The ledger on disk: what a run has used so far, renewed each minute, so that what a killed run used is not lost.
+"""The ledger on disk: the used time and money of a run, saved every minute so that a killed run loses little.
 
-A checkpoint says what was used until it was written. What came after it is in this file, beside the Trainer's other
-files; whichever of the two saw more of the same run counts. Runs are the same where their checkpoints name the same
-run, or where one job of a cluster, which starts a run again after it was killed, trained both. Example::
+A checkpoint has the amounts up to its writing. This file, next to the Trainer's other files, has the later ones; the
+larger of the two counts. Two runs are the same if their checkpoints name the same run, or if the same cluster job
+trained both (a cluster restarts a killed job). Example::
 
     keep(path, Kept(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00"))
     kept = read_kept(path)     # after `kill -9`
@@ -22,25 +22,25 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import write_whole
 
 LEDGER_NAME: Final = "lightning_predict_budget.json"
-"""Its name, in the Trainer's `default_root_dir`."""
+"""File name, in the Trainer's `default_root_dir`."""
 
 LEDGER_SECONDS: Final = 60.0
-"""Time from one writing to the next: what is lost at most."""
+"""Seconds between two saves: the maximum loss."""
 
 _JOBS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "JOB_COMPLETION_INDEX")
-"""Environment variables in which a cluster names the job, which stays the same where it starts the job again."""
+"""Environment variables with the ID of a cluster job, which stays the same after a restart."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the file holds.
+    """Contents of the file.
 
     Attributes:
-        run: Name of the run, as its checkpoints have it.
-        job: The job of a cluster that trained it; None outside of one.
-        seconds: What it used, over all its fits.
-        usd: The same in dollars.
+        run: Name of the run, as in its checkpoints.
+        job: Cluster job that trained it; None outside a cluster.
+        seconds: Used seconds, over all its fits.
+        usd: Used dollars, over all its fits.
         date: When it was written (ISO 8601).
     """
 
@@ -51,18 +51,18 @@ class Kept:
     date: str
 
     def is_of(self, run: str, *, job: str | None) -> bool:
-        """Return whether it is of this run."""
+        """Return whether the file belongs to this run."""
         return self.run == run or (job is not None and self.job == job)
 
 
 def job_in_use() -> str | None:
-    """Name the job of the cluster that this process runs in; None outside of one."""
+    """Name the cluster job of this process; None outside a cluster."""
     found = [f"{name}={os.environ[name]}" for name in _JOBS if os.environ.get(name)]
     return found[0] if found else None
 
 
 def keep(path: Path, kept: Kept) -> None:
-    """Write the file, whole or not at all.
+    """Write the file atomically.
 
     Raises:
         OSError: It cannot be written.
@@ -72,7 +72,7 @@ def keep(path: Path, kept: Kept) -> None:
 
 
 def read_kept(path: Path) -> Kept | None:
-    """Read the file; None if there is none.
+    """Read the file; None if it does not exist.
 
     Raises:
         InvalidArgumentError: It is damaged.

@@ -1,13 +1,13 @@
-"""Say what the rest of a run may need of this GPU's memory beyond what the recorded step needed.
+"""Warnings about later parts of a run that may need more GPU memory than the recorded step.
 
-Three things come later and need more: the state of an optimizer that has made no update yet, a batch of validation that
-is larger, and the longest sequence. Where the recorder followed the tensors, the step is scaled and its memory derived
-anew; where the GPU's own peak was measured, what it held beyond parameters, gradients and state is scaled. Example::
+Three parts may need more: the state of an optimizer without an update so far, a larger validation batch, and the
+longest sequence. If the recorder followed the tensors, the step is scaled and its memory derived again. If the GPU's
+own peak was measured, everything beyond parameters, gradients and optimizer state is scaled. Example::
 
     for worry in worries(trace, Ahead(state_bytes=3 << 30)):
         print(worry.sentence)  # "The first update of another optimizer ..."
     missing_state_bytes(optimizer)     # of an Adam before its first update: 8 bytes a parameter
-    longest_sequence(loader)           # where a dataset or a sampler says `lengths`, or a column `length`
+    longest_sequence(loader)           # if a dataset or a sampler has `lengths`, or a column `length`
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     import torch
 
 MOST_LENGTHS: Final = 10_000_000
-"""Sequences whose lengths are looked at; more would keep the training waiting for seconds."""
+"""Maximum number of sequence lengths to read; more would delay the training by seconds."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What is known of the rest of a run.
+    """Known facts about the rest of a run.
 
     Attributes:
-        state_bytes: State that optimizers without an update will make.
-        validation: A recorded batch of validation; None without one.
-        validation_samples: Samples of the largest batch of validation; None if not known, or without validation.
-        length: Length of the recorded sequences; None if not known, or where there are none.
-        longest: Length of the longest that the loader holds; None likewise.
+        state_bytes: State that optimizers without an update will create.
+        validation: A recorded validation batch; None without one.
+        validation_samples: Samples of the largest validation batch; None if unknown or without validation.
+        length: Length of the recorded sequences; None if unknown or without sequences.
+        longest: Length of the loader's longest sequence; None in the same cases.
     """
 
     state_bytes: int = 0
@@ -58,15 +58,15 @@ class Ahead:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worry:
-    """A part of the rest of the run that may not fit.
+    """A later part of the run that may not fit.
 
     Attributes:
         kind: Which part.
         gpu: The GPU in use.
-        subject: It in words.
-        need: What it needs there.
-        is_bound: `need` is the most that it can be, not what is expected.
-        remedy: What helps.
+        subject: The part as text.
+        need: Its memory need on this GPU.
+        is_bound: `need` is an upper bound, not an expected value.
+        remedy: Advice.
     """
 
     kind: Literal["optimizer", "validation", "sequence"]
@@ -78,7 +78,7 @@ class Worry:
 
     @property
     def sentence(self) -> str:
-        """What may not fit, by how much, and what helps."""
+        """Sentence with the part that may not fit, its memory need and a remedy."""
         need = self.need
         assert need.process is not None
         assert need.memory_free_bytes is not None
@@ -90,10 +90,10 @@ class Worry:
 
 
 def worries(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
-    """Find what is still to come and may not fit on the GPU in use; nothing where that, or the memory, is not known.
+    """Yield later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
 
     Args:
-        trace: The recorded training step; of several kinds, the one that needs most counts.
+        trace: The recorded training step; of several kinds, the one with the largest memory need counts.
         ahead: The rest of the run.
     """
     for one in _to_come(trace, ahead):
@@ -135,7 +135,7 @@ def _to_come(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
 
 
 def _held(trace: Trace) -> Trace:
-    """Return the step with what must fit: cached segments are given back before torch gives up."""
+    """Return the step without cached segments: torch frees these before it runs out of memory."""
     if trace.memory.peak_bytes is None:
         return trace
     return replace(trace, memory=replace(trace.memory, reserved_bytes=None))
@@ -143,17 +143,17 @@ def _held(trace: Trace) -> Trace:
 
 @final
 class _Held:
-    """What a step holds of a GPU.
+    """Memory of a step.
 
     Attributes:
         trace: The step.
-        bytes: All of it.
-        lasting_bytes: Parameters, gradients and state.
+        bytes: Total.
+        lasting_bytes: Parameters, gradients and optimizer state.
     """
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
         found = step_memory(_held(trace))
-        assert found is not None  # asked before
+        assert found is not None  # checked by the caller
         memory = trace.memory
         self.trace, self._gpu, self._relative = trace, gpu, found.relative
         self.bytes = found.bytes_on(gpu) - found.spare_bytes
@@ -162,12 +162,12 @@ class _Held:
         self._is_followed = memory.peak_bytes is None and why_no_other_batch(trace) is None
 
     def need(self, size: float) -> MemoryNeed:
-        """Judge so many bytes on this GPU."""
+        """Judge whether this many bytes fit on the GPU."""
         reported = self.trace.gpu_memory_bytes
         return memory_need(Layout(self._gpu, 1, 1), size, relative=self._relative, reported_bytes=reported)
 
     def at(self, factor: float) -> float:
-        """Return the bytes of a step of so many times the samples, or of as much longer sequences."""
+        """Return the bytes of a step with `factor` times as many samples or as long sequences."""
         if self._is_followed:
             scaled = step_memory(with_samples(self.trace, math.ceil(factor * samples_per_batch(self.trace))))
             assert scaled is not None
@@ -175,13 +175,13 @@ class _Held:
         return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
 
     def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
-        """Return what a batch of validation holds in passing, and whether that is the most that it can be.
+        """Return the temporary bytes of a validation batch, and whether they are an upper bound.
 
         Args:
-            validation: A recorded batch of it; None without one.
+            validation: A recorded validation batch; None without one.
             samples: Samples of the batch.
         """
-        if validation is None and self._is_followed:  # the forward pass alone, which keeps nothing for a backward pass
+        if validation is None and self._is_followed:  # the forward pass only, which keeps nothing for a backward pass
             forward = tuple(one for one in self.trace.operations if one.phase == "forward")
             memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
             validation = replace(self.trace, operations=forward, held=(), memory=memory)
@@ -192,10 +192,10 @@ class _Held:
 
 
 def missing_state_bytes(optimizer: Any) -> int | None:
-    """Count the bytes of state that an optimizer will make with its first update; None if it is not known.
+    """Count the bytes of state that an optimizer will create with its first update; None if unknown.
 
-    A copy of it makes an update of copies of its parameters that have shapes and no values. After the first update none
-    is missing.
+    A copy of the optimizer updates copies of the parameters on the meta device. After the first update, the result is
+    0.
     """
     import torch
 
@@ -210,13 +210,13 @@ def missing_state_bytes(optimizer: Any) -> int | None:
         ]
         type(optimizer).step(twin)
         values = [value for state in twin.state.values() for value in state.values()]
-    except Exception:  # other people's code, for which values may matter
+    except Exception:  # other people's code, which may need real values
         return None
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy what is trained, and give it gradients, on the meta device."""
+    """Copy the trainable parameters, with gradients, on the meta device."""
     import torch
 
     twins: list[torch.Tensor] = []
@@ -229,7 +229,7 @@ def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def longest_sequence(loaders: Any) -> int | None:
-    """Return the length of the longest sequence of loaders whose dataset or sampler says; None if none does."""
+    """Return the length of the longest sequence of the loaders' datasets or samplers; None if unknown."""
     longest = []
     for loader in leaves_of(loaders):
         for part in (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")):
@@ -242,7 +242,7 @@ def longest_sequence(loaders: Any) -> int | None:
 
 
 def recorded_length(trace: Trace) -> int | None:
-    """Return the length of the sequences of a recorded step: the second size of what it looks up; None without."""
+    """Return the sequence length of a recorded step: the second size of its embedding indices; None without any."""
     looked_up = (
         tensor
         for operation in trace.operations
@@ -253,7 +253,7 @@ def recorded_length(trace: Trace) -> int | None:
 
 
 def leaves_of(loaders: Any) -> list[Any]:
-    """Return the loaders of a collection of them, or the one that it is."""
+    """Flatten a collection of loaders to a list."""
     import torch
 
     return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]

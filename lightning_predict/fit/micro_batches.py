@@ -1,6 +1,6 @@
-"""`MicroBatches`: which batches of a window are recorded, and which of them show what the others do.
+"""Selection of the micro-batches of a window to record, and which recorded one stands for each of the others.
 
-Recording each of 64 micro-batches would take 64 times as long as one, and most repeat each other. Example::
+Recording all of 64 micro-batches would take 64 times as long as recording one, and most are equal. Example::
 
     batches = MicroBatches(expected=4)
     batches.begins((8, 512), whatever_shape=False)     # True: the first makes the gradients
@@ -18,10 +18,10 @@ from typing import final
 @final
 @dataclass(slots=True)
 class MicroBatches:
-    """The batches of a window that is recorded.
+    """Batches of a window that is recorded.
 
     Attributes:
-        expected: How many it is expected to have; None records each.
+        expected: Expected number of batches; None records each.
     """
 
     expected: int | None = None
@@ -30,15 +30,15 @@ class MicroBatches:
     _recorded: list[int] = field(default_factory=list)
 
     def begins(self, shapes: object, *, whatever_shape: bool) -> bool:
-        """Decide whether the batch that begins is recorded: the first, the last, and each with shapes of its own.
+        """Decide whether to record the next batch: the first, the last, and each with new shapes.
 
         Args:
-            shapes: The shapes of its tensors; None where they are not known.
-            whatever_shape: The first and the last must do.
+            shapes: Shapes of its tensors; None if unknown.
+            whatever_shape: Record only the first and the last, even if the others have new shapes.
         """
         number = len(self._shapes)
         shown = [self._shapes[each] for each in self._recorded[1:]]
-        # While all are alike, so will the last be.
+        # As long as all are equal, the last, which is recorded, is expected to be equal, too.
         is_shown = shapes is not None and (shapes in shown or all(one == shapes for one in self._shapes))
         self._shapes.append(shapes)
         is_recorded = self.expected is None or number == 0 or number >= self.expected - 1
@@ -48,12 +48,12 @@ class MicroBatches:
         return is_recorded
 
     def ends(self, nodes: int) -> None:
-        """Note that the batch has ended, and how many nodes autograd made in it."""
+        """Note the end of the batch and its number of autograd nodes."""
         self._nodes.append(nodes)
 
     @property
     def shown_by(self) -> tuple[int, ...] | None:
-        """For each batch the one that shows what it did, but for the first; None if the last was not recorded."""
+        """For each batch the recorded batch that stands for it; None if the last batch was not recorded."""
         last = len(self._shapes) - 1
         if last not in self._recorded:
             return None
@@ -61,7 +61,7 @@ class MicroBatches:
 
     @property
     def unlike(self) -> int:
-        """Batches that none but the first was recorded like: of other shapes, or with other nodes of autograd's."""
+        """Number of batches that differ in shapes or autograd nodes from every recorded one after the first."""
         return sum(not self._are_alike(number, shown) for number, shown in enumerate(self.shown_by or ()))
 
     def _like(self, number: int) -> int:

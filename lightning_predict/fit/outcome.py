@@ -1,4 +1,4 @@
-"""Compare, after the run, the expected time on the machine in use with the actual one.
+"""Comparison, after the run, of the predicted with the actual time on the machine in use.
 
 Example::
 
@@ -25,28 +25,29 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 BATCHES_TO_LEARN_FROM: Final = 20
-"""Least number of batches after the prediction for a run to be recorded: in a shorter one, its end weighs too
+"""Minimum number of batches after the prediction for a run to enter the history; in a shorter one, its end weighs too
 much."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The expected time and price of the rest of the run on the machine in use.
+    """Predicted time and price of the rest of the run on the machine in use.
 
     Attributes:
-        gpu: Name of its GPU in the catalogue; None if it has none.
-        fingerprint: Fingerprint of what a step computes.
-        samples: Samples of a step.
-        step_seconds: A step as measured.
-        batch_seconds: A training batch with its wait for the loader.
-        batches: Training batches still to come; None if unknown.
-        total_seconds: The rest of the run from its measured steps; None if its length is unknown, or a time limit ends
-            it.
-        shown: The rest of the run as it was shown, which earlier runs may have corrected; None likewise.
+        gpu: Catalogue name of its GPU; None if it has none.
+        fingerprint: Fingerprint of the step's computation.
+        samples: Samples per step.
+        step_seconds: Measured step time.
+        batch_seconds: Time of a training batch, including the wait for the loader.
+        batches: Remaining training batches; None if unknown.
+        total_seconds: Rest of the run computed from the measured steps; None if its length is unknown or a time limit
+            ends it.
+        shown: Rest of the run as it was shown, which the history of earlier runs may have corrected; None in the same
+            cases.
         usd_per_hour: Price; None if unknown.
-        offer: Where the price comes from, with its date.
-        model: Fingerprint of the model whatever its batch size; None if unknown.
+        offer: Source and date of the price.
+        model: Fingerprint of the model, independent of the batch size; None if unknown.
         num_gpus: GPUs that share the run.
     """
 
@@ -65,7 +66,7 @@ class Expected:
 
 
 def with_batch_times(trace: Trace, batch_times: BatchTimes | None) -> Trace:
-    """Scale the times of the steps so that their mean, over all kinds, is what a step takes now."""
+    """Scale the step times of a trace so that their mean over all kinds is the current step time."""
     if batch_times is None:
         return trace
     seconds, before = batch_times.step_seconds * trace.batches, measured_seconds(trace)
@@ -82,7 +83,7 @@ def with_batch_times(trace: Trace, batch_times: BatchTimes | None) -> Trace:
 
 
 def expected_of(trace: Trace, rest: RestOfRun, predictions: Predictions, *, num_gpus: int) -> Expected | None:
-    """Say what is expected of the machine in use; None if no step was timed."""
+    """Return the expected time on the machine in use; None if no step was timed."""
     if rest.batch_times is None or rest.batch_times.step_seconds <= 0:
         return None
     own, machine = predictions.get(predictions.used_gpu or ""), predictions.machine
@@ -109,14 +110,14 @@ def expected_of(trace: Trace, rest: RestOfRun, predictions: Predictions, *, num_
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Predicted against actual.
+    """Comparison of the predicted and the actual time.
 
     Attributes:
-        expected: What was expected.
-        batches: Training batches that were trained since.
-        actual_seconds: What they took, with everything between them.
-        predicted: What was predicted for them, as shown.
-        measured_seconds: The same from the measured steps alone, uncorrected: what later predictions learn from.
+        expected: The expected time.
+        batches: Training batches since the prediction.
+        actual_seconds: Actual time of these batches and of everything between them.
+        predicted: Predicted time for them, as shown.
+        measured_seconds: Time for them computed from the measured steps alone; the history stores it.
     """
 
     expected: Expected
@@ -127,17 +128,17 @@ class Outcome:
 
     @property
     def predicted_seconds(self) -> float:
-        """What was predicted, without its interval."""
+        """Predicted time without its interval."""
         return self.predicted.middle
 
     @property
     def is_whole(self) -> bool:
-        """Whether as many batches were trained as were expected."""
+        """Whether as many batches were trained as expected."""
         return self.expected.batches is None or self.expected.batches == self.batches
 
     @property
     def sentence(self) -> str:
-        """The comparison in words."""
+        """The comparison as a sentence."""
         ratio = self.actual_seconds / self.predicted_seconds - 1.0
         part = (
             "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} batches that it trained"
@@ -165,7 +166,7 @@ class Outcome:
         return values
 
     def record(self) -> HistoryRecord | None:
-        """Return the record that later predictions learn from; None for a run too short or without a known GPU."""
+        """Return a record for the history; None if the run was too short or its GPU is unknown."""
         if self.expected.gpu is None or self.batches < BATCHES_TO_LEARN_FROM:
             return None
         return HistoryRecord(
@@ -193,10 +194,10 @@ class Outcome:
 
 @final
 class OutcomeTimer:
-    """Times what follows a prediction.
+    """Timer of the run after a prediction.
 
     Args:
-        expected: What is expected.
+        expected: The expected time.
         clock: Monotonic clock, in seconds.
         batches_seen: Training batches of the run so far.
     """
@@ -209,14 +210,14 @@ class OutcomeTimer:
         self._left_out = 0.0
 
     def leaves_out(self, *, since: float) -> None:
-        """Exclude what was not training: a prediction and its table."""
+        """Exclude time that was not training: a prediction and its table."""
         self._left_out += self._clock() - max(since, self._start)
 
     def ends(self, *, batches_seen: int) -> Outcome | None:
-        """Compare; None if nothing was trained since.
+        """Compare predicted and actual time; None if nothing was trained since the prediction.
 
-        Where more or fewer batches were trained than expected, or their number was unknown, the expectation is that of
-        the batches that were.
+        If the number of trained batches differs from the expected one, the expected time is scaled to the trained
+        batches.
         """
         batches, expected = batches_seen - self._batches_seen, self._expected
         actual = self._clock() - self._start - self._left_out

@@ -1,8 +1,8 @@
-"""Record the training step and the validation batch, told of batches by a callback's hooks.
+"""Recorders of the training step and the validation batch, driven by a callback's hooks.
 
-Recording begins early, after a few windows (`fit.windows`): `next_action` decides what to do with the one that is about
-to begin. The recorders know no Trainer; they time with the clock and record with the sessions that they are given, and
-read the fit's one count of windows. Example::
+Recording starts after a short warm-up, counted in windows (`fit.windows`). `next_action` decides what to do with the
+next window. The recorders know no Trainer: they use the clock, the sessions and the fit's window counter that they are
+given. Example::
 
     recorder.batch_starts(full_windows_after=None, next_is_short=False)
     # ... the batch is trained ...
@@ -33,23 +33,23 @@ from lightning_predict.fit.windows import (
 from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
-# Each window of warm-up delays the first table by a step, which may take minutes: a recording that is a little too
-# early is mended later by the steps that are timed anyway, one that never comes is not.
+# Each warm-up window delays the first table by a step, which may take minutes. A recording that is slightly too early
+# is corrected later by the timed steps; a missing recording cannot be corrected.
 EXTRA_WARMUP_WINDOWS: Final = 5
-"""Most windows by which a warm-up that does not settle is extended."""
+"""Maximum number of windows by which a warm-up that does not settle is extended."""
 
 SETTLED_TO_RECORD: Final = 0.5
-"""Part by which early windows may be slower than later ones to record the next: what is still compiling
-(cudnn.benchmark, too) takes several times as long, and a recording need not wait for the last per cent."""
+"""Relative difference by which early windows may be slower than later ones before the next is recorded. Compilation
+(including cudnn.benchmark) slows a step several times, and a recording need not wait for the last per cent."""
 
 WATCHED_BATCHES: Final = 64
-"""Batches from the beginning of training within which kinds of windows are told apart, waited for and recorded: lazy
-regularisation comes every 16th batch at the rarest in the papers that introduced it (Karras et al., StyleGAN2, 2020),
-and three of its periods lie within."""
+"""Batches from the start of training in which kinds of windows are recognized, awaited and recorded. Lazy
+regularisation comes every 16th batch or more often in the papers that introduced it (Karras et al., StyleGAN2, 2020),
+so this covers at least three of its periods."""
 
 RecorderAction = Literal["time", "run", "record", "skip"]
-"""What to do with the next window: time it without a recorder, let it run in a block that waits for the device at its
-end alone, record it, or let it pass."""
+"""What to do with the next window: time it without recording, run it in a block that waits for the device only at its
+end, record it, or skip it."""
 
 
 def next_action(
@@ -61,19 +61,19 @@ def next_action(
     full_windows_after: int | None,
     is_short: bool,
 ) -> RecorderAction:
-    """Decide what to do with the window that is about to begin.
+    """Decide what to do with the next window.
 
-    Warm-up ends after `warmup_steps` windows, later where these have not settled yet, and
-    earlier where the run is about to end: a short run is recorded in its last windows. A first window is never
-    recorded, as it may compile.
+    Warm-up ends after `warmup_steps` windows. It is extended if they have not settled, and shortened if the run is
+    about to end: a short run is recorded in its last windows. The first window is never recorded, because it may
+    compile.
 
     Args:
-        step_seconds: Times of the windows so far that are of the last one's kind.
-        windows_timed: Windows of any kind that were timed; None if all are of one kind.
-        warmup_steps: Windows to time before recording.
-        records_wanted: Windows still to record.
-        full_windows_after: Windows of full length that follow this one until the run ends; None if unknown.
-        is_short: The window is the shorter rest at the end of an epoch.
+        step_seconds: Times of the previous windows of the same kind as the last one.
+        windows_timed: Number of timed windows of any kind; None if all are of one kind.
+        warmup_steps: Number of windows to time before recording.
+        records_wanted: Number of windows still to record.
+        full_windows_after: Number of full-length windows after this one until the run ends; None if unknown.
+        is_short: The window is the shorter one at the end of an epoch.
     """
     timed = len(step_seconds) if windows_timed is None else windows_timed
     has_room = full_windows_after is None or full_windows_after >= records_wanted
@@ -90,37 +90,37 @@ def next_action(
 
 
 TIMED_VALIDATION_BATCHES: Final = 5
-"""Most validation batches that are timed; timing waits for the device."""
+"""Maximum number of timed validation batches; timing waits for the device."""
 
 MOST_REJECTED_WINDOWS: Final = 4
-"""Most recorded windows that are discarded because code was compiled in them, or a gradient scaler skipped an
-update that was due (torch's starts at 2^16 and halves with each; the first are skipped in the warm-up)."""
+"""Maximum number of recordings discarded because code was compiled or a gradient scaler skipped a due update. torch's
+scaler starts at 2^16 and halves with each skip; the first skips fall into the warm-up."""
 
 
 class Session(Protocol):
-    """The part of `tracing.session.CaptureSession` that the recorders use."""
+    """Subset of `tracing.session.CaptureSession` that the recorders use."""
 
     @property
     def takes_batches_from_the_last(self) -> bool:
-        """Whether the first and the last batch of a window of many must do, of whatever shapes."""
+        """Whether recording the first and the last batch of a window is enough, even if shapes differ."""
 
     @property
     def retry(self) -> Callable[[], Session] | None:
-        """Make sessions for other steps, where this recording failed and other means are left."""
+        """Factory for sessions that record later steps by other means, if this recording failed; None if none exist."""
 
     @property
     def optimizers_seen(self) -> Sequence[object] | None:
-        """Optimizers that made an update while it recorded; None if that cannot be seen."""
+        """Optimizers that made an update during the recording; None if unknown."""
 
     def start(self) -> None:
-        """Begin to record, or go on after a stop.
+        """Start or resume recording.
 
         Raises:
             CaptureError: Another profiler is running.
         """
 
     def stop(self) -> None:
-        """End the recording; do nothing if there is none."""
+        """Stop recording, if it is running."""
 
     def trace(
         self,
@@ -132,7 +132,7 @@ class Session(Protocol):
         shown_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
-        """Find what was recorded."""
+        """Return the recorded step."""
 
 
 _UNLIKE: Final = (
@@ -148,7 +148,7 @@ _NOTHING: Final = (
 
 
 def stop_for_sure(session: Session) -> None:
-    """End a recording, retrying once: a recorder that stays open harms what follows."""
+    """Stop a recording, with one retry: a recorder left open disturbs the rest of the run."""
     try:
         session.stop()
     except BaseException:
@@ -159,14 +159,14 @@ def stop_for_sure(session: Session) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A window that was recorded.
+    """Recorded window.
 
     Attributes:
-        session: Holds the recording.
+        session: The session with the recording.
         window: Its times and counts.
         batches: Which of its batches were recorded.
-        number: Position among all windows, counted from 0.
-        optimizers: Positions of the optimizers that made an update in it.
+        number: Position among all windows, from 0.
+        optimizers: Positions of the optimizers that made an update.
     """
 
     session: Session
@@ -186,13 +186,13 @@ def _unknown() -> None:
 
 @final
 class SeenWindows:
-    """The windows so far, and what follows from them.
+    """All windows so far, and the kinds derived from them.
 
     Attributes:
-        windows: The kind of each; None for one that nothing is to be learnt from.
-        timed: Those that were timed without a recorder, with their numbers.
-        recorded: Those that were recorded.
-        empty: Windows that computed nothing, of kinds that were recorded so.
+        windows: Kind of each window; None for windows that are ignored.
+        timed: Windows timed without recording, with their numbers.
+        recorded: Recorded windows.
+        empty: Number of windows without any computation.
     """
 
     def __init__(self) -> None:
@@ -204,12 +204,12 @@ class SeenWindows:
         self._nothing: set[Kind] = set()
 
     def computes_nothing(self, kind: Kind) -> bool:
-        """Return whether windows of a kind are known to compute nothing, and count one more where they are."""
+        """Return whether windows of this kind compute nothing, and count the window if so."""
         self.empty += kind in self._nothing
         return kind in self._nothing
 
     def learn_of_nothing(self, kind: Kind) -> None:
-        """Note that windows of a kind compute nothing: nothing is to be learnt from those that were timed, either."""
+        """Mark a kind as computing nothing, and ignore its timed windows."""
         self._nothing.add(kind)
         self.empty += 1 + self.windows.count(kind)
         self.timed = [(number, window) for number, window in self.timed if self.windows[number] != kind]
@@ -218,27 +218,28 @@ class SeenWindows:
 
     @property
     def kinds(self) -> list[Kind | None]:
-        """The kinds of all windows, found once a window."""
+        """Kinds of all windows, computed once per window."""
         if len(self._kinds) != len(self.windows):
             self._kinds = kinds_of(self.windows)
         return self._kinds
 
     @property
     def are_alike(self) -> bool:
-        """Whether all windows so far are of one kind, as those of a block must be."""
+        """Whether all windows so far are of one kind, as a block requires."""
         return len({*self.kinds} - {None}) <= 1
 
     @property
     def kinds_recorded(self) -> list[Kind]:
-        """The kinds of those that were recorded."""
+        """Kinds that were recorded."""
         found = (self.kinds[one.number] for one in self.recorded)
         return list(dict.fromkeys(kind for kind in found if kind is not None))
 
     @property
     def missing(self) -> list[Kind]:
-        """Kinds that were seen and not recorded.
+        """Kinds that were seen but not recorded.
 
-        What only the first window computes (what it makes and keeps for the others) is none, with the same optimizers.
+        A kind that came only in the first window is ignored if another kind has the same optimizers: the first window
+        also creates what later ones reuse.
         """
         recorded = self.kinds_recorded
         updates = {kind.optimizers for kind in recorded}
@@ -251,19 +252,19 @@ class SeenWindows:
 
     @property
     def came_twice(self) -> bool:
-        """Whether, of several recorded kinds, each came twice and was timed warm."""
+        """Whether there is only one recorded kind, or each of them came twice and was timed after its first window."""
         kinds, recorded = self.kinds, self.kinds_recorded
         timed = {kinds[number] for number, _ in self.timed if kinds[number] in kinds[:number]}
         return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
 
     @property
     def shares(self) -> dict[Kind, float]:
-        """The share of each recorded kind."""
+        """Share of each recorded kind among all windows."""
         return shares_of_kinds(self.kinds, self.kinds_recorded)
 
     @property
     def pace(self) -> Pace:
-        """The pace of windows as long as those of the commonest kind."""
+        """Pace of the windows, scaled to the length of the most common kind."""
         shares = self.shares
         windows = {kind: self.typical(kind).window for kind in shares}
         commonest = windows[max(shares, key=lambda kind: shares[kind])]
@@ -279,18 +280,18 @@ class SeenWindows:
         return alike[lengths.index(statistics.median_low(lengths))]
 
     def seconds_like_the_last(self) -> list[float]:
-        """Return the times of windows of the last one's kind; of all where none is."""
+        """Return the times of windows of the same kind as the last one; if there are no such windows, of all."""
         last = self.kinds[-1] if self.kinds else None
         alike = [window.seconds for number, window in self.timed if last is None or self.kinds[number] == last]
         return alike or [window.seconds for _, window in self.timed]
 
     def trace_of(self, kind: Kind, block: StepBlock | None) -> Trace:
-        """Return one kind of window, with the times of those that were not recorded, and of a block of steps."""
+        """Return the trace of one kind, with the times of its unrecorded windows and of a block of steps."""
         kinds, recorded = self.kinds, self.typical(kind)
         window = recorded.window
         timed = [(number, one) for number, one in self.timed if one.batches == window.batches]
-        # The first of a kind is cold (an optimizer creates its state in it), which shows only against others of its
-        # kind.
+        # The first window of a kind is cold (an optimizer creates its state in it). That shows only against others of
+        # its kind.
         alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
         is_only_kind = len({*kinds} - {None}) == 1
         if is_only_kind or (not alike and len(self.kinds_recorded) == 1):
@@ -303,7 +304,7 @@ class SeenWindows:
             samples=window.samples,
             batches=window.batches,
             shown_by=recorded.batches.shown_by or (),
-            # Where Lightning does not see the optimizers, the session does.
+            # If Lightning does not see the optimizers, the session counts the steps.
             optimizer_steps=window.optimizer_steps or None,
         )
         if recorded.batches.unlike:
@@ -316,16 +317,16 @@ class SeenWindows:
 
 @dataclass(slots=True, kw_only=True)
 class _UnderWay:
-    """The window under way.
+    """State of the current window.
 
     Attributes:
-        action: What is done with it.
-        is_short: It is the shorter rest of an epoch.
-        is_last: No other of full length follows.
-        compilations: Pieces of code that were compiled before it.
+        action: The chosen action.
+        is_short: It is the shorter window at the end of an epoch.
+        is_last: No full-length window follows.
+        compilations: Number of compilations before it.
         batches: Which of its batches are recorded.
-        nodes: Nodes that autograd made in it so far.
-        due: Positions of the optimizers whose update was due in it so far.
+        nodes: Number of autograd nodes so far.
+        due: Positions of the optimizers whose update was due so far.
     """
 
     action: RecorderAction = "skip"
@@ -339,28 +340,27 @@ class _UnderWay:
 
 @final
 class StepRecorder:
-    """Times windows without a recorder until they are steady, then records one of each kind.
+    """Times windows without recording until they are steady, then records one of each kind.
 
-    In most trainings all windows are of one kind, and one recording is enough. Where optimizers take turns, or some
-    windows compute more than others (lazy regularisation), it goes on until each optimizer and each kind that was seen
-    is recorded, and came twice, so that its share is known; `WATCHED_BATCHES` end the wait. Within these, a kind that
-    appears later is recorded as well, which gives another trace.
+    In most trainings all windows are of one kind, and one recording is enough. If optimizers alternate, or some windows
+    compute more than others (lazy regularisation), recording continues until each optimizer and each seen kind is
+    recorded and came twice, so that its share is known. `WATCHED_BATCHES` limits the wait. A kind that first appears
+    within this limit, after the trace was returned, is recorded as well and gives another trace.
 
     Args:
-        warmup_steps: Windows to time before the first is recorded.
-        capture_steps: Windows to record, one after the other.
+        warmup_steps: Number of windows to time before the first recording.
+        capture_steps: Number of consecutive windows to record.
         clock: Clock in seconds that waits for the device.
-        host_clock: The same clock without the wait; None where there is no device to wait for, so that there is no
-            block either.
+        host_clock: The same clock without waiting; None on the CPU, where there is nothing to wait for and no block.
         new_session: Makes the session that records one window.
-        optimizers: Optimizers of the training; those that can make an update are waited for.
-        autograd_nodes: Nodes that autograd has made so far.
-        compilations: Pieces of code that were compiled so far.
-        count: Counts the windows of the fit, and has counted a batch before this is told of its end.
+        optimizers: Optimizers of the training; recording waits for an update of each that can make one.
+        autograd_nodes: Returns the number of autograd nodes created so far.
+        compilations: Returns the number of compilations so far.
+        count: Window counter of the fit. It must count each batch before `batch_ends` is called here.
 
     Attributes:
         count: The same.
-        is_finished: There will be no other trace.
+        is_finished: No further trace will follow.
     """
 
     def __init__(
@@ -403,19 +403,19 @@ class StepRecorder:
 
     @property
     def pace(self) -> Pace:
-        """How windows went by so far, where the Trainer does not tell."""
+        """Observed pace of the windows, if the Trainer's settings do not tell."""
         pace = self.count.pace
         return pace if pace.batches_per_window is None or not self.has_given else self._seen.pace
 
     def batch_starts(
         self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = _unknown
     ) -> None:
-        """Note that a batch is about to be trained.
+        """Prepare for the next training batch.
 
         Args:
-            full_windows_after: Windows of full length that follow the one that begins; None if unknown.
-            next_is_short: The window that begins is the shorter rest of an epoch.
-            shapes: The shapes of the batch's tensors, if it comes to that; None where they are not known.
+            full_windows_after: Number of full-length windows after the one that begins; None if unknown.
+            next_is_short: The window that begins is the shorter one at the end of an epoch.
+            shapes: Returns the shapes of the batch's tensors, called only if needed; None if unknown.
         """
         self._drop_unended_batch()
         self._is_in_batch = True
@@ -429,8 +429,8 @@ class StepRecorder:
         if self._session is not None and self._now.batches.begins(
             shapes(), whatever_shape=self._session.takes_batches_from_the_last
         ):
-            self._session.start()  # It stands still between the batches, so that the loader is not recorded.
-            now = self._read_clock()  # Starting a profiler takes longer than many a step.
+            self._session.start()  # paused between the batches, so that the loader is not recorded
+            now = self._read_clock()  # starting a profiler takes longer than many steps
         self._nodes_at_start = self._autograd_nodes()
         if self._now.action == "run" and not self._block.is_running:
             batches = self._seen.timed[-1][1].batches
@@ -453,17 +453,17 @@ class StepRecorder:
                 self._watch_until = self.count.batches + WATCHED_BATCHES
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Note that an update is due of one of the optimizers that the recorder was given; others are ignored."""
+        """Note that an update of an optimizer is due; optimizers that the recorder was not given are ignored."""
         self._now.due |= self._positions([optimizer])
 
     def batch_ends(self, *, samples: int | None) -> Trace | None:
-        """Note that a batch was trained.
+        """Process the end of a training batch.
 
         Args:
             samples: Samples of the batch; None if unknown.
 
         Returns:
-            The trace, once every kind of window is recorded; another one where a new kind turned up afterwards.
+            The trace, once every kind of window is recorded, and again if a new kind appears later; otherwise None.
         """
         self._is_in_batch = False
         if self._is_quiet and self._is_known():
@@ -479,7 +479,7 @@ class StepRecorder:
             self._session.stop()
             self._now.batches.ends(nodes)
         if self.is_idle:
-            self._timer.pause()  # Nothing was timed.
+            self._timer.pause()  # nothing was timed
         if window is None:
             return None
         self._keep(window)
@@ -488,7 +488,7 @@ class StepRecorder:
         return trace
 
     def _is_known(self) -> bool:
-        """Take note of a window of one batch of a kind that is recorded, which all are in most trainings."""
+        """Handle a single-batch window of a recorded kind quickly: in most trainings, all windows are such."""
         closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
         if closed is None or closed[0] != 1 or self._compilations() != self._now.compilations:
             return False
@@ -503,17 +503,17 @@ class StepRecorder:
         return True
 
     def rest(self) -> Trace | None:
-        """Return the trace if training ended early; None if it was returned already, or nothing was recorded."""
+        """Return the trace if training ended early; None if it was already returned or nothing was recorded."""
         return self._give() if self._seen.recorded and not self.has_given else None
 
     def pause(self) -> None:
-        """Note that something other than a wait for the loader happens before the next batch."""
+        """Exclude the time until the next batch: it is not a loader wait."""
         self._block.breaks()
         self._drop_unended_batch()
         self._timer.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch: another callback may write the checkpoint before this one hears of the batch's end."""
+        """Stop timing the batch: another callback may write the checkpoint before the batch's end is reported here."""
         self._timer.pause()
 
     def stop(self) -> None:
@@ -524,35 +524,35 @@ class StepRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the batch under way is recorded."""
+        """Whether the current batch is recorded."""
         return self._session is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether only the kinds of windows are still told apart: there is a trace, and it is complete so far."""
+        """Whether the trace is complete so far, and only the kinds of windows are still checked."""
         return self.has_given and self._now.action == "skip"
 
     @property
     def asks_for_nothing(self) -> bool:
-        """Whether the next window is skipped, however many follow: all kinds are recorded, each of one batch."""
+        """Whether the next window is skipped in any case: all kinds are recorded and have one batch each."""
         return self._is_quiet and self.count.between_windows
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the trace was complete, and the last window of a kind that is recorded: it still is complete."""
+        """Whether the trace was complete and still is: the last window is of a recorded kind."""
         return bool(self._kinds_complete) and self._seen.windows[-1] in self._kinds_complete
 
     def _read_clock(self) -> float:
-        """Return the time; the clock, which waits for the device, is not read once nothing is timed any more.
+        """Return the time; 0 once nothing is timed any more, because reading the clock waits for the device.
 
-        A block begins with a wait.
+        A block of steps starts with a wait and uses the clock without waiting.
         """
         if self._block.is_running and self._host_clock is not None:
             return self._host_clock()
         return 0.0 if self.is_idle else self._clock()
 
     def _steps_of_block(self, full_windows_after: int | None) -> int:
-        """Return the windows of a block that begins now; 0 where there is to be none."""
+        """Return the number of windows of a block that begins now; 0 for no block."""
         seen = self._seen
         if self._host_clock is None or not self._block.may_begin or not seen.timed or not seen.are_alike:
             return 0
@@ -581,7 +581,7 @@ class StepRecorder:
         return "record" if any(due(seen.kinds, kind) for kind in seen.missing) else "time"
 
     def _keep(self, window: Window) -> None:
-        """File the window that has ended under the action with which it began."""
+        """Store the finished window according to its action."""
         session, self._session = self._session, None
         now, seen, number = self._now, self._seen, len(self._seen.windows)
         kind = Kind(batches=window.batches, optimizers=frozenset(now.due), nodes=now.nodes)
@@ -596,7 +596,7 @@ class StepRecorder:
             return
         is_unlike = now.batches.unlike > 0 and not (now.is_last or session.takes_batches_from_the_last)
         if now.batches.shown_by is None or is_unlike:
-            self._must_record_all = True  # What was left out is not known.
+            self._must_record_all = True  # the batches that were not recorded are unknown
             seen.windows.append(kind)
             return
         if not now.is_last and (retry := session.retry) is not None:
@@ -622,7 +622,7 @@ class StepRecorder:
             )
 
     def _keep_running(self, window: Window, *, is_alike: bool) -> None:
-        """Count a window of the block under way; one of another kind, or one that compiled, discards the block."""
+        """Add a window to the running block; discard the block if the window is of another kind or compiled."""
         if not is_alike or window.batches != self._seen.timed[-1][1].batches:
             self._block.breaks()
         elif self._block.is_running:
@@ -645,18 +645,18 @@ class StepRecorder:
         return self._give() if len(seen.recorded) > self._records_given else None
 
     def _finishes(self) -> None:
-        """Note whether there will be no other trace; windows need not be counted then."""
+        """Update `is_finished`; if it is set, windows need not be counted any more."""
         waited = self._watch_until is not None and self.count.batches >= self._watch_until
         self.is_finished = self._now.is_last or waited
         if self.is_finished:
             self.count.let_go()
 
     def _is_complete(self) -> bool:
-        """Return whether every optimizer and kind is recorded; of several kinds, each came twice and was timed warm."""
+        """Return whether every optimizer and kind is recorded; several kinds must also be seen twice and timed."""
         return not self._seen.missing and not self._optimizers_unseen() and self._seen.came_twice
 
     def _optimizers_unseen(self) -> list[int]:
-        """Find optimizers without an update in a recorded window, by position, where updates can be seen at all."""
+        """Return the positions of optimizers without an update in any recorded window; empty if updates are unseen."""
         seen = {position for one in self._seen.recorded for position in one.optimizers}
         return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
 
@@ -668,7 +668,7 @@ class StepRecorder:
         }
 
     def _drop_unended_batch(self) -> None:
-        """Forget the recording of a batch that began and was skipped with the rest of its epoch."""
+        """Discard the recording of a batch that began but was skipped together with the rest of its epoch."""
         if self._is_in_batch:
             self._is_in_batch = False
             self.stop()
@@ -697,21 +697,21 @@ def _is_empty(session: Session) -> bool:
     except NothingRecordedError:
         return True
     except CaptureError:
-        return False  # What failed is told where the trace is asked for.
+        return False  # the error is reported when the trace is requested
     return False
 
 
 @final
 class ValidationRecorder:
-    """Records one validation batch: the second, as the first bears one-off costs, or the only one.
+    """Recorder of one validation batch: the second, because the first includes one-off costs, or the only one.
 
-    Where only shapes are read from the recording, it is the first: the second, free of one-off costs, is then timed.
+    If only shapes are needed from the recording, the first is recorded; the second, without one-off costs, is timed.
 
     Args:
         clock: Clock in seconds that waits for the device.
         new_session: Makes the session that records the batch.
-        records_first: Whether the only batch of a run may be recorded: not where it would record a compilation.
-        prefers_first: Record the first of several, too: on the CPU, where a recording holds no times.
+        records_first: Whether the only batch of a run may be recorded; False if that would record a compilation.
+        prefers_first: Record the first of several batches: on the CPU, where a recording has no times.
     """
 
     def __init__(
@@ -741,24 +741,24 @@ class ValidationRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """The batch under way is recorded."""
+        """The current batch is recorded."""
         return self._session is not None
 
     def trace(self) -> Trace | None:
-        """Return the recorded batch; None before."""
+        """Return the recorded batch; None before it was recorded."""
         if self._recorded is None:
             return None
         return self._recorded.trace(step_seconds=self._seconds, samples=self._samples, optimizer_steps=0)
 
     def run_starts(self) -> None:
-        """Note that a validation run, or the sanity check, begins."""
+        """Note that a validation run or the sanity check begins."""
         self._batches_seen = 0
 
     def batch_starts(self, *, batches_in_run: float) -> None:
-        """Note that a batch is about to be validated.
+        """Prepare for the next validation batch.
 
         Args:
-            batches_in_run: Batches of this run; `math.inf` where unknown.
+            batches_in_run: Batches of this run; `math.inf` if unknown.
         """
         number = self._batches_seen
         self._batches_seen += 1
@@ -772,7 +772,7 @@ class ValidationRecorder:
             self._batch_start = self._clock()
 
     def batch_ends(self, *, samples: int | None) -> None:
-        """Note that a batch was validated.
+        """Process the end of a validation batch.
 
         Args:
             samples: Samples of the batch; None if unknown.

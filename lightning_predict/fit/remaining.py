@@ -1,10 +1,10 @@
-"""Count what is left of a fit: batches, windows, validation and checkpoints, and how long a checkpoint takes.
+"""Remaining batches, windows, validation runs and checkpoints of a fit, and the time of a checkpoint.
 
-Batches are numbered over the whole run, epoch after epoch; windows and validation runs are counted from its beginning
-to any such number, so that what is left is a difference of two counts.
+Batches are numbered over the whole run, across epochs. Windows and validation runs are counted from its beginning up
+to a batch number, so the remaining count is the difference of two counts.
 
-Nothing tells a callback that a file is written; `CheckpointClock` times from the moment in which a checkpoint is
-collected to the next hook. Until one was timed, its time follows from the size of its state. Example::
+Lightning does not tell callbacks when a file is written. `CheckpointClock` measures from the hook that collects a
+checkpoint's state to the next hook; before that, the time is estimated from the size of the state. Example::
 
     >>> counts = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
     >>> counts.batches, counts.windows
@@ -24,20 +24,20 @@ from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import gigabytes_to_bytes
 
 Moment = Literal["batch end", "validation end", "batch start"]
-"""The hook in which is asked what is left."""
+"""The hook in which the remaining counts are requested."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The schedule of validation, and its length.
+    """Schedule and length of validation.
 
     Attributes:
-        batches: Batches of one run; None if unknown.
-        every_batches: Training batches from one run to the next within an epoch (over the whole run if
-            `every_epochs` is None); `math.inf` at the end of an epoch of unknown length; None by the clock.
-        every_epochs: Epochs from one with validation to the next; None if epochs do not matter.
-        is_due: The run after the last batch done is still to come, if there is one.
+        batches: Batches per validation run; None if unknown.
+        every_batches: Training batches between two runs within an epoch, or over the whole run without `every_epochs`.
+            `math.inf`: at the end of an epoch of unknown length. None: scheduled by time.
+        every_epochs: Number of epochs between two epochs with validation; None if the schedule ignores epochs.
+        is_due: If a run is scheduled after the last finished batch, it has not happened yet.
     """
 
     batches: int | None
@@ -49,20 +49,20 @@ class Validation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The progress of a fit, and its limits.
+    """Progress of a fit, and its limits.
 
     Attributes:
         epoch: Number of the current epoch, from 0.
         batches_done: Batches trained in this epoch.
         batches_per_epoch: None if the loader has no length.
         max_epochs: None without a limit.
-        optimizer_steps_done: As `trainer.global_step` counts them.
-        max_steps: Limit of the same; None without a limit.
-        accumulation: Batches of one window, by the epoch from which that holds; has an entry for epoch 0.
-        steps_per_window: Optimizer steps of one window.
-        validation: None if there is none.
-        last_batch_share: Samples of the last batch of an epoch over those of the others.
-        moment: Where between two batches the fit stands: what follows a batch (validation, checkpoints) may be to come.
+        optimizer_steps_done: Optimizer steps, as counted by `trainer.global_step`.
+        max_steps: Maximum of the same; None without a limit.
+        accumulation: Batches per window, by the first epoch for which the value holds; has an entry for epoch 0.
+        steps_per_window: Optimizer steps per window.
+        validation: None without validation.
+        last_batch_share: Samples of the last batch of an epoch, relative to the others.
+        moment: The current hook between two batches: validation and checkpoints of the last batch may still follow.
         may_end_earlier: Early stopping or a time limit is set.
     """
 
@@ -81,13 +81,13 @@ class Position:
 
     @property
     def batches_per_window(self) -> int:
-        """Batches of a full window of the current epoch."""
+        """Batches of a full window in the current epoch."""
         size = _accumulation_in(self, self.epoch)
         return size if self.batches_per_epoch is None else min(size, self.batches_per_epoch)
 
     @property
     def next_window_is_short(self) -> bool:
-        """The epoch ends before the next window is full, or ends it with a smaller batch."""
+        """The next window is the shorter one at the end of the epoch, or ends with a smaller batch."""
         if self.batches_per_epoch is None:
             return False
         return alike_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
@@ -98,17 +98,17 @@ class Position:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountsToCome:
-    """Counts of what is still to come; None is unknown.
+    """Remaining counts of a fit; None is unknown.
 
     Attributes:
         batches: Training batches.
-        windows: Accumulation windows, the short ones at the ends of epochs included.
-        full_windows: Those of full length, with batches of full size.
-        uneven_batches: Batches among `batches` that are smaller, the last of their epochs.
+        windows: Accumulation windows, including short ones at the ends of epochs.
+        full_windows: Windows of full length with full-size batches.
+        uneven_batches: Smaller batches among `batches`: the last of their epochs.
         windows_per_epoch: Windows of the current epoch.
         validation_batches: Validation batches.
-        validation_runs: Validation runs, of which those are.
-        epochs: Epochs that are still to begin.
+        validation_runs: Validation runs that these batches belong to.
+        epochs: Epochs that have not begun.
         at_most: The run may end earlier.
     """
 
@@ -124,7 +124,7 @@ class CountsToCome:
 
 
 def remaining(position: Position) -> CountsToCome:
-    """Find what is left after the batches that are done."""
+    """Compute what remains after the finished batches."""
     now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
     uneven = 0
@@ -154,10 +154,10 @@ def remaining(position: Position) -> CountsToCome:
 
 
 def workload(counts: CountsToCome, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
-    """Describe what is left for the predictor, in windows like the recorded one.
+    """Describe the rest of the run for the predictor, in windows like the recorded one.
 
-    Where accumulation changes between epochs, windows are not alike: there the batches are divided into windows of the
-    recorded size.
+    If accumulation changes between epochs, windows differ in length; then the batches are divided into windows of the
+    recorded length.
     """
     windows, share, per_epoch = counts.windows, position.last_batch_share, position.batches_per_epoch
     if counts.batches is not None and len(set(position.accumulation.values())) > 1:
@@ -178,17 +178,17 @@ def workload(counts: CountsToCome, position: Position, *, batches_per_window: in
 
 
 def alike_batches(per_epoch: int, size: int, position: Position) -> int:
-    """Count the batches of an epoch that full windows are made of: without a smaller last one, where it stands out."""
+    """Count the batches of an epoch without a smaller last one, if it can be told apart from a full window."""
     return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
 
 
 def batches_so_far(position: Position) -> int:
-    """Return the batches done since the beginning of the run (of the epoch, where epochs have no length)."""
+    """Return the number of finished batches of the run (of the current epoch if epochs have no length)."""
     return position.epoch * (position.batches_per_epoch or 0) + position.batches_done
 
 
 def batches_at_end(position: Position) -> int | None:
-    """Return the batches done when the fit ends, whichever limit comes first; None if no limit is known."""
+    """Return the number of finished batches at the end of the fit, by the first limit; None without a known limit."""
     now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:
@@ -197,7 +197,8 @@ def batches_at_end(position: Position) -> int | None:
         steps_left = max(0, position.max_steps - position.optimizer_steps_done)
         windows_left = math.ceil(steps_left / position.steps_per_window)
         farthest = now + windows_left * max(position.accumulation.values())
-        # The first batch after which that many windows more are closed; windows only grow with batches.
+        # Find the first batch after which that many more windows are closed; windows_done never decreases, so bisect
+        # works.
         target = windows_done(position, now) + windows_left
         ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: windows_done(position, batch)))
     return max(now, min(ends)) if ends else None
@@ -208,7 +209,7 @@ def _accumulation_in(position: Position, epoch: int) -> int:
 
 
 def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
-    """Count windows that are closed (`full`: and of full length) once `batch` batches of the run are done."""
+    """Count the windows closed after `batch` batches of the run (`full`: only windows of full length)."""
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return batch // _accumulation_in(position, position.epoch)
@@ -231,7 +232,7 @@ def _validation_runs(position: Position, now: int, end: int | None) -> int | Non
     if validation.every_batches is None or end is None:
         return None
     if position.batches_per_epoch is None and (validation.every_epochs or 1) > 1:
-        return None  # Which epoch a batch is in cannot be known ahead.
+        return None  # the epoch of a future batch is unknown
     if math.isinf(validation.every_batches) and position.batches_per_epoch is None:
         return None
     already = now - 1 if validation.is_due and now > 0 else now
@@ -239,7 +240,7 @@ def _validation_runs(position: Position, now: int, end: int | None) -> int | Non
 
 
 def validations_done(position: Position, validation: Validation, batch: int) -> int:
-    """Count validation runs that are done once `batch` batches of the run are done."""
+    """Count the validation runs finished after `batch` batches of the run."""
     per_epoch = position.batches_per_epoch
     if validation.every_batches is None:
         return 0
@@ -253,21 +254,20 @@ def validations_done(position: Position, validation: Validation, batch: int) -> 
 
 
 WRITING_BYTES_PER_SECOND: Final = gigabytes_to_bytes(0.5)
-"""Rate at which a checkpoint is assumed to be written before one was timed: that of a SATA SSD; network drives are
-slower, NVMe drives faster."""
+"""Assumed write rate for checkpoints before one is timed: a SATA SSD. Network drives are slower, NVMe drives faster."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """The schedule of a ModelCheckpoint.
+    """Schedule of a ModelCheckpoint.
 
     Attributes:
-        every_steps: Optimizer steps from one checkpoint to the next; 0 where steps do not matter.
-        every_epochs: Epochs from one to the next; 0 where epochs do not matter.
+        every_steps: Optimizer steps between two checkpoints; 0 if the schedule ignores steps.
+        every_epochs: Epochs between two checkpoints; 0 if the schedule ignores epochs.
         at_validation: It writes after validation instead of at the end of an epoch.
-        by_the_clock: It writes after an interval of time.
-        files: Files that it writes each time at most.
+        by_the_clock: It writes after a time interval.
+        files: Maximum number of files per checkpoint.
     """
 
     every_steps: int = 0
@@ -278,7 +278,7 @@ class Saving:
 
 
 def files_left(savings: Sequence[Saving], position: Position) -> int | None:
-    """Count checkpoint files still to be written, at most: with a monitor only the best are; None if unknown."""
+    """Count the remaining checkpoint files, at most: with a monitor, only the best are written. None if unknown."""
     counts = [0 if saving.files == 0 else _times_left(saving, position) for saving in savings]
     known = [count * saving.files for count, saving in zip(counts, savings, strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -287,7 +287,7 @@ def files_left(savings: Sequence[Saving], position: Position) -> int | None:
 def checkpoints_left(
     savings: Sequence[Saving], position: Position, *, seconds: float | None, memory: Memory
 ) -> Checkpoints:
-    """Count the checkpoints still to come and time one: as measured, else by its parameters and optimizer state."""
+    """Count the remaining checkpoints and time one: as measured, or estimated from parameters and optimizer state."""
     estimate = None
     if memory.parameter_bytes is not None:
         estimate = (memory.parameter_bytes + (memory.optimizer_state_bytes or 0)) / WRITING_BYTES_PER_SECOND
@@ -304,11 +304,11 @@ def _times_left(saving: Saving, position: Position) -> int | None:
         return None
     now = batches_so_far(position)
     if saving.every_steps:
-        # Two optimizers of a batch count two steps, of which only the last can be a multiple.
+        # With two optimizers per batch, steps come in pairs; only the second step of a pair can trigger a checkpoint.
         stride = math.lcm(saving.every_steps, max(1, round(position.steps_per_window)))
         done = position.optimizer_steps_done
         last = done + round((windows_done(position, end) - windows_done(position, now)) * position.steps_per_window)
-        # One that is due at this very step is written after the callbacks that are asking.
+        # A checkpoint due at this very step is written after the callbacks that call this.
         return last // stride - max(0, done - (position.moment == "batch end")) // stride
     if not saving.every_epochs:
         return 0
@@ -317,7 +317,7 @@ def _times_left(saving: Saving, position: Position) -> int | None:
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return None
-    # The epoch under way ends after `now`, even where `now` is its last batch; the last may be cut short by max_steps.
+    # The current epoch ends after `now`, even if `now` is its last batch. max_steps may cut the last epoch short.
     return math.ceil(end / per_epoch) // saving.every_epochs - position.epoch // saving.every_epochs
 
 
@@ -334,7 +334,7 @@ def _validations_left(saving: Saving, position: Position, now: int, end: int) ->
 
 @final
 class CheckpointClock:
-    """Times checkpoint files from the hook in which one is collected to the next hook of any kind."""
+    """Timer for checkpoint files, from the hook that collects a checkpoint to the next hook of any kind."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -345,20 +345,20 @@ class CheckpointClock:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of one checkpoint file on average; None before one was timed."""
+        """Mean seconds per checkpoint file; None before one was timed."""
         return self._seconds / self._files_timed if self._files_timed else None
 
     @property
     def is_pending(self) -> bool:
-        """One was collected, and no hook was called since."""
+        """A checkpoint was collected, and no hook was called since."""
         return self._start is not None
 
     def is_collected(self, now: float, caller: object = None) -> None:
-        """Note that a checkpoint's state is being collected; writing it follows.
+        """Note that a checkpoint's state is being collected; the file is written next.
 
         Args:
             now: Seconds on any monotonic clock.
-            caller: Who tells; each file is told by every callback and counts once.
+            caller: The reporting callback. Every callback reports each file; only the first caller's reports count.
         """
         if self._start is None:
             self._start, self._caller = now, caller
@@ -366,11 +366,11 @@ class CheckpointClock:
             self._files += 1
 
     def hook_begins(self, now: float, *, waited_seconds: float = 0.0) -> None:
-        """Note that some hook is called, so that the file is written.
+        """Note that a hook was called, so the file is written.
 
         Args:
             now: Seconds on the same clock.
-            waited_seconds: Time that passed since then for another reason: a wait for a batch.
+            waited_seconds: Part of the elapsed time with another reason: a wait for a batch.
         """
         if self._start is not None:
             self._seconds += max(0.0, now - self._start - waited_seconds)

@@ -1,4 +1,4 @@
-"""`watch`: predictions, a budget and an outcome for a training loop of one's own, in plain torch or Fabric.
+"""`watch`: predictions, a budget and an outcome for your own training loop in plain torch or Fabric.
 
 Example::
 
@@ -10,8 +10,8 @@ Example::
                 break
     print(run.outcome.sentence)
 
-It is nothing but events: each `step()` ends one step and begins the next. A trainer that tells of more (validation,
-checkpoints, when a step begins) tells its `clock`, and hands over `facts`.
+It is event-driven: each `step()` ends one step and begins the next. A trainer that knows of validation, checkpoints or
+the beginnings of steps reports these to the `clock` and replaces `facts`.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ def watch(
     samples_per_step: int | None = None,
     print_table: bool = True,
 ) -> WatchedRun:
-    """Watch a training loop: use what it returns in a `with` statement, and call its `step()` after each step.
+    """Watch a training loop: use the result in a `with` statement, and call its `step()` after each step.
 
     Args:
-        total_steps: Optimizer steps of the loop; None if not known: steps are predicted, and no total.
-        usd: Budget in US dollars; needs a price, yours or a listed one of the GPU in use.
+        total_steps: Optimizer steps of the loop; None if unknown: then steps are predicted, but no total.
+        usd: Budget in US dollars; needs a price, either yours or a listed one of the GPU in use.
         hours: Budget in hours.
         gpus: Names of the GPUs and layouts to predict.
-        model: What is trained, for its memory and the names of its modules.
+        model: The trained model, for its memory and the names of its modules.
         optimizers: Its optimizers.
-        device: Where it is trained; None takes that of the model's parameters, or the CPU.
+        device: The training device; None takes the device of the model's parameters, or the CPU.
         usd_per_hour: Your price of the machine in use.
-        on_exceed: Set `should_stop` where the budget is exceeded, or raise a BudgetExceededError.
-        warmup_steps: Steps to time before one is recorded.
-        samples_per_step: Samples of a step, where you want throughputs.
+        on_exceed: If the budget is exceeded, set `should_stop` or raise a BudgetExceededError.
+        warmup_steps: Number of steps to time before one is recorded.
+        samples_per_step: Samples per step, to get throughputs.
         print_table: Print the table, the advice and the outcome.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
+        UnknownGpuError: A name that the catalogue does not contain.
         InvalidArgumentError: A number that is not positive, or an unknown choice.
     """
     for name, amount in (("total_steps", total_steps), ("usd", usd), ("hours", hours), ("usd_per_hour", usd_per_hour)):
@@ -123,27 +123,27 @@ def _say_failure(error: Exception) -> None:
 
 @final
 class WatchedRun:
-    """A training loop that is watched.
+    """Watched training loop.
 
     Attributes:
-        clock: What it took so far; tell it of validation and checkpoints.
-        predictions: What was predicted; None before.
-        trace: The step that was recorded; None before.
-        outcome: Predicted against actual; None before the end.
+        clock: Times of the loop so far; report validation and checkpoints to it.
+        predictions: The predictions; None before the first.
+        trace: The recorded step; None before.
+        outcome: Predicted and actual time; None before the end.
         should_stop: The budget is exceeded.
-        stopping_reason: Why, in words; None if it is not.
-        facts: What is known of the run after so many steps; a trainer that knows more puts its own function here.
-        prices: Prices of GPUs, by name or the same for all; None takes listed offers.
-        deadline_hours: Time that the rest of the run may take, for the ranking; None leaves that out.
-        optimizers: What makes the updates, for its memory.
-        verbose: Show the methods, the sources of prices and every note, too.
-        batches_per_step: Batches of a step, where a trainer adds up the gradients of several.
+        stopping_reason: The reason as text; None if the budget is not exceeded.
+        facts: Returns the facts about the run after a number of steps; a trainer may replace it.
+        prices: Prices of GPUs, by name or one for all; None takes listed offers.
+        deadline_hours: Allowed time for the rest of the run, for the ranking; None for no limit.
+        optimizers: The optimizers, for their memory.
+        verbose: Also show the methods, the sources of prices and every note.
+        batches_per_step: Batches per step, if a trainer accumulates gradients.
         world_size: Processes of the run.
-        notes: Says what totals leave out; a trainer that knows more puts its own function here.
-        worries: What of the rest of the run may not fit the memory of the GPU in use; each is logged, too.
-        ahead: What is known of that rest; a trainer that knows more puts its own function here.
-        tell: Is told of every prediction.
-        fails: Is told what failed in predicting; nothing more is predicted then.
+        notes: Returns notes about costs missing from the totals; a trainer may replace it.
+        worries: Later parts of the run that may not fit the memory of the GPU in use; each is logged, too.
+        ahead: Returns the facts about these parts; a trainer may replace it.
+        tell: Called with every prediction.
+        fails: Called with the error if a prediction fails; nothing more is predicted then.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class WatchedRun:
 
     @never_raises
     def _opens(self) -> None:
-        """Begin to count what the loop takes."""
+        """Start the clocks and the budget."""
         usd, hours, price = self._terms
         self._ledger.open(forget=True)
         if usd is not None:
@@ -240,19 +240,19 @@ class WatchedRun:
 
     @never_raises
     def stop(self) -> None:
-        """Stop whatever is being recorded, and the budget's clock."""
+        """Stop the recording, and the budget's clock."""
         self._ledger.close()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
 
     def give_up(self, error: Exception) -> None:
-        """Stop recording, predict nothing more and keep no budget: the loop goes on as without this; say it once."""
+        """Stop recording, predicting and budgeting after an error, and report it once; the loop continues."""
         if self._is_off:
             return
         recorder, self._recorder = self._recorder, None
         self._is_off, self._timer = True, None
-        with contextlib.suppress(*FAILURES):  # what stopping would say is a consequence of the error
+        with contextlib.suppress(*FAILURES):  # an error while stopping is a consequence of the first one
             if recorder is not None:
                 recorder.stop()
         self.fails(error)
@@ -262,12 +262,12 @@ class WatchedRun:
     @property
     @gives_instead(lambda: None, give_up)
     def remaining(self) -> Interval[float] | None:
-        """Seconds left on the machine in use, with their 90 % interval; None before they are known."""
+        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown so far."""
         left = None if self._outlook is None else self._outlook.left(self.clock.now())
         return None if left is None else left.at_least(0.0)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches, with the waits for them apart from the steps; a step may take several."""
+        """Yield a loader's batches, and time the waits for them separately; a step may take several batches."""
         self._waits_outside, self._loader = True, loader
         iterator = iter(loader)
         while True:
@@ -280,10 +280,10 @@ class WatchedRun:
 
     @never_raises
     def step(self) -> None:
-        """Note that an optimizer step is done, and that the next begins.
+        """End an optimizer step and begin the next.
 
         Raises:
-            BudgetExceededError: The budget is exceeded, and that was asked for.
+            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
         """
         self.ends()
         if not self._waits_outside:
@@ -291,7 +291,7 @@ class WatchedRun:
 
     @never_raises
     def starts(self) -> None:
-        """Note that a step begins; nothing where one has begun."""
+        """Begin a step, unless one has begun."""
         if self._is_in_step or self._is_off:
             return
         self._is_in_step = True
@@ -306,10 +306,10 @@ class WatchedRun:
 
     @never_raises
     def ends(self) -> None:
-        """Note that a step has ended.
+        """End a step.
 
         Raises:
-            BudgetExceededError: The budget is exceeded, and that was asked for.
+            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
         """
         if self._is_off:
             return
@@ -341,7 +341,7 @@ class WatchedRun:
             log_sentence(f"watch, memory: {one.sentence}")
 
     def _plain_ahead(self) -> Ahead:
-        """Read the optimizers, and the loader that `batches` was given."""
+        """Return the facts from the optimizers and the loader passed to `batches`."""
         assert self.trace is not None
         length = recorded_length(self.trace)
         return Ahead(
@@ -356,7 +356,7 @@ class WatchedRun:
         return rest
 
     def _predict(self) -> None:
-        """Predict what is left; show the table first, then what to rent, and later what has left what was shown."""
+        """Predict the rest of the run; show the table first, then the recommendation, and later each new forecast."""
         assert self.trace is not None
         is_rough = not self._moments.has_come
         rest, began = self._rest_now(), self.clock.now()
@@ -408,7 +408,7 @@ class WatchedRun:
             log_sentence(f"watch could not print what it predicted: {failure}")
 
     def _prices(self) -> UserPrice:
-        """Return the prices that were given, or else that of the GPU in use."""
+        """Return the given prices, or the price of the GPU in use."""
         name, price = gpu_name_in_use(self._device), self._terms[2]
         return self.prices if self.prices is not None or name is None or price is None else {name: price}
 
@@ -431,7 +431,7 @@ class WatchedRun:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Keep what fails in predicting from the loop: it is said once, and nothing more is predicted."""
+        """Catch errors in predicting, so that the loop continues: report once, then predict nothing more."""
         try:
             yield
         except FAILURES as error:

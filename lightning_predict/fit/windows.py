@@ -1,7 +1,7 @@
-"""Windows: the batches up to the next optimizer update; how many there were, what each took, and of which kinds.
+"""Accumulation windows: the batches up to the next optimizer update, with their number, times and kinds.
 
-`WindowCount` is the one count of a fit: told by its clock, read by all. `WindowTimer` adds up what the batches of a
-window took. Neither knows a Trainer or reads a clock. Example::
+`WindowCount` counts the windows of a fit; the clock updates it and everything else reads it. `WindowTimer` adds up the
+times of a window's batches. Neither knows a Trainer or reads a clock. Example::
 
     >>> count, timer = WindowCount(), WindowTimer()
     >>> timer.batch_starts(10.0)
@@ -22,21 +22,21 @@ from itertools import pairwise
 from typing import Final, final
 
 UNSEEN_STEPS_PATIENCE: Final = 16
-"""Batches without any optimizer step that Lightning counts, after which every batch is taken for a window: manual
-optimization may step optimizers that Lightning has not wrapped."""
+"""Batches without a counted optimizer step, after which each batch counts as one window. Manual optimization may step
+optimizers that Lightning has not wrapped and so does not count."""
 
 MOST_NODE_COUNTS: Final = 4
-"""Windows of the same updates with more different graphs than this vary with their data: they are one kind."""
+"""Maximum number of different graph sizes for the same updates; with more, graphs vary with the data: one kind."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The sizes and kinds of windows observed so far, which the Trainer does not tell.
+    """Observed size of the windows, if the Trainer's settings do not tell.
 
     Attributes:
-        batches_per_window: Seen under manual optimization; None: as the Trainer accumulates.
-        steps_per_window: Optimizer steps of a window, as `trainer.global_step` counts them.
+        batches_per_window: Observed under manual optimization; None: the Trainer's `accumulate_grad_batches`.
+        steps_per_window: Optimizer steps per window, as counted by `trainer.global_step`.
     """
 
     batches_per_window: int | None = None
@@ -45,14 +45,15 @@ class Pace:
 
 @final
 class WindowCount:
-    """Counts batches, and the windows that they make.
+    """Counter of batches and of the windows that they form.
 
     Attributes:
-        batches: Batches that have ended.
-        windows: Windows that were closed.
-        batches_in_window: Batches of the window under way that are done.
+        batches: Number of finished batches.
+        windows: Number of finished windows.
+        batches_in_window: Number of finished batches in the current window.
         closed: Batches and optimizer steps of the window that the last batch closed; None if it closed none.
-        is_followed: Windows are counted: somebody asks for them, or only counting tells how long they are.
+        is_followed: Windows are counted, because a recorder needs them or because counting is the only way to know
+            their size.
     """
 
     def __init__(self) -> None:
@@ -64,18 +65,18 @@ class WindowCount:
         self._last_batches = 1
 
     def begins(self, *, optimizer_steps_done: int, is_manual: bool) -> None:
-        """Note that training begins.
+        """Start counting at the beginning of training.
 
         Args:
             optimizer_steps_done: `trainer.global_step` before the first batch.
-            is_manual: The module steps its optimizers itself, maybe without `trainer.global_step` counting it.
+            is_manual: The module steps its optimizers itself; `trainer.global_step` may not count these steps.
         """
         self._steps_at_start = self._steps_before_window = optimizer_steps_done
         self._is_manual = is_manual
         self.is_followed = self.is_followed or is_manual
 
     def let_go(self) -> None:
-        """Count windows no more, unless only that tells how long they are."""
+        """Stop counting windows, unless counting is the only way to know their size."""
         self.is_followed = self._is_manual
 
     @property
@@ -85,7 +86,7 @@ class WindowCount:
 
     @property
     def pace(self) -> Pace:
-        """How windows went by so far, where the trainer does not tell."""
+        """Observed pace of the windows, if the trainer's settings do not tell."""
         if not self._is_manual:
             return Pace()
         steps = self._steps_before_window - self._steps_at_start
@@ -93,7 +94,7 @@ class WindowCount:
         return Pace(batches_per_window=self._last_batches, steps_per_window=per_window)
 
     def batch_ends(self, optimizer_steps_done: int) -> None:
-        """Note that a batch was trained, whose updates `trainer.global_step` has counted."""
+        """Count a finished batch; `trainer.global_step` already includes its updates."""
         self.batches += 1
         self.batches_in_window += 1
         self.closed = None
@@ -101,7 +102,7 @@ class WindowCount:
         if steps <= 0 and not self._steps_are_unseen(optimizer_steps_done):
             return
         batches, self.batches_in_window = self.batches_in_window, 0
-        if steps <= 0 and batches > 1:  # patience ran out here: these were several windows
+        if steps <= 0 and batches > 1:  # the patience ran out here, so this is several windows
             return
         self.closed, self._last_batches = (batches, steps), batches
         self.windows += 1
@@ -115,16 +116,15 @@ class WindowCount:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One accumulation window.
+    """Measured accumulation window.
 
     Attributes:
-        seconds: Seconds of its batches from start to end, added up; waits for the loader are not in it.
-        loader_seconds: Waits for the loader before its batches, those that were seen.
-        batches: Batches in it.
-        optimizer_steps: Optimizer updates in it, as `trainer.global_step` counts them.
-        samples: Samples in it; None if the size of a batch could not be read.
-        host_seconds: Seconds of its batches until the host was done with each, without the wait for the device; None if
-            not read.
+        seconds: Sum of its batches' times from start to end, without waits for the loader.
+        loader_seconds: Observed waits for the loader before its batches.
+        batches: Number of batches.
+        optimizer_steps: Number of optimizer updates, as counted by `trainer.global_step`.
+        samples: Number of samples; None if the batch size could not be read.
+        host_seconds: Sum of its batches' CPU times, without waiting for the device; None if not measured.
     """
 
     seconds: float
@@ -137,7 +137,7 @@ class Window:
 
 @final
 class WindowTimer:
-    """Adds up what the batches of a window take."""
+    """Timer that sums the batches of each window."""
 
     def __init__(self) -> None:
         self._batch_start: float | None = None
@@ -148,7 +148,7 @@ class WindowTimer:
         self._samples: int | None = 0
 
     def batch_starts(self, now: float) -> None:
-        """Note that a batch was fetched and its training begins.
+        """Start timing a batch that was fetched.
 
         Args:
             now: Seconds on any monotonic clock.
@@ -160,16 +160,16 @@ class WindowTimer:
     def batch_ends(
         self, now: float, count: WindowCount, *, samples: int | None = None, host_done: float | None = None
     ) -> Window | None:
-        """Note that a batch was trained.
+        """Stop timing a batch.
 
         Args:
             now: Seconds on the same clock.
-            count: Has counted this batch.
+            count: Counter that already includes this batch.
             samples: Samples of the batch; None if unknown.
-            host_done: When the host was done with it, before the device was waited for; None if not read.
+            host_done: When the CPU had finished the batch, before waiting for the device; None if not read.
 
         Returns:
-            The window that this batch closed; None if it goes on.
+            The window that this batch closed; None if the window continues.
         """
         if self._batch_start is None:
             return None
@@ -193,7 +193,7 @@ class WindowTimer:
         return window
 
     def pause(self) -> None:
-        """Note that something other than the loader comes before the next batch: validation, a checkpoint, an epoch."""
+        """Exclude the time until the next batch: it is not a loader wait (validation, checkpoint, epoch)."""
         self._last_end = None
 
     def _forget(self) -> None:
@@ -204,12 +204,12 @@ class WindowTimer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of window, told from others without a recorder.
+    """Kind of a window, recognized without recording it.
 
     Attributes:
-        batches: Batches of the window.
-        optimizers: Positions of the optimizers whose update was due in it.
-        nodes: Nodes that autograd made; None if they vary with the data.
+        batches: Number of batches.
+        optimizers: Positions of the optimizers whose update was due.
+        nodes: Number of autograd nodes; None if it varies with the data.
     """
 
     batches: int
@@ -218,23 +218,23 @@ class Kind:
 
 
 def kinds_of(windows: Iterable[Kind | None]) -> list[Kind | None]:
-    """Take windows whose graphs vary with the data for one kind.
+    """Merge kinds whose graphs vary with the data into one kind.
 
     Args:
-        windows: The windows in their order; None for one that nothing is to be learnt from.
+        windows: The windows in order; None for windows that are ignored.
     """
     windows = list(windows)
     merged = {window: replace(window, nodes=None) for window in set(windows) if window is not None}
-    graphs = Counter(merged.values())  # how many numbers of nodes each came with
+    graphs = Counter(merged.values())  # number of different node counts per kind
     varying = {kind for kind, counts in graphs.items() if counts > MOST_NODE_COUNTS}
     return [window if window is None or merged[window] not in varying else merged[window] for window in windows]
 
 
 def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
-    """Return whether the next window may be of a kind, provided that the kinds alternate periodically.
+    """Return whether the next window may be of this kind, if the kinds alternate periodically.
 
-    The period is the shortest time between two windows of the kind. Where it came once, as number i of all windows
-    counted from 0, the period is at least i + 1: it would have come before otherwise.
+    The period is the shortest distance between two windows of the kind. If it came once, as window i (from 0), the
+    period is at least i + 1; otherwise it would have come before.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
     period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
@@ -242,16 +242,16 @@ def due(windows: Sequence[Kind | None], kind: Kind) -> bool:
 
 
 def shares_of_kinds(windows: Sequence[Kind | None], recorded: Collection[Kind]) -> dict[Kind, float]:
-    """Return the share of each recorded kind among all windows, over whole periods where the rarest kind came twice.
+    """Return the share of each recorded kind among all windows.
 
-    Kinds that take turns mostly do so with a period (every fifth batch). What lies between the first and the last
-    window of the rarest kind, the last included, is a whole number of periods: its counts are exact, while those of all
-    windows depend on where the counting began and ended.
+    Kinds mostly alternate with a period (every fifth batch). The windows after the first one of the rarest kind, up to
+    and including its last one, form whole periods, so their counts are exact. Counts over all windows depend on where
+    counting began and ended.
 
     Args:
-        windows: The kinds of all windows so far; those that were not recorded count as the recorded one with the same
-            optimizers whose graph is most alike, if there is one.
-        recorded: Kinds that were recorded, at least one.
+        windows: Kinds of all windows so far. A kind without a recording counts as the recorded kind with the same
+            optimizers and the most similar graph, if there is one.
+        recorded: The recorded kinds, at least one.
     """
     alike = [None if window is None else _most_alike(window, recorded) for window in windows]
     counts = Counter(kind for kind in alike if kind is not None)
