@@ -1,10 +1,10 @@
-"""The callbacks for a Trainer, of either Lightning package; the only place that knows one.
+"""Callbacks for a Trainer of either Lightning package. Only this folder depends on the Trainer.
 
-* `RuntimePredictor` says, after the first steps, how long this run takes and what it costs on other GPUs.
-* `CostBudget` ends a run that breaks its budget.
+* `RuntimePredictor` predicts, after the first steps, the time and cost of the run on other GPUs.
+* `CostBudget` stops a run that will exceed its budget.
 
-The hooks are thin. What they call is `fit`, which knows no Trainer: it records steps, times the fit, counts what is
-left, believes, forecasts and judges. `trainer_state` reads the Trainer, `guard` keeps errors away from it. Example::
+The hooks are thin. They call `fit`, which records steps, times the fit, counts the remaining work, forecasts and judges
+the budget. `trainer_state` reads the Trainer; `guard` keeps our errors away from it. Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

@@ -1,7 +1,7 @@
-"""Tell what to change first, below the table of predictions: `RuntimePredictor(advice=True)`.
+"""Optimization advice below the table of predictions: `RuntimePredictor(advice=True)`.
 
-On a GPU the profiler does not see which operation hands which tensor to which; the window behind the recorded one is
-followed by the dispatch recorder, so that compiling, other batches and the rest can be told, too.
+On a GPU the profiler does not see the data flow between operations. The window after the recorded one is therefore
+followed by the dispatch recorder, so that advice can cover compilation, other batch sizes and more.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iterations: int | None) -> Advice | None:
-    """Print at most three lines of advice and log its gains, on rank zero; None on the others, and after a warning.
+    """Print at most three lines of advice and log the gains, on rank zero; None on other ranks and after a warning.
 
     Args:
         trainer: The Trainer.
         trace: The recorded step.
-        question: What the user asked for.
-        iterations: Steps still to come; None if not known.
+        question: The user's request.
+        iterations: Remaining steps; None if unknown.
     """
     if not trainer.is_global_zero:
         return None
@@ -43,7 +43,7 @@ def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iteration
     assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
     try:
         advice = advice_for(trace, question.layouts, assumptions, iterations=iterations)
-    except LightningPredictError as error:  # the predictions hold without it
+    except LightningPredictError as error:  # the predictions remain valid
         warn(f"RuntimePredictor could not advise: {error}")
         return None
     print_beside(trainer, lambda: "\n".join(short_lines(advice)) + "\n")
@@ -55,13 +55,13 @@ def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iteration
 
 @final
 class Following:
-    """Follows the tensors of the window that comes next, for a step whose kernels were measured.
+    """Follows the tensors of the next window, for a step with measured kernels.
 
     Args:
         trainer: The Trainer.
         pl_module: Its module.
         trace: The recorded step.
-        count: Counts the windows of the fit.
+        count: Window counter of the fit.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, trace: Trace, count: WindowCount) -> None:
@@ -76,11 +76,11 @@ class Following:
 
     @staticmethod
     def is_useful(trace: Trace) -> bool:
-        """Return whether the window behind a recorded step can tell what the step does not hold."""
+        """Return whether following the next window adds information to the recorded step."""
         return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
 
     def batch_starts(self, batch: Any) -> None:
-        """Record the batch that begins, from the beginning of a window on, unless one that was recorded tells of it."""
+        """Record the batch, from the beginning of a window on, unless an equal batch was recorded."""
         if self._is_over or (self._window is None and not self._count.between_windows):
             return
         if self._window is None:
@@ -94,7 +94,7 @@ class Following:
             self._ends(error)
 
     def batch_ends(self) -> bool:
-        """End the batch; True once the window is over and `trace` knows its tensors, or cannot come to know them."""
+        """End the batch; return True once the window is over, whether or not `trace` could get its tensors."""
         if self._is_in_batch:
             self.stop()
             self._batches.ends(autograd_nodes() - self._nodes_at_start)

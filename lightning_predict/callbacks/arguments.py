@@ -1,4 +1,4 @@
-"""Checks of what users hand to the callbacks: each says what was given, what was expected and what to do.
+"""Checks of the callbacks' arguments; each error names the given value, the expected one and a remedy.
 
 Example::
 
@@ -19,13 +19,13 @@ from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_
 
 
 def check_steps(name: str, steps: int) -> None:
-    """Refuse a number of steps that is not at least 1."""
+    """Reject a number of steps below 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InvalidArgumentError(f"{name}={steps!r} is not a number of steps; expected a whole number of at least 1.")
 
 
 def amount_of(name: str, amount: object) -> float:
-    """Return the given number: an int, float, Decimal, Fraction or numpy number."""
+    """Convert an int, float, Decimal, Fraction or numpy number to a positive float."""
     number = positive_number(amount)
     if number is None:
         raise InvalidArgumentError(f"{name}={shown(amount)} is not a limit; expected a number above 0, or None.")
@@ -33,20 +33,20 @@ def amount_of(name: str, amount: object) -> float:
 
 
 def hours_of(name: str, hours: object) -> float:
-    """Return the hours that were given: a number, or a timedelta."""
+    """Convert a number or a timedelta to hours."""
     if isinstance(hours, timedelta) and hours > timedelta(0):
         return seconds_to_hours(hours.total_seconds())
     return amount_of(name, hours)
 
 
 def check_name(name: str, text: object, example: str) -> None:
-    """Refuse a name that is not a string; None means no name."""
+    """Reject a name that is not a string; None means no name."""
     if text is not None and not isinstance(text, str):
         raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a string, for example {example!r}.")
 
 
 def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
-    """Refuse epoch lengths below 1, and two lengths at once."""
+    """Reject epoch lengths below 1, and two lengths at once."""
     for name, length in (("batches_per_epoch", batches_per_epoch), ("samples_per_epoch", samples_per_epoch)):
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
             raise InvalidArgumentError(f"{name}={length!r} is not a length; expected a whole number of at least 1.")
@@ -58,7 +58,7 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
 
 
 def check_weights(weights: AnyWeights) -> WeightsSource:
-    """Refuse a file or folder of weights that does not exist; None takes those that come with the package."""
+    """Reject a missing file or folder of weights; None takes the weights that come with the package."""
     source = weights_source(weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
@@ -71,7 +71,7 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
 def check_file(
     name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
 ) -> None:
-    """Refuse what cannot name a file to write; None means no file. Missing folders will be created."""
+    """Reject a path that cannot be an output file; None means no file. Missing folders will be created."""
     if path is None:
         return
     if not isinstance(path, (str, PathLike)):
@@ -89,13 +89,13 @@ def check_file(
 
 
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
-    """Refuse what is not among the choices."""
+    """Reject a value that is not among the choices."""
     if not isinstance(choice, str) or choice not in choices:
         raise InvalidArgumentError(f"{name}={choice!r} is not known; expected one of {', '.join(map(repr, choices))}.")
 
 
 def future_time(name: str, time: object) -> datetime:
-    """Return the given time, in local time where it has no time zone.
+    """Parse a time in the future; without a time zone, it is local time.
 
     Args:
         name: The argument.

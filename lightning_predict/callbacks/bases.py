@@ -1,8 +1,8 @@
-"""Import what the callbacks need of Lightning, from whichever of its two packages is installed.
+"""Base classes and utilities imported from the installed Lightning package.
 
 `lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
-A class that inherits both is accepted by either Trainer, alone or in a list, and by either LightningCLI; ours inherits
-those that the program uses. Example::
+A class that inherits both is accepted by either Trainer and either LightningCLI. Ours inherits from the packages that
+the program uses. Example::
 
     class Greeter(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -45,9 +45,9 @@ def installed_packages() -> tuple[ModuleType, ...]:
 
 
 def packages_in_use() -> tuple[ModuleType, ...]:
-    """List the `PACKAGES` that are imported already; all that are installed where none is.
+    """List the `PACKAGES` that are already imported, or all installed ones if none is.
 
-    Importing the one that a program does not use would nearly double what importing the callbacks takes.
+    Importing a package that the program does not use would nearly double the import time of the callbacks.
 
     Raises:
         MissingDependencyError: None of them can be imported.
@@ -56,10 +56,10 @@ def packages_in_use() -> tuple[ModuleType, ...]:
 
 
 def lightning_classes(name: str) -> tuple[type[Any], ...]:
-    """Find a callback of Lightning's in each package in use.
+    """Find a Lightning callback class in each package in use.
 
     Args:
-        name: Of the class, such as `Timer`.
+        name: Name of the class, such as `Timer`.
     """
     return tuple(getattr(package.callbacks, name) for package in packages_in_use())
 
@@ -72,10 +72,10 @@ else:
     _packages = packages_in_use()
 
     class Callback(*(package.Callback for package in _packages)):
-        """The base of our callbacks: the `Callback` of every Lightning package in use."""
+        """Base class of our callbacks: the `Callback` of every Lightning package in use."""
 
         def __new__(cls, *_: Any, **__: Any) -> Callback:
-            """Make a callback, of the package too that was imported after this module."""
+            """Make a callback that also inherits from a package imported after this module."""
             bases = tuple(package.Callback for package in packages_in_use())
             if Callback.__bases__ != bases:
                 Callback.__bases__ = bases
@@ -86,15 +86,15 @@ else:
 
 
 LIGHTNINGS_OWN: Final = frozenset({"log", "log_dict"})
-"""What a Trainer gives each callback: methods of the module, which a copy would copy with all its weights."""
+"""Attributes that a Trainer sets on each callback: bound methods of the module, which copies its weights if copied."""
 
 
 class LightningPredictWarning(UserWarning):
-    """Something that a callback could not do, or that breaks a budget; training goes on unharmed."""
+    """Warning of a callback: an action that failed, or an exceeded budget. Training is not affected."""
 
 
 def warn(message: str) -> None:
-    """Show one `LightningPredictWarning` on rank zero; where a filter turns it into an exception, log it instead."""
+    """Show a `LightningPredictWarning` on rank zero; if a filter turns it into an exception, log it instead."""
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:
@@ -102,10 +102,10 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Count the samples of a batch: the first size that all of its tensors share; None if there is none.
+    """Return the batch size: the first size that all tensors share; None if they differ.
 
     Args:
-        batch: What a loader yields: a tensor, or tensors in tuples, lists and dicts.
+        batch: A batch of a loader: a tensor, or tensors in tuples, lists and dicts.
     """
     sizes = set(_first_sizes(batch))
     return sizes.pop() if len(sizes) == 1 else None
@@ -121,10 +121,10 @@ def _first_sizes(batch: Any) -> list[int]:
 
 
 def shapes_of(batch: Any) -> tuple[object, ...] | None:
-    """Return the shapes and dtypes of a batch's arrays, and its whole numbers; None if it holds what cannot be read.
+    """Return the shapes and dtypes of a batch's arrays, and its integers; None if a part cannot be read.
 
     Args:
-        batch: What a loader yields: tensors or arrays in tuples, lists, mappings and dataclasses.
+        batch: A batch of a loader: tensors or arrays in tuples, lists, mappings and dataclasses.
     """
     found = tuple(_shapes(batch))
     return None if None in found else found

@@ -1,7 +1,7 @@
-"""The largest batch size on each GPU, from steps that the user offers to run on the meta device.
+"""Largest batch size on each GPU, from steps of the user that run on the meta device.
 
-The user's own training step is never run again; what runs is a step that was handed over for this, at the current batch
-size and at twice that. Example::
+The training step of the fit is never run again. The user passes a separate step, which runs at the current batch size
+and at twice that. Example::
 
     def meta_step(batch_size):
         with torch.device("meta"):
@@ -35,11 +35,11 @@ _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: Non
 """Precision of the steps on the meta device, by the autocast dtype of the Trainer's own step."""
 
 MetaStep = Callable[[int], Callable[[], object]]
-"""Makes a step that runs on the meta device from a batch size."""
+"""Function from a batch size to a step on the meta device."""
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """Return the largest batch size that fits on each GPU; the run's random state and gradients stay untouched."""
+    """Return the largest batch size that fits on each GPU; the run's random state and gradients are not changed."""
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
     size = max(1, trace.samples // trace.batches)
@@ -56,7 +56,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
-    """Find the largest batch sizes, or none with a warning if that fails, so that the predictions stay."""
+    """Return the largest batch sizes; on failure warn and return none, so that the predictions are kept."""
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
     except Exception as error:

@@ -1,11 +1,13 @@
-"""`CostBudget`: stop a run that will cost too much, before it has cost much.
+"""`CostBudget`: stop a run that will exceed its budget, before it has cost much.
 
-The first steps are timed; if the run that follows from them breaks the budget, it ends there, with a checkpoint. From
-then on the actual use is watched, over resumes too. The checkpoint that it leaves says what to know before going on.
-Example::
+The first steps are timed. If the forecast from them exceeds the budget, the run stops with a checkpoint. From then on
+the actual use is checked, also across resumes. The final checkpoint stores the used amounts and the reason for the
+stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
+
+    Trainer(max_epochs=10, callbacks=[CostBudget(usd=50, hours=12)]).fit(model)
 """
 
 from __future__ import annotations
@@ -78,11 +80,11 @@ CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 @final
 @dataclass(frozen=True, slots=True)
 class RentedMachine:
-    """The machine that a fit runs on.
+    """Machine of a fit.
 
     Attributes:
-        device: Catalogue name of the GPU, else the type of device.
-        world_size: Processes.
+        device: Catalogue name of the GPU, otherwise the type of the device.
+        world_size: Number of processes.
     """
 
     device: str
@@ -90,13 +92,13 @@ class RentedMachine:
 
     @staticmethod
     def of(trainer: Trainer) -> RentedMachine:
-        """Return the machine that this fit runs on."""
+        """Return the machine of this fit."""
         device = trainer.strategy.root_device
         return RentedMachine(gpu_name_in_use(device) or device.type, trainer.world_size)
 
     @staticmethod
     def of_state(state: dict[str, Any]) -> RentedMachine | None:
-        """Return the machine that a checkpoint names; None if it names none."""
+        """Return the machine stored in a checkpoint; None if there is no machine in it."""
         return RentedMachine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def __str__(self) -> str:
@@ -104,14 +106,14 @@ class RentedMachine:
 
 
 def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
-    """Warn once a fit that checkpoints are written without what was used."""
+    """Warn once per fit that checkpoints are written without the used amounts."""
     if "state" not in budget._warned:
         budget._warned.add("state")
         warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
 
 
 def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
-    """Warn that a checkpoint does not count."""
+    """Warn that the used amounts of a checkpoint are ignored."""
     warn(
         "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
         f"{type(error).__name__}: {error}"
@@ -123,18 +125,18 @@ class _Fit:
     """State of one fit.
 
     Attributes:
-        meetings: Where the ranks decide together.
-        schedule: The batches after which they do; None for one process.
-        failure: What failed on this rank, in words.
+        meetings: Exchange between the ranks, for joint decisions.
+        schedule: The batches after which the ranks decide; None for one process.
+        failure: Error on this rank, as text.
         has_ended: The run was told to end.
-        is_saving: The budget's own checkpoint is written.
-        overrun: Why the run ends with the validation under way.
-        validation_interval: Batches of validation from one judgement to the next; None: they are not judged.
-        validated_batches: Batches of the validation under way.
-        kept_seconds: When the file of the ledger was written.
-        clock: What the fit took; None on other ranks than zero, as are the others.
-        watch: What is judged.
-        judge: Gives a verdict, where there is something to judge.
+        is_saving: The budget's own checkpoint is being written.
+        overrun: Reason to stop the run after the current validation.
+        validation_interval: Validation batches between two checks; None: no checks.
+        validated_batches: Batches of the current validation.
+        kept_seconds: When the ledger file was last written.
+        clock: Clock of the fit; on rank zero only, like the next two.
+        watch: The limits to check.
+        judge: Returns a verdict; None if there is nothing to check.
     """
 
     def __init__(self, meetings: Meetings) -> None:
@@ -153,25 +155,25 @@ class _Fit:
 class CostBudget(Callback):
     """Keep a run within dollars, hours, a deadline or kilograms of CO2.
 
-    What was used is judged after every batch, from the first on: a warning comes at 80 % of the budget, and the run
-    ends at 100 %, less what it takes to end, at most one batch late. What was used is written to
-    `lightning_predict_budget.json` in `default_root_dir` once a minute, so that a run that is killed counts it when it
-    is resumed, from its checkpoint or in the same job of a cluster. The rest of the run is forecast once enough was
-    seen to believe it (16 steps and 3 s, half of the run, or 30 s), and again whenever what was seen has doubled. Where
-    even the low end of the forecast breaks the budget, the run ends before the next batch; where only the middle does,
-    there is one warning. In between the forecast is renewed every minute, which may warn as well. All ranks decide
-    together, at batches that they agree on and half a minute apart at most: rank zero judges, and a failure on any of
-    them switches the budget off on all.
+    The used amounts are checked after every batch, from the first on: a warning at 80 % of the budget, a stop at 100 %
+    minus the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
+    `lightning_predict_budget.json` in `default_root_dir`. A killed run therefore counts them when it is resumed from
+    its checkpoint or restarted in the same cluster job.
 
-    A run that is ended within an accumulation window loses the gradients of its batches: they were not applied, and no
-    checkpoint holds them.
+    The rest of the run is forecast after 16 steps and 3 s, half of the run, or 30 s, whichever comes first, and again
+    each time the number of steps has doubled. If even the low end of the forecast exceeds the budget, the run stops
+    before the next batch. If only the middle does, there is one warning. In between, a forecast every minute may also
+    warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank zero judges; an error on any
+    rank turns the budget off on all.
 
-    A run that ends this way leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`; Lightning
-    validates once more before `fit` returns, as it does after early stopping. The budget reserves time for that
-    validation, and the checkpoint counts it, as forecast. A validation that
-    uses up the budget ends where that exceeds it by at most 5 %; else the run ends by a BudgetExceededError after its
-    checkpoint, as the metrics of half a validation would pass for those of a whole one. To go on, give `fit` that
-    checkpoint and a larger budget.
+    A run that is stopped within an accumulation window loses the gradients of that window's batches, because they were
+    not applied and no checkpoint contains them.
+
+    A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
+    more before `fit` returns, as after early stopping. The budget reserves time for that validation, and the checkpoint
+    includes its forecast cost. A validation that uses up the budget is finished if it exceeds the budget by at most 5
+    %. Otherwise the run ends with a BudgetExceededError after its checkpoint, because metrics of a partial validation
+    would be misleading. To continue, pass that checkpoint and a larger budget to `fit`.
 
     Args:
         usd: US dollars.
@@ -179,22 +181,22 @@ class CostBudget(Callback):
         deadline: A time in ISO format, local without a zone, for example `2030-01-31T18:00`, or a datetime.
         usd_per_hour: Your price of all machines of this run; None takes the listed offers for the GPU in use.
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
-        scope: Count what was used before a resume, too (`cumulative`), or this fit alone (`run`).
-        on_exceed: What to do when the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
-        warmup_steps: Steps before which no forecast is judged, however long they take.
-        kg_co2: Kilograms of CO2-equivalent; with `grid`.
+        scope: Include the amounts used before a resume (`cumulative`), or count this fit only (`run`).
+        on_exceed: Action if the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
+        warmup_steps: Minimum number of steps before the first forecast, however long they take.
+        kg_co2: Kilograms of CO2-equivalent; requires `grid`.
         grid: The electric grid: grams of CO2 per kWh, or a place (`europe-west3`, `Frankfurt`).
         watts: Power of all machines of this run; None takes the power limits of its GPUs, an upper estimate.
-        pue: Power usage effectiveness of the data centre, by which the power is multiplied; 1: the machines alone.
-        setup_minutes: Minutes of the machines before training, which were paid for, too.
-        storage_usd: Dollars for what is stored and sent; they count as used from the start.
+        pue: Power usage effectiveness of the data centre, a factor on the power; 1: the machines alone.
+        setup_minutes: Minutes of paid machine time before training.
+        storage_usd: Dollars for storage and data transfer; they count as used from the start.
 
     Attributes:
-        terms: The budget as it was given.
-        stopping_reason: Why the run was ended; None if it was not.
+        terms: The limits and prices as given.
+        stopping_reason: Why the run was stopped; None if it was not.
 
     Raises:
-        InvalidArgumentError: No limit, one that is not positive or has passed, or an unknown choice.
+        InvalidArgumentError: No limit, a limit that is not positive or has passed, or an unknown choice.
         UnknownOfferError: No offer of that name is listed.
     """
 
@@ -239,7 +241,7 @@ class CostBudget(Callback):
         self._fit: _Fit | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the terms and what was used, but nothing of a fit under way."""
+        """Copy and pickle the terms and the used amounts, but not the state of a running fit."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN} | {"_fit": None}
 
     state_key = "lightning_predict.CostBudget"
@@ -247,12 +249,12 @@ class CostBudget(Callback):
 
     @gives_instead(dict, _say_state_is_lost)
     def state_dict(self) -> dict[str, Any]:
-        """Return what was used so far and on what, and why the run was ended, as plain values.
+        """Return the used amounts, the machine and the reason for a stop, as plain values.
 
-        The user's checkpoint is worth more than our state in it: where that fails, it is written without, in words.
+        If this fails, the checkpoint is written without our state, with a warning: it is worth more than our state.
         """
         machine, fit = {} if self._machine is None else asdict(self._machine), self._fit
-        # The validation that ends the run comes after its checkpoint.
+        # The final validation comes after the run's last checkpoint.
         later = fit.watch.end_seconds if fit is not None and fit.is_saving and fit.watch is not None else 0.0
         used = {
             "seconds": self._ledger.seconds + later,
@@ -262,12 +264,12 @@ class CostBudget(Callback):
 
     @gives_instead(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what was used before the checkpoint, unless each fit counts alone."""
+        """Restore the used amounts of a checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
         if self.scope == "cumulative":
             self._ledger.resume(seconds=seconds, usd=usd)
         self._machine = RentedMachine.of_state(state_dict)
-        run = state_dict.get("run")  # none in checkpoints of version 0.3 and before
+        run = state_dict.get("run")  # absent in checkpoints of version 0.3 and before
         self._run = run if isinstance(run, str) and run else self._run
 
     @never_raises
@@ -279,7 +281,7 @@ class CostBudget(Callback):
         self._warned = set()
         mode = reason_for_no_extras(trainer)
         if mode is None:
-            self._fit = _Fit(meetings_of(trainer))  # before anything that may fail on one rank only
+            self._fit = _Fit(meetings_of(trainer))  # before any code that may fail on one rank only
         self._ledger.open(forget=self.scope == "run")
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
@@ -288,7 +290,7 @@ class CostBudget(Callback):
 
     @property
     def _clock(self) -> RunClock | None:
-        """The clock of the fit; None on other ranks than zero."""
+        """Clock of the fit; None on ranks other than zero."""
         return None if self._fit is None else self._fit.clock
 
     @never_raises
@@ -301,7 +303,7 @@ class CostBudget(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Time the batches of validation."""
+        """Start timing a validation batch."""
         if (clock := self._clock) is not None:
             clock.validation.batch_starts()
 
@@ -315,10 +317,10 @@ class CostBudget(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Time the batches of validation; end the run within one that would exceed the budget by far.
+        """Stop timing a validation batch; end the run if the validation would exceed the budget by far.
 
-        It ends by an exception: a validation that is cut short would leave the means of a few batches, and with them a
-        best checkpoint that is none.
+        The run ends with an exception. A validation that is cut short would report means over a few batches, which
+        could select a wrong best checkpoint.
 
         Raises:
             BudgetExceededError: The budget is used up.
@@ -338,13 +340,13 @@ class CostBudget(Callback):
             return
         decision = self._meet(fit, lambda: self._judge_validation(trainer, fit))
         if decision["action"] == "warn":
-            fit.overrun = decision["reason"]  # The run ends with this validation.
+            fit.overrun = decision["reason"]  # the run ends after this validation
         elif decision["action"] == "stop":
             self._end_within_validation(trainer, fit, decision["reason"])
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the price, report what would override a stop, and end at once if earlier fits used up the budget."""
+        """Find the price, report settings that prevent a stop, and stop at once if earlier fits used up the budget."""
         fit = self._fit
         if fit is None:
             return
@@ -396,7 +398,7 @@ class CostBudget(Callback):
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Time the step."""
+        """Start timing the batch."""
         if (clock := self._clock) is not None:
             clock.batch_starts()
 
@@ -404,7 +406,7 @@ class CostBudget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Judge what was used, and what is to come where that is due."""
+        """Check the used amounts and, if due, the forecast."""
         fit = self._fit
         if fit is None or fit.has_ended:
             return
@@ -422,24 +424,24 @@ class CostBudget(Callback):
 
     @never_raises
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Repeat at the very end why training stopped."""
+        """Repeat the reason for the stop at the very end."""
         if self.stopping_reason is not None:
             rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
 
     @never_raises
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Record what was used; teardown is not called after an exception."""
+        """Record the used amounts; teardown is not called after an exception."""
         self._close(trainer)
 
     @never_raises
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keep what was used."""
+        """Record the used amounts."""
         self._close(trainer)
 
     def give_up(self, error: Exception) -> None:
         """Warn once and do nothing until the next fit.
 
-        With several ranks, a rank only notes its failure: all are switched off at their next joint decision.
+        With several ranks, this rank only stores its error; the next joint decision turns the budget off on all ranks.
         """
         failure, fit = f"{type(error).__name__}: {error}", self._fit
         if fit is None or isinstance(fit.meetings, Alone):
@@ -450,7 +452,7 @@ class CostBudget(Callback):
             fit.watch = fit.clock = fit.judge = None
 
     def _close(self, trainer: Trainer) -> None:
-        """End the fit; report a failure that no other rank has been told of."""
+        """End the fit; report an error that was not shared with the other ranks."""
         fit, self._fit = self._fit, None
         self._ledger.close()
         if fit is not None and fit.failure is not None:
@@ -458,7 +460,7 @@ class CostBudget(Callback):
             say(f"CostBudget was off at the end of this fit: {fit.failure}")
 
     def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
-        """Do what only rank zero does; if the ranks meet now, its failure is part of the exchange."""
+        """Run `look` on rank zero; if the ranks decide now, its error becomes part of the exchange."""
         if fit.clock is None or fit.failure is not None:
             return
         try:
@@ -469,17 +471,17 @@ class CostBudget(Callback):
             self.give_up(error)
 
     def _meet(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
-        """Decide with the other ranks; a failure of any of them is raised on all, which switches all off."""
+        """Decide together with the other ranks; an error on any rank is raised on all, which turns all off."""
         try:
             return fit.meetings.decide(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
             self._fit = None
             raise
 
-    # On rank zero only.
+    # Rank zero only:
 
     def _open(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
-        """Find the limits of this fit, and judge what earlier ones used."""
+        """Determine the limits of this fit, and check the amounts used by earlier fits."""
         self._find_ledger(trainer)
         limits = self.terms.limits_of(trainer, self._ledger)
         if not limits:
@@ -508,7 +510,7 @@ class CostBudget(Callback):
         return self._decide(trainer, fit)
 
     def _find_ledger(self, trainer: Trainer) -> None:
-        """Take over what the file says of this run, where that is more than its checkpoint knew."""
+        """Restore the used amounts from the ledger file, if they exceed the checkpoint's."""
         path, job = self._ledger_path(trainer), job_in_use()
         try:
             kept = in_hook(path, lambda: read_kept(path), seconds=wait_seconds(trainer, FILE_SECONDS))
@@ -524,7 +526,7 @@ class CostBudget(Callback):
             rank_zero_info(f"CostBudget counts {duration(missing)} more than the checkpoint knew of, as {path} says.")
 
     def _keep_ledger(self, trainer: Trainer, fit: _Fit, elapsed: float) -> None:
-        """Write what was used to the file, once a minute."""
+        """Save the used amounts to the ledger file, once a minute."""
         if elapsed < fit.kept_seconds + LEDGER_SECONDS:
             return
         fit.kept_seconds, path = elapsed, self._ledger_path(trainer)
@@ -541,7 +543,7 @@ class CostBudget(Callback):
         return Path(trainer.default_root_dir) / LEDGER_NAME
 
     def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
-        """Note that a batch was trained, and what there is to judge; whatever it is, if the ranks meet now."""
+        """Count a batch and prepare the next check; always prepare one if the ranks decide now."""
         watch, clock = fit.watch, fit.clock
         if watch is None or clock is None:
             return
@@ -557,7 +559,7 @@ class CostBudget(Callback):
     def _judge_now(
         self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: BudgetQuestion
     ) -> BudgetVerdict:
-        """Judge the use, and the rest of the run where that is asked for."""
+        """Judge the used amounts and, if asked for, the rest of the run."""
         rest: RestOfRun | None = None
         if question != "use":
             clock.buffered = batches_in_store(trainer)
@@ -578,7 +580,7 @@ class CostBudget(Callback):
         return verdict
 
     def _decide(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
-        """Judge, report, and decide what every rank does."""
+        """Judge, report, and decide for every rank."""
         clock, judge, fit.judge = fit.clock, fit.judge, None
         if fit.watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
@@ -596,7 +598,7 @@ class CostBudget(Callback):
             return decision
         if self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            return decision | {"action": "off"}  # Everything has been reported.
+            return decision | {"action": "off"}  # everything has been reported
         lost = batches_without_step(trainer, clock.windows)
         return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
 
@@ -607,7 +609,7 @@ class CostBudget(Callback):
             self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
     def _validation_ends(self, trainer: Trainer, fit: _Fit) -> None:
-        """Learn from a validation how long the last one will take."""
+        """Update the forecast of the final validation from the last one."""
         if fit.clock is None:
             return
         fit.clock.validation_ends()
@@ -615,7 +617,7 @@ class CostBudget(Callback):
             fit.watch.ends_in(end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation.times()))
 
     def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
-        """Judge the use of the budget during a validation."""
+        """Judge the used amounts during a validation."""
         validation, batches = None if fit.clock is None else fit.clock.validation.times(), _validation_batches(trainer)
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
@@ -627,11 +629,11 @@ class CostBudget(Callback):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What every rank acts on, and so must be the same on all."""
+        """Settings that must be the same on every rank."""
         return {"on_exceed": self.on_exceed, "warmup_steps": self.warmup_steps}
 
     def _follow(self, decision: Decision) -> None:
-        """Take the settings of rank zero, in words where they are others than this rank was given."""
+        """Adopt the settings of rank zero, and log if this rank had others."""
         own, common = self._settings, {name: decision[name] for name in self._settings}
         if own == common:
             return
@@ -651,14 +653,14 @@ class CostBudget(Callback):
             self._end(trainer, fit, decision["reason"], can_save=can_save, lost=decision["lost"])
 
     def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
-        """End the run, with a checkpoint; no failure on the way keeps it running.
+        """End the run, with a checkpoint; errors on the way do not keep it running.
 
         Args:
             trainer: The Trainer.
             fit: The fit.
-            reason: Why.
+            reason: The reason.
             can_save: A checkpoint can be written now.
-            lost: Batches since the last optimizer step, which were trained in vain.
+            lost: Batches since the last optimizer step; their gradients are lost.
         """
         self.stopping_reason, fit.has_ended = reason, True
         if self.on_exceed == "stop":
@@ -676,7 +678,7 @@ class CostBudget(Callback):
         Raises:
             BudgetExceededError: Always.
         """
-        saved = "" if fit.has_ended else self._save(trainer, fit)  # One was written where the run was told to stop.
+        saved = "" if fit.has_ended else self._save(trainer, fit)  # already saved if the run was told to stop
         self.stopping_reason, fit.has_ended = self.stopping_reason or reason, True
         batches = _validation_batches(trainer)
         of = "" if batches is None else f" of {batches:,}"
@@ -686,19 +688,19 @@ class CostBudget(Callback):
         )
 
     def _save(self, trainer: Trainer, fit: _Fit) -> str:
-        """Write a checkpoint, and say where it is and in which order data arrive after a resume.
+        """Write a checkpoint; return a sentence with its path and the order of data after a resume.
 
-        Must be called on every rank; where one could not write it, they warn, and nothing is said.
+        Must be called on every rank. If any rank fails to write, the result is empty and a warning is shown.
         """
         path, problem = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME), ""
         try:
             fit.is_saving = not trainer.validating
             try:
                 trainer.save_checkpoint(path, weights_only=False)
-            except Exception as error:  # A full disk must not keep the run alive.
+            except Exception as error:  # a full disk must not keep the run alive
                 problem = f"{type(error).__name__}: {error}"
                 try:
-                    trainer.strategy.barrier("Trainer.save_checkpoint")  # The other ranks wait for this one there.
+                    trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this one there
                 except Exception as another:
                     problem += f"; then {type(another).__name__}: {another}"
             fit.meetings.decide(dict, failure=problem or None)
@@ -718,7 +720,7 @@ class CostBudget(Callback):
 
 
 def amount_before(state: dict[str, Any], name: str) -> float:
-    """Read what was used from a checkpoint.
+    """Read a used amount from a checkpoint.
 
     Raises:
         InvalidArgumentError: It is not a number of at least 0.
@@ -730,7 +732,7 @@ def amount_before(state: dict[str, Any], name: str) -> float:
 
 
 def _validation_batches(trainer: Trainer) -> int | None:
-    """Return the batches of a validation run; None if they are not known, or there is none."""
+    """Return the batches of a validation run; None if unknown or without validation."""
     batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
     return int(batches) if 0 < batches < math.inf else None
 
@@ -738,7 +740,7 @@ def _validation_batches(trainer: Trainer) -> int | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emissions:
-    """A budget of emissions, and what they follow from.
+    """Budget of emissions, and the inputs to compute them.
 
     Attributes:
         kg_co2: Kilograms of CO2-equivalent.
@@ -756,7 +758,7 @@ class Emissions:
     def checked(
         *, kg_co2: float | Decimal | Fraction | None, grid: str | float | None, watts: float | None, pue: float
     ) -> Emissions | None:
-        """Return what the arguments of `CostBudget` set; None without a limit.
+        """Parse the arguments of `CostBudget`; None without a limit.
 
         Raises:
             InvalidArgumentError: A limit without a grid, or a number out of its range.
@@ -780,7 +782,7 @@ class Emissions:
         )
 
     def per_second(self, trainer: Trainer) -> float | None:
-        """Kilograms a second of this fit; None, and a warning, where the power of its machines is not known."""
+        """Return kilograms per second of this fit; if the machines' power is unknown, warn and return None."""
         watts, name = self.watts, gpu_name_in_use(trainer.strategy.root_device)
         if watts is None and name is not None:
             watts = find_gpu(name).power_watts * trainer.world_size
@@ -796,16 +798,16 @@ class Emissions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """A budget; None means no limit.
+    """Terms of a budget; None means no limit.
 
     Attributes:
         usd: US dollars.
         hours: Hours.
-        deadline: A time with a zone.
+        deadline: A time with a time zone.
         usd_per_hour: The user's own price of all machines of the run.
         offer: The offer that the user named.
         emissions: The limit in CO2.
-        charges: What the machines cost beside training.
+        charges: Costs other than training time.
     """
 
     usd: float | None
@@ -827,10 +829,10 @@ class Terms:
         emissions: Emissions | None = None,
         charges: Charges | None = None,
     ) -> Terms:
-        """Return the terms that the arguments of `CostBudget` set.
+        """Parse and check the arguments of `CostBudget`.
 
         Raises:
-            InvalidArgumentError: No limit, or one that is not positive or has passed.
+            InvalidArgumentError: No limit, or a limit that is not positive or has passed.
             UnknownOfferError: No offer of that name is listed.
         """
         if usd is None and hours is None and deadline is None and emissions is None:
@@ -848,7 +850,7 @@ class Terms:
         )
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """Return the limits of a fit that begins; the ledger gets the price of what it runs on."""
+        """Return the limits of a fit that begins, and set the price in the ledger."""
         if self.usd is not None:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
@@ -875,14 +877,14 @@ class Terms:
 
 
 def batches_between_checks(clock: RunClock) -> int:
-    """Return the batches until the ranks meet again: as many as were trained so far, `CHECK_SECONDS` at most."""
+    """Return the batches until the ranks decide again: as many as trained so far, at most `CHECK_SECONDS`."""
     if clock.batches == 0:
         return 1
     return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
-    """Log what is used, allowed and forecast, and the reason in words where the budget is exceeded."""
+    """Log the used, allowed and forecast amounts, and the reason if the budget is exceeded."""
     refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
     if exceeded:
         refusals += log_event(trainer, "budget", "exceeded", reason)
@@ -891,7 +893,7 @@ def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: 
 
 
 def warn_and_log(trainer: Trainer, reason: str) -> None:
-    """Warn, and note it in the loggers."""
+    """Warn, and log the event."""
     warn(f"CostBudget: {reason}.")
     refusals = log_values(trainer, "budget", {"warned": 1.0})
     for refusal in refusals + log_event(trainer, "budget", "warned", reason):

@@ -1,6 +1,6 @@
-"""`FitRecording`: what is recorded in the course of one fit: its training step, and a batch of its validation.
+"""`FitRecording`: recordings of one fit: its training step and one validation batch.
 
-It translates between a Trainer's hooks and the two recorders, which know no Trainer. Example::
+It connects a Trainer's hooks to the two recorders, which know no Trainer. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
     recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 @final
 class FitRecording:
-    """Records during one fit.
+    """Recorders of one fit.
 
     Attributes:
-        pace: How windows went by until the step was recorded.
+        pace: Observed pace of the windows until the step was recorded.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
@@ -61,7 +61,7 @@ class FitRecording:
 
     @property
     def validation_is_done(self) -> bool:
-        """A batch of validation was recorded."""
+        """A validation batch was recorded."""
         return self._validation is not None and self._validation.is_done
 
     def training_starts(
@@ -73,7 +73,7 @@ class FitRecording:
         capture_steps: int,
         count: WindowCount,
     ) -> None:
-        """Make the recorder of steps; a run that resumes within an epoch has no on_train_epoch_start."""
+        """Make the step recorder; not in on_train_epoch_start, which a run resumed within an epoch does not call."""
         self._steps = StepRecorder(
             warmup_steps=warmup_steps,
             capture_steps=capture_steps,
@@ -87,20 +87,20 @@ class FitRecording:
         )
 
     def pause(self) -> None:
-        """Note that something other than a wait for the loader happens before the next batch."""
+        """Exclude the time until the next batch: it is not a loader wait."""
         if self._steps is not None:
             self._steps.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch: another callback may write the checkpoint before this one hears of the batch's end."""
+        """Stop timing the batch: another callback may write the checkpoint before the batch's end is reported here."""
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 
     def batch_starts(self, trainer: Trainer, batch: Any) -> bool:
-        """Time or record the step that begins.
+        """Time or record the next batch.
 
         Returns:
-            This batch is recorded, and takes longer than others.
+            Whether this batch is recorded, and so takes longer than others.
         """
         if self._steps is None:
             return False
@@ -119,7 +119,7 @@ class FitRecording:
             self._steps.optimizer_steps(optimizer)
 
     def batch_ends(self, batch: Any) -> Trace | None:
-        """End the step; give the trace once every kind is recorded, and again where another kind turned up since."""
+        """End the batch; return the trace once every kind is recorded, and again if a new kind appears later."""
         if self._steps is None:
             return None
         samples = None if self._steps.is_idle else samples_of(batch)
@@ -131,23 +131,23 @@ class FitRecording:
         return trace
 
     def rest(self) -> Trace | None:
-        """Return the trace where training ended before all kinds of steps were recorded; None if it was given."""
+        """Return the trace if training ended before all kinds of steps were recorded; None if already returned."""
         trace = None if self._steps is None else self._steps.rest()
         if trace is not None and self._steps is not None:
             self.pace = self._steps.pace
         return trace
 
     def validation_starts(self) -> None:
-        """Note that a validation run, or the sanity check, begins."""
+        """Note that a validation run or the sanity check begins."""
         self.pause()
         if self._validation is not None:
             self._validation.run_starts()
 
     def validation_batch_starts(self, trainer: Trainer) -> bool:
-        """Record a batch of the sanity check, or of the first validation where there was none.
+        """Record a batch of the sanity check, or of the first validation without a sanity check.
 
         Returns:
-            This batch is recorded, and takes longer than others.
+            Whether this batch is recorded, and so takes longer than others.
         """
         if self._validation is None:
             return False
@@ -156,12 +156,12 @@ class FitRecording:
         return self._validation.is_recording
 
     def validation_batch_ends(self, batch: Any) -> None:
-        """End the recording of a batch of validation."""
+        """Stop recording a validation batch."""
         if self._validation is not None:
             self._validation.batch_ends(samples=samples_of(batch))
 
     def validation_trace(self) -> Trace | None:
-        """Return the recorded batch of validation; without one, validation is estimated, and the table says so."""
+        """Return the recorded validation batch; without one, validation is estimated, and the table has a note."""
         if self._validation is None or not self._validation.is_done:
             return None
         try:
@@ -172,17 +172,17 @@ class FitRecording:
             return None
 
     def forget_validation(self) -> None:
-        """End the recording of validation: nothing more is to be recorded of it."""
+        """Stop recording validation for the rest of the fit."""
         self._validation = None
 
     def unfinished_steps(self) -> tuple[int, int] | None:
-        """Return the batches and steps that were seen where none was recorded; None if one was."""
+        """Return the numbers of batches and steps seen without any recording; None if a step was recorded."""
         if self._steps is None or self._steps.has_given:
             return None
         return self._steps.count.batches, self._steps.count.windows
 
     def stop(self) -> None:
-        """Stop and discard whatever is in progress."""
+        """Stop and discard all recordings in progress."""
         recorders = (self._steps, self._validation)
         self._steps = self._validation = None
         with ExitStack() as parts:  # each stops even if the other raises

@@ -1,9 +1,9 @@
-"""`FollowUp`: what comes after the capture: the first prediction, renewed ones, and the final comparison.
+"""`FollowUp`: the first prediction, its updates, and the final comparison.
 
-The first prediction knows this machine only by the few steps before the capture. Once enough were seen to believe
-(`fit.forecast.Moments`), what to rent is said; from then on the rest of the run is computed again whenever what was
-seen has doubled, and where it has left the interval that was shown, or another GPU is recommended, that is said in one
-line and logged again. Example::
+The first prediction knows this machine only from a few steps. Once there are enough
+(`fit.forecast.Moments`), a recommendation follows. From then on the forecast is recomputed each time the number of
+steps has doubled. If it leaves the interval shown before, or recommends another GPU, one line is printed and the
+prediction is logged again. Example::
 
     follow_up = FollowUp(question, run_clock_of(trainer, device_clock=clock))
     predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
@@ -42,22 +42,21 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 NOTICEABLE_SHARE: Final = 0.05
-"""Relative change of the host's part of a total that is worth another prediction."""
+"""Relative change of the CPU's part of a total that triggers a new prediction."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
-"""Least change of the host's part of any GPU's total that is worth another prediction."""
+"""Minimum change of the CPU's part of any GPU's total that triggers a new prediction."""
 
 SECONDS_WORTH_A_LINE: Final = 10.0
-"""Least length of the rest of a run to report how well it was predicted: in a shorter one, its start and end weigh too
-much."""
+"""Minimum remaining time to print changes or the outcome; in a shorter run, start and end weigh too much."""
 
 
 @final
 class FollowUp:
-    """Keeps what a later prediction needs.
+    """Predictions of a fit over time.
 
     Attributes:
-        foretold: Gains that advice foretold for changes of the step, by name: low, middle, high.
+        foretold: Gains that the advice predicted for changes of the step, by name: low, middle, high.
     """
 
     def __init__(self, question: Question, run_clock: RunClock, manner: Manner | None = None) -> None:
@@ -83,24 +82,24 @@ class FollowUp:
 
     @property
     def advises(self) -> bool:
-        """Enough was seen to say what to rent."""
+        """There are enough steps for a recommendation."""
         return self._moments is not None and self._moments.has_come
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Seconds left of the run on this machine; None before a prediction, and if its end is unknown."""
+        """Remaining seconds of the run on this machine; None before a prediction, or if its end is unknown."""
         left = None if self._outlook is None else self._outlook.left(self.run_clock.now())
         return None if left is None else left.at_least(0.0)
 
     def left_in_words(self) -> str | None:
-        """Write what is left of the run on this machine in time and money; None if it is not known."""
+        """Format the remaining time and cost of the run on this machine; None if unknown."""
         answer = self._answer
         expected, at_most = (None, False) if answer is None else (answer.expected, answer.rest.counts.at_most)
         price = None if expected is None else expected.usd_per_hour
         return left_in_words(self.remaining, usd_per_hour=price, at_most=at_most)
 
     def is_due(self) -> bool:
-        """Return whether what was seen has doubled, so that the rest of the run is worth computing again."""
+        """Return whether the number of steps has doubled, so that an update is due."""
         clock, moments = self.run_clock, self._moments
         return moments is not None and moments.is_due(clock.batches, clock.training_seconds)
 
@@ -114,7 +113,16 @@ class FollowUp:
         moment: Moment,
         is_first_belief: bool = False,
     ) -> Predictions:
-        """Predict what is left; arguments left out keep their last value. The outcome counts from the first belief."""
+        """Predict the rest of the run; omitted arguments keep their last value.
+
+        Args:
+            trainer: The Trainer.
+            trace: The recorded step.
+            validation: A recorded validation batch.
+            pace: Observed pace of the windows.
+            moment: The current hook.
+            is_first_belief: The first reliable prediction; the outcome is measured from here.
+        """
         self._began = self.run_clock.now()
         is_renewed = self._answer is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
@@ -150,15 +158,15 @@ class FollowUp:
         return answer.predictions
 
     def was_shown(self) -> None:
-        """Exclude the time of predicting and of showing the result from the run's time."""
+        """Exclude the time to predict and to show the result from the run's time."""
         if self._outcome_timer is not None:
             self._outcome_timer.leaves_out(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: Moment) -> Predictions | None:
-        """Recompute the rest of the run, and predict again if it left what was shown.
+        """Recompute the rest of the run, and predict again if it left the interval shown before.
 
         Returns:
-            The new predictions, which were logged; None if what was shown still holds.
+            The new predictions, which were logged; None if the previous ones still hold.
         """
         before, said, trace = self._answer, self._said, self._trace
         if before is None or said is None or trace is None:
@@ -197,11 +205,11 @@ class FollowUp:
         return predictions
 
     def _news(self, trainer: Trainer, answer: Answer, instead_of_seconds: float | None = None) -> str:
-        """Describe in a line what is predicted now, and what the previous prediction would leave."""
+        """Return a line with the new forecast and, for comparison, the rest of the previous one."""
         return f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(answer, instead_of_seconds)}."
 
     def look_back(self, trainer: Trainer) -> Outcome | None:
-        """Compare what the run took with what was first predicted, and record it; None if nothing was trained."""
+        """Compare the actual time with the first prediction, and record it; None if nothing was trained."""
         if self._outcome_timer is None:
             return None
         outcome = self._outcome_timer.ends(batches_seen=trainer.fit_loop.total_batch_idx + 1)
@@ -211,7 +219,7 @@ class FollowUp:
             say(trainer, f"RuntimePredictor: {outcome.sentence}.")
         for refusal in log_values(trainer, "predict", outcome.metrics()):
             warn(refusal)
-        # A run that was stopped within an epoch validates once more than is expected of its part.
+        # A run that was stopped within an epoch has one validation more than the expected time of its part.
         is_told = outcome.is_whole or trainer.is_last_batch
         record = outcome.record() if self._question.learns and is_told else None
         if record is not None and self._trace is not None:
@@ -231,8 +239,8 @@ class FollowUp:
         return outcome
 
     def _settle(self, trainer: Trainer, trace: Trace) -> None:
-        """Note what the recorded step tells of the run."""
-        # What a checkpoint holds is there in full once every optimizer has stepped.
+        """Copy memory, buffered batches and device time of the recorded step to the run's clock."""
+        # A checkpoint has its full size once every optimizer has stepped.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )
@@ -242,13 +250,13 @@ class FollowUp:
 
 
 def cheapest_of(predictions: Predictions) -> str | None:
-    """Name the GPU that is recommended; None if there is none."""
+    """Name the recommended GPU; None without a recommendation."""
     cheapest = predictions.ranking().cheapest
     return None if cheapest is None else cheapest.gpu
 
 
 def _news(answer: Answer, instead_of_seconds: float | None) -> str:
-    """Describe what is predicted now of this machine and the recommended GPU."""
+    """Describe the forecast for this machine and for the recommended GPU."""
     rest, used = answer.rest, answer.predictions.used_gpu
     forecast = rest.forecast
     if forecast is None:
@@ -263,13 +271,13 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
     name = cheapest_of(answer.predictions)
     one = None if name is None or name == used else answer.predictions[name]
     there = ""
-    if one is not None and one.total_seconds is not None and not one.is_cut_off:  # until a limit all take as long
+    if one is not None and one.total_seconds is not None and not one.is_cut_off:  # a time limit is equal for all GPUs
         there = f"; {name} {most}{duration(one.total_seconds)}"
     return f"the rest of this run is predicted to take {here}{there}"
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
-    """Return whether the host's part of every total differs noticeably from the prediction."""
+    """Return whether the CPU's part of every total differs noticeably from the prediction."""
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
     before = answer.rest.workload
     if not totals or before.training is None or now.training is None or not before.training.batches:
@@ -280,7 +288,7 @@ def host_has_moved(answer: Answer, now: Workload) -> bool:
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Return the seconds that the host adds on every GPU; a loader that overlaps adds what no GPU can hide."""
+    """Return the seconds that the CPU adds on every GPU; an overlapping loader adds its full time."""
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches

@@ -1,9 +1,10 @@
-"""`Meetings`: let ranks decide together by exchanging values, with bounded waits.
+"""`Meetings`: joint decisions of all ranks, by exchanging values with a timeout.
 
-All ranks count batches alike, and meet at those that were agreed on. At a meeting each says whether something failed in
-it; rank zero judges, and what it decides, or the failure, is what every rank reads. Nothing is sent through the
-collectives of the training: the values lie in the store by which its processes found each other, where one
-compare-and-set makes one decision of several. The wait for a rank that does not come is bounded.
+All ranks count batches in the same way and decide at agreed batches. Each rank reports whether it failed; rank zero
+judges, and every rank reads its decision or the error. The values are stored in the key-value store of the process
+group, not sent through the collectives of the training. A compare-and-set makes one of several proposals the decision.
+Waiting for a missing rank ends with a timeout.
+
 Example::
 
     meetings = meetings_of(trainer)
@@ -23,10 +24,10 @@ from typing import Any, Final, Protocol, final
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
-"""Longest wait of a meeting for all ranks, and for its decision; less if collectives have a shorter timeout."""
+"""Timeout for all ranks to arrive, and for the decision; less if collectives have a shorter timeout."""
 
 TIMEOUT_SHARE: Final = 1 / 3
-"""Share of the process group's timeout that a meeting may wait."""
+"""Share of the process group's timeout that a joint decision may wait."""
 
 SHORTEST_POLL_SECONDS: Final = 2e-4
 LONGEST_POLL_SECONDS: Final = 0.05
@@ -37,47 +38,46 @@ _NUMBERS = count()
 
 
 class Store(Protocol):
-    """The part of `torch.distributed.Store` that meetings need."""
+    """Subset of `torch.distributed.Store` that joint decisions need."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
 
     def get(self, key: str) -> bytes:
-        """Read a value that is there."""
+        """Read an existing value."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return its new value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all of the keys are there."""
+        """Return whether all of the keys exist."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write a value if the key holds the expected one ("" if unset); return what it holds afterwards."""
+        """Write a value if the key has the expected one ("" if unset); return the value afterwards."""
 
     def delete_key(self, key: str) -> bool:
         """Delete a key."""
 
 
 class Meetings(Protocol):
-    """Let the ranks of a fit decide together."""
+    """Joint decisions of the ranks of a fit."""
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """Give the decision of rank zero to every rank; to be called by all of them.
+        """Return the decision of rank zero on every rank; must be called on all of them.
 
-        Args:
-            ask: Judges; called on rank zero. The values are those of JSON.
-            failure: What failed on this rank since the last meeting; None if nothing did.
-            alike: Something that the decision shall say of, under `alike`, whether it is the same on all ranks; None
-                counts as different.
+        Args: ask: Makes the decision; called on rank zero. The values must be JSON values. failure: Error on this rank
+            since the last decision; None without an error. alike: A value to compare between the ranks. The decision's
+            `alike` says whether it is the same on all ranks;
+                None counts as different.
 
         Raises:
-            LightningPredictError: Something failed on a rank, or a rank did not come; raised on every rank.
+            LightningPredictError: A rank failed, or did not arrive in time; raised on every rank.
         """
 
 
 @final
 class Alone:
-    """A single process, which decides alone."""
+    """Decisions of a single process."""
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
         """See `Meetings`."""
@@ -88,15 +88,15 @@ class Alone:
 
 @final
 class StoreMeetings:
-    """Meetings through a store.
+    """Joint decisions through a key-value store.
 
     Args:
         store: Shared by all ranks.
         rank: Rank of this process.
-        world_size: How many there are.
-        name: Prefix of its keys; the same on every rank, and unique in the store.
-        wait_seconds: Longest wait of rank zero for the others; they wait for it twice as long, as it may judge first.
-        clock: Seconds.
+        world_size: Number of ranks.
+        name: Prefix of the keys; the same on every rank, and unique in the store.
+        wait_seconds: Timeout of rank zero for the others; theirs is twice as long, because rank zero may judge first.
+        clock: Returns seconds.
         sleep: Waits for a number of seconds.
     """
 
@@ -134,7 +134,7 @@ class StoreMeetings:
         if "failure" in decision:
             raise LightningPredictError(decision["failure"])
         if self._rank == 0:
-            self._forget(f"{self._name}/{self._number - 2}", alike)  # read by all: they reached this meeting
+            self._forget(f"{self._name}/{self._number - 2}", alike)  # all ranks have read it, since they are here
         found: Decision = decision["decision"]
         return found
 
@@ -161,7 +161,7 @@ class StoreMeetings:
             return store.get(f"{place}/decision").decode()
         else:
             proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
-        # Whoever writes first decides: one that gave up waiting, or rank zero.
+        # The first writer decides: a rank whose wait timed out, or rank zero.
         return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
 
     def _comes(self, key: str, seconds: float) -> bool:
@@ -176,19 +176,22 @@ class StoreMeetings:
 
     def _forget(self, place: str, alike: str | None) -> None:
         for part in ("arrived", "all", "decision", f"alike/{alike}"):
-            with suppress(Exception):  # not every store supports it, and a few bytes do no harm
+            with suppress(Exception):  # not every store supports deletion, and a few bytes do no harm
                 self._store.delete_key(f"{place}/{part}")
 
 
 @final
 class BroadcastMeetings:
-    """Meetings of processes without a store (TPUs), through the strategy's broadcast, whose wait is the strategy's."""
+    """Joint decisions of processes without a store (TPUs), through the strategy's broadcast.
+
+    The timeout is the strategy's.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """See `Meetings`; a failure on a rank other than zero stays there, as only rank zero broadcasts."""
+        """See `Meetings`; an error on a rank other than zero is not shared, because only rank zero broadcasts."""
         decision: Decision | None = None
         if self._trainer.is_global_zero and failure is None:
             try:
@@ -202,7 +205,7 @@ class BroadcastMeetings:
 
 
 def meetings_of(trainer: Any) -> Meetings:
-    """Return the means by which the ranks of a fit decide together; must be called on every rank."""
+    """Return the `Meetings` for the ranks of a fit; must be called on every rank."""
     number = next(_NUMBERS)
     if trainer.world_size == 1:
         return Alone()
@@ -219,13 +222,13 @@ def meetings_of(trainer: Any) -> Meetings:
 
 
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
-    """Return the seconds that a rank may keep the others waiting: part of the timeout of the strategy's collectives."""
+    """Return the seconds that a rank may keep the others waiting: part of the collectives' timeout."""
     timeout = getattr(trainer.strategy, "_timeout", None)
     return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
 
 
 def _store_of_processes() -> Store | None:
-    """Return the store by which the processes of `torch.distributed` found each other; None without."""
+    """Return the store of the default process group of `torch.distributed`; None without one."""
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -236,20 +239,20 @@ def _store_of_processes() -> Store | None:
 
 @final
 class Schedule:
-    """Counts batches like every other rank, and tells after which they meet: the first, then as agreed."""
+    """Counter that tells, identically on all ranks, after which batches to decide: the first, then as agreed."""
 
     def __init__(self) -> None:
         self._left = 1
 
     def meet_after(self, batches: int) -> None:
-        """Agree on the next meeting."""
+        """Set the number of batches until the next decision."""
         self._left = max(1, batches)
 
     def batch_ends(self) -> bool:
-        """Note that a batch was trained.
+        """Count a batch.
 
         Returns:
-            The ranks meet now.
+            Whether the ranks decide now.
         """
         self._left -= 1
         return self._left <= 0

@@ -1,8 +1,7 @@
-"""Read from a Trainer what the rest of its run may need memory for, and say it before training goes on.
+"""Memory warnings for later parts of a run, from a Trainer's loaders and optimizers.
 
-The loaders' batches are not read: what is known of a validation batch is the size that its loader was made with, and of
-the longest sequence what a dataset or a sampler says in `lengths`, or a dataset of Hugging Face in its column `length`.
-Example::
+The loaders' batches are not read. The size of a validation batch is the loader's `batch_size`. The longest sequence
+comes from `lengths` of a dataset or a sampler, or from the column `length` of a Hugging Face dataset. Example::
 
     ahead = MemoryAhead()
     ahead.batch_was_recorded(batch)
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @final
 class MemoryAhead:
-    """What is known of the rest of one fit, and what was said of it."""
+    """Facts about the rest of one fit, and the warnings shown so far."""
 
     def __init__(self) -> None:
         self._length: int | None = None
@@ -33,16 +32,16 @@ class MemoryAhead:
         self._told: set[str] = set()
 
     def batch_was_recorded(self, batch: Any) -> None:
-        """Take note of how long the recorded sequences are."""
+        """Store the length of the recorded sequences."""
         self._length = sequence_length(batch)
 
     def tell(self, trainer: Trainer, trace: Trace, *, validation: Trace | None = None) -> None:
-        """Warn of what is still to come and may not fit on the GPU in use, each once.
+        """Warn about each later part of the run that may not fit on the GPU in use, once.
 
         Args:
             trainer: A Trainer that is fitting.
             trace: The recorded step.
-            validation: A recorded batch of validation; None keeps the one before.
+            validation: A recorded validation batch; None keeps the one before.
         """
         self._validation = validation or self._validation
         ahead = Ahead(
@@ -59,7 +58,7 @@ class MemoryAhead:
 
 
 def largest_validation_batch(trainer: Any) -> int | None:
-    """Return the samples of the largest batch of validation; None before its loaders are made, and where none says."""
+    """Return the samples of the largest validation batch; None if unknown or before its loaders exist."""
     sizes = []
     for loader in leaves_of(trainer.val_dataloaders):
         size = getattr(loader, "batch_size", None) or getattr(
@@ -72,7 +71,7 @@ def largest_validation_batch(trainer: Any) -> int | None:
 
 
 def sequence_length(batch: Any) -> int | None:
-    """Return the length of a batch of sequences: the second size of its whole numbers; None where there are none."""
+    """Return the sequence length of a batch: the second size of its integer tensors; None without any."""
     return max((int(one.shape[1]) for one in _tensors(batch) if one.dim() == 2 and _is_whole(one)), default=None)
 
 

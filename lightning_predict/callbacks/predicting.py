@@ -1,4 +1,4 @@
-"""Predict the rest of a fit from what was measured so far, and say what is expected of the machine in use.
+"""Prediction of the rest of a fit from the measured steps, and the expected time on the machine in use.
 
 Example::
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 PREDICTION_SECONDS: Final = 60.0
-"""Longest time that a prediction may delay training; less if the ranks' collectives have a shorter timeout."""
+"""Maximum delay of the training by a prediction; less if the ranks' collectives have a shorter timeout."""
 
 _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
-"""By class name, since both packages use the same names and some classes cannot be imported without an extra."""
+"""Sharding by class name: both packages use the same names, and some classes cannot be imported without an extra."""
 
 _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 
@@ -54,7 +54,7 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
-    """Find the strategy that the Trainer would use on several GPUs; DDP if it trains on one."""
+    """Return the strategy that the Trainer would use on several GPUs; DDP if it trains on one."""
     strategy = trainer.strategy
     names = [parent.__name__ for parent in type(strategy).__mro__]
     if "DeepSpeedStrategy" in names:
@@ -79,7 +79,7 @@ def _is_hybrid(strategy: Any) -> bool:
 
 
 def _degree(strategy: Any) -> int:
-    """Read how many GPUs share each layer from a strategy that has tensor parallelism."""
+    """Return the degree of tensor parallelism of a strategy; 1 without it."""
     degree = getattr(strategy, "_tensor_parallel_size", 1)
     return degree if isinstance(degree, int) else 1
 
@@ -87,15 +87,15 @@ def _degree(strategy: Any) -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prediction as the user asks for it.
+    """Prediction request of the user.
 
     Attributes:
         layouts: GPUs and layouts to predict.
-        assumptions: What is assumed; its strategy and history are filled in when the question is asked.
-        batches_per_epoch: Length of an epoch of a loader that has none; None if not said.
+        assumptions: The assumptions; strategy and history are filled in when predicting.
+        batches_per_epoch: Epoch length for a loader without a length; None if not given.
         samples_per_epoch: The same in samples, over all processes.
-        learns: Earlier runs of the same model count.
-        strategy: How several GPUs share the work; None for the Trainer's own way.
+        learns: Use earlier runs of the same model.
+        strategy: How several GPUs share the work; None for the Trainer's strategy.
     """
 
     layouts: tuple[Layout, ...]
@@ -109,13 +109,13 @@ class Question:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Predictions of the rest of a fit, and what they rest on.
+    """Predictions of the rest of a fit, with their inputs.
 
     Attributes:
         predictions: For the GPUs.
         expected: For the machine in use; None if no step was timed.
-        rest: What was measured and counted.
-        batches_per_epoch: Length of an epoch as the user gave it; None if the loader has one.
+        rest: Measured times and remaining counts.
+        batches_per_epoch: Epoch length given by the user; None if the loader has one.
     """
 
     predictions: Predictions
@@ -136,7 +136,7 @@ def predict_rest(
     is_renewed: bool = False,
     is_rough: bool = False,
 ) -> Answer:
-    """Predict what is left of a fit; `is_rough` from too few steps to advise by."""
+    """Predict the rest of a fit; `is_rough` marks too few steps for a recommendation."""
     given = _batches_per_epoch(trainer, question, trace)
     facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given or clock.batches_per_epoch)
     rest = rest_of(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
@@ -184,18 +184,18 @@ def _heading(predictions: Predictions, trainer: Trainer) -> str | None:
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:
-    """Return the step as that of one process among those of the Trainer."""
+    """Return the step with the Trainer's numbers of processes and machines."""
     return replace(step, world_size=trainer.world_size, num_nodes=trainer.num_nodes)
 
 
 def earlier_runs(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
-    """Read earlier runs; their error against a first prediction says nothing about a renewed one."""
+    """Read earlier runs; for a renewed prediction, without those that corrected the first prediction here."""
     if not question.learns:
         return ()
     try:
         records = in_hook(history_path(), read_history, seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        if not is_renewed:  # said once
+        if not is_renewed:  # warned already otherwise
             warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
         return ()
     origin = gpu_in_use(trace) if is_renewed else None
@@ -204,7 +204,7 @@ def earlier_runs(trainer: Trainer, question: Question, trace: Trace, *, is_renew
 
 
 def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> int | None:
-    """Return the epoch's length as the user gave it, where the loader has none."""
+    """Return the user's epoch length, if the loader has none."""
     if not math.isinf(trainer.num_training_batches):
         return None
     if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
@@ -213,7 +213,7 @@ def _batches_per_epoch(trainer: Trainer, question: Question, trace: Trace) -> in
 
 
 def _notes(trainer: Trainer, given: int | None, clock: RunClock, work: Workload) -> tuple[str, ...]:
-    """Describe what a total is based on, or leaves out."""
+    """Return notes about the basis of the total and the costs missing from it."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")

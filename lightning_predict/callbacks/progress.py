@@ -1,9 +1,9 @@
-"""`ProgressFile`: keep the file that says how far a run is (`run/progress.py`), from a Trainer's hooks.
+"""`ProgressFile`: writes the progress of a run (`run/progress.py`) to a file, from a Trainer's hooks.
 
 Example::
 
-progress_file = ProgressFile.wanted(None, trainer)     # the file that the environment names
-progress_file.batch_ends(trainer)
+    progress_file = ProgressFile.wanted(None, trainer)     # the file that the environment names
+    progress_file.batch_ends(trainer)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 class ProgressFile:
-    """Writes once a minute; a file that cannot be written is one warning, and is not tried again."""
+    """Progress file, written once a minute; if writing fails, it warns once and does not try again."""
 
     def __init__(self, path: Path, keeper: ProgressKeeper) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class ProgressFile:
 
     @classmethod
     def wanted(cls, path: str | None, trainer: Trainer) -> ProgressFile | None:
-        """Make one for the file that was named, or that the environment names; None where neither is."""
+        """Return a progress file for the given path, or the path in the environment; None without either."""
         name = path or os.environ.get(FILE_VARIABLE)
         if name is None:
             return None
@@ -46,7 +46,7 @@ class ProgressFile:
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
     def batch_ends(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
-        """Write, if it is time to."""
+        """Write, if it is due."""
 
         def batch_seconds() -> float | None:
             batch_times = clock.batch_times(batches_per_window=trainer.accumulate_grad_batches)

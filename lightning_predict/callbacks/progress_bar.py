@@ -1,8 +1,7 @@
-"""Show what is left of the whole run in Lightning's progress bar, whose own estimate ends with the epoch.
+"""Remaining time of the whole run in Lightning's progress bar, whose own estimate covers only the epoch.
 
-A bar shows what its `get_metrics` returns: Lightning documents that as the place to change the items displayed. Ours
-puts `left` before them, in this one bar and until the fit ends; what is logged, and what other callbacks read of it,
-stays as it is. Example::
+A bar shows the items that its `get_metrics` returns; Lightning documents overriding it. We add `left` in front, in this
+bar instance only and until the fit ends. Logged values and other callbacks are not affected. Example::
 
     shown = show_in_bar(trainer, lambda: "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70")
     shown.remove()
@@ -20,28 +19,28 @@ from lightning_predict.reports.format import duration, duration_interval, usd
 from lightning_predict.units import seconds_to_hours
 
 RENEWED_SECONDS: Final = 1.0
-"""Time from one wording to the next: a bar may ask after each batch."""
+"""Minimum seconds between two updates of the text: a bar may ask after each batch."""
 
 WIDE_COLUMNS: Final = 120
-"""A terminal of as many has room for the interval beside the bar, too; what is no terminal is taken for one."""
+"""Minimum terminal width to show the interval, too; output that is not a terminal counts as this wide."""
 
 NARROW_COLUMNS: Final = 100
-"""A narrower one has room for the time alone: of 80 columns, Rich's bar leaves 19 to all that is shown beside it."""
+"""Minimum terminal width to show the cost: of 80 columns, Rich's bar leaves 19 for all items."""
 
 
 def left_in_words(
     left: Interval[float] | None, *, usd_per_hour: float | None, at_most: bool = False, columns: int | None = None
 ) -> str | None:
-    """Write what is left of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; less where the terminal is narrow.
+    """Format the rest of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; shorter in a narrow terminal.
 
     Args:
         left: Seconds.
-        usd_per_hour: Price of the machine; None if it is not known.
+        usd_per_hour: Price of the machine; None if unknown.
         at_most: The run may end earlier.
-        columns: Width of the terminal; None asks for it.
+        columns: Width of the terminal; None detects it.
 
     Returns:
-        The words; None if what is left is not known.
+        The text; None if the rest is unknown.
     """
     if left is None:
         return None
@@ -54,12 +53,12 @@ def left_in_words(
 
 @final
 class ShownInBar:
-    """Puts a text among the items of a progress bar.
+    """Text among the items of a progress bar.
 
     Args:
-        bar: The bar; it may be of any class that has `get_metrics`.
-        text: What to show; None leaves it out. Asked for once a second at most.
-        clock: Seconds.
+        bar: The bar, of any class with `get_metrics`.
+        text: Returns the text; None for no text. Called at most once a second.
+        clock: Returns seconds.
     """
 
     def __init__(self, bar: Any, text: Callable[[], str | None], *, clock: Callable[[], float]) -> None:
@@ -71,9 +70,9 @@ class ShownInBar:
         bar.get_metrics = self.get_metrics
 
     def get_metrics(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Return the items of the bar, what is left first; one of that name that was logged counts instead."""
+        """Return the items of the bar with `left` first; a logged item of that name takes precedence."""
         items = self._metrics(*args, **options)
-        with suppress(Exception):  # a bar must not stop the training that it shows
+        with suppress(Exception):  # a bar must not stop the training
             now = self._clock()
             if now >= self._next:
                 self._said, self._next = self._text(), now + RENEWED_SECONDS
@@ -81,9 +80,9 @@ class ShownInBar:
         return items
 
     def remove(self) -> None:
-        """Leave the bar as it was."""
+        """Restore the bar."""
         if vars(self._bar).get("get_metrics") != self.get_metrics:
-            return  # somebody else put another one in its place
+            return  # other code has replaced it since
         if self._own is None:
             del self._bar.get_metrics
         else:
@@ -91,6 +90,6 @@ class ShownInBar:
 
 
 def show_in_bar(trainer: Any, text: Callable[[], str | None], *, clock: Callable[[], float]) -> ShownInBar | None:
-    """Show a text in the Trainer's progress bar; None if it has none that shows items."""
+    """Show a text in the Trainer's progress bar; None if it has no bar with items."""
     bar = trainer.progress_bar_callback
     return ShownInBar(bar, text, clock=clock) if hasattr(bar, "get_metrics") else None

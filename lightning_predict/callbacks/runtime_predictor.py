@@ -1,7 +1,7 @@
-"""`RuntimePredictor`: how long this very run would take, and cost, on other GPUs, said while it trains.
+"""`RuntimePredictor`: time and cost of the running fit on other GPUs, shown while it trains.
 
-The first steps are timed, one is recorded, and before the next batch begins the predictions are logged and printed.
-From then on the callback does nothing but to wait for the first checkpoint, and for the end. Example::
+The first steps are timed, one is recorded, and before the next batch the predictions are logged and printed. After
+that the callback only updates the forecast, and compares it with the actual time at the end. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import RuntimePredictor
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 @final
 class _Fit:
-    """What is under way in one fit, on rank zero; what is None is not begun, not asked for, or over."""
+    """State of one fit, on rank zero; None for parts that have not begun, were not requested, or are over."""
 
     def __init__(self, follow_up: FollowUp, recording: FitRecording) -> None:
         self.follow_up, self.recording = follow_up, recording
@@ -80,7 +80,7 @@ class _Fit:
         self.progress_file: ProgressFile | None = None
 
     def ends(self) -> None:
-        """Leave nothing recording, and the progress bar as it was."""
+        """Stop all recordings and restore the progress bar."""
         if self.in_bar is not None:
             self.in_bar.remove()
         if self.following is not None:
@@ -92,58 +92,58 @@ class _Fit:
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
-    A step is what lies between two optimizer updates: one batch, or several under gradient accumulation. Where steps of
-    several kinds take turns (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
+    A step is everything between two optimizer updates: one batch, or several under gradient accumulation. If steps of
+    several kinds alternate (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
     within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are
-    the same with and without this callback, and whatever goes wrong in it becomes one warning.
+    the same with and without this callback, and any error in it becomes one warning.
 
-    Args:
-        gpus: Names of the GPUs to predict; ours, torch's and clouds' spellings are understood.
-        warmup_steps: Steps to time before one is recorded; a few more where they have not settled by then, fewer where
-            the run, or the warm-up of a CostBudget, is too short.
-        capture_steps: Steps to record, one after the other; the one of middle length counts.
+    Args: gpus: Names of the GPUs to predict; our, torch's and cloud providers' spellings are understood. warmup_steps:
+        Steps to time before one is recorded; a few more if they have not settled by then, fewer if the run,
+            or the warm-up of a CostBudget, is too short.
+        capture_steps: Number of consecutive steps to record; the one of median length is used.
         weights: See `Assumptions`.
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
-        verbose: Print the methods, the sources of prices and every note, too.
-        log_all: Log every quantity (intervals, memory) of every GPU, and not only the step, the total and the cost of
-            those that decide: of more than three GPUs the one in use, the cheapest, the fastest and the best in time.
-        json_file: File for all predictions as JSON, `.json`; rewritten whenever they are made. None writes none.
+        verbose: Also print the methods, the sources of prices and every note.
+        log_all: Log every quantity (intervals, memory) of every GPU. By default, only step, total and cost are logged;
+            of more than three GPUs, only for the one in use, the cheapest, the fastest and the best within the
+            deadline.
+        json_file: File for all predictions as JSON, `.json`; rewritten with each prediction. None writes none.
         deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
             within it.
-        batches_per_epoch: Batches of an epoch on one process, where the loader has no length.
+        batches_per_epoch: Batches of an epoch on one process, if the loader has no length.
         samples_per_epoch: The same in samples, over all processes.
-        learn_from_history: Let earlier runs of the same model on the same GPU correct predictions, and remember this
-            one (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's folder for data).
-        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: as the Trainer does.
+        learn_from_history: Use earlier runs of the same model on the same GPU to correct predictions, and store this
+            run (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's data folder).
+        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: the Trainer's strategy.
         interconnect: See `Assumptions`.
         cores_per_node: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
-        meta_step: Makes a training step on the meta device from a batch size (see `callbacks/batch_sizes.py`), for the
-            largest batch size that fits on each GPU; None leaves that out.
-        save_trace: File for the recorded step, `.json` or `.json.gz`, from which `lp.Trace.load` and the command line
-            predict later and elsewhere; rank zero writes it after the capture. None writes none.
-        gpus_file: TOML file of GPUs of your own (see `gpus/own.py`).
-        advice: Say below the first table, in at most three lines, what to change first and what it gains, and log the
-            gains; it takes some seconds more, and on a GPU another step in which tensors are followed.
-        progress_bar: Show what is left of the whole run, in time and money, among the items of the Trainer's progress
-            bar; what is logged stays as it is.
-        progress_file: File for how far the run is and how fast, `.json`, renewed each minute, from which
-            `lightning-predict plan --state` plans again. None: the file that the scripts of an exported plan name in
-            `LIGHTNING_PREDICT_PROGRESS`, without which none is written.
+        meta_step: Function that makes a training step on the meta device from a batch size (see
+            `callbacks/batch_sizes.py`), to find the largest batch size that fits on each GPU; None skips this.
+        save_trace: File for the recorded step, `.json` or `.json.gz`, to predict later or elsewhere with
+            `lp.Trace.load` and the command line. Rank zero writes it after the capture. None writes none.
+        gpus_file: TOML file with your own GPUs (see `gpus/own.py`).
+        advice: Print at most three lines of optimization advice with predicted gains below the first table, and log the
+            gains. It takes a few seconds more and, on a GPU, another step in which tensors are followed.
+        progress_bar: Show the remaining time and cost of the whole run in the Trainer's progress bar; logged values are
+            not affected.
+        progress_file: File for the progress and speed of the run, `.json`, updated each minute, which
+            `lightning-predict plan --state` reads. None: the file in `LIGHTNING_PREDICT_PROGRESS`, which the scripts of
+            an exported plan set; without the variable, none is written.
         charges: See `Assumptions`.
 
     Attributes:
-        advice: What `lp.advise` says of the recorded step; None before the capture, and unless it was asked for.
-        predictions: What was predicted; None before the capture.
-        trace: The step that was recorded, with those of other kinds in `other_steps`; None before the capture.
+        advice: Advice for the recorded step, as from `lp.advise`; None before the capture or if not requested.
+        predictions: The predictions; None before the capture.
+        trace: The recorded step, with other kinds in `other_steps`; None before the capture.
         batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
-        outcome: Predicted against actual; None before the end of training.
+        outcome: Predicted and actual time; None before the end of training.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
+        UnknownGpuError: A name that the catalogue does not contain.
         InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
             positive, two lengths of an epoch, or a `save_trace` or `json_file` that cannot name a file.
         WeightsNotFoundError: `weights` does not exist.
@@ -153,15 +153,15 @@ class RuntimePredictor(Callback):
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Seconds left of the fit on the machine in use; None before the capture and after the fit."""
+        """Remaining seconds of the fit on the machine in use; None before the capture and after the fit."""
         left = self.remaining
         return None if left is None else left.middle
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Seconds left of the fit on the machine in use, with their 90 % interval; None likewise.
+        """Remaining seconds of the fit on the machine in use, with their 90 % interval; None if unknown.
 
-        Where early stopping, or a loader without a length, may end it earlier, they are the most that is left.
+        If early stopping or a loader without a length may end the fit earlier, they are an upper bound.
         """
         return None if self._fit is None else self._fit.follow_up.remaining
 
@@ -253,12 +253,12 @@ class RuntimePredictor(Callback):
         self.advice: Advice | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle what was given and found, but nothing of a fit under way: its recording cannot be copied."""
+        """Copy and pickle arguments and results, but not the state of a running fit: its recording cannot be copied."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | {"_fit"}}
 
     @never_raises
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset for a new fit; stay off where there is nothing to predict."""
+        """Reset for a new fit; stay off if there is nothing to predict."""
         if stage != "fit":
             return
         self._deactivate()
@@ -284,7 +284,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to time steps."""
+        """Start to time steps."""
         fit = self._fit
         if fit is None:
             return
@@ -304,7 +304,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude what an epoch ends with from the wait for a batch."""
+        """Exclude the end of an epoch from the wait for a batch."""
         if self._fit is not None:
             self._fit.clock.epoch_ends()
             self._fit.recording.pause()
@@ -318,7 +318,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Time or record the step that begins."""
+        """Time or record the next batch."""
         fit = self._fit
         if fit is None:
             return
@@ -332,7 +332,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Take note of which optimizers step together."""
+        """Note which optimizers step together."""
         if self._fit is not None:
             self._fit.recording.optimizer_steps(optimizer)
 
@@ -340,7 +340,7 @@ class RuntimePredictor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the step; once every kind of step is recorded, predict."""
+        """End the batch; predict once every kind of step is recorded."""
         fit = self._fit
         if fit is None:
             return
@@ -376,7 +376,7 @@ class RuntimePredictor(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Record a batch of the sanity check, or of the first validation where there was none."""
+        """Record a batch of the sanity check, or of the first validation without a sanity check."""
         fit = self._fit
         if fit is None:
             return
@@ -395,14 +395,14 @@ class RuntimePredictor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """End the recording of a validation batch."""
+        """Stop recording a validation batch."""
         if self._fit is not None:
             self._fit.clock.validation.batch_ends()
             self._fit.recording.validation_batch_ends(batch)
 
     @never_raises
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict again where validation had to be estimated and has now been recorded."""
+        """Predict again if validation was estimated before and has now been recorded."""
         fit = self._fit
         if fit is None:
             return
@@ -412,7 +412,7 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict from what was recorded if the run ended before all was, or say that it was too short for any."""
+        """Predict from the recordings if the run ended early, warn if it was too short, and compare the times."""
         fit = self._fit
         if fit is None:
             return
@@ -436,28 +436,28 @@ class RuntimePredictor(Callback):
 
     @never_raises
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave no profiler open behind an error; teardown is not called then."""
+        """Close the profiler after an error; teardown is not called then."""
         self._deactivate()
 
     @never_raises
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave no profiler open."""
+        """Close the profiler."""
         self._deactivate()
 
     def give_up(self, error: Exception) -> None:
-        """Stop whatever is under way, warn once and do nothing until the next fit."""
-        with contextlib.suppress(Exception):  # What stopping would say is a consequence of the error.
+        """Stop everything, warn once and do nothing until the next fit."""
+        with contextlib.suppress(Exception):  # an error while stopping is a consequence of the first one
             self._deactivate()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
     def _predict_recorded(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, trace: Trace) -> None:
-        """Keep a step that was recorded, and predict from it."""
+        """Store a recorded step, and predict from it."""
         self.trace = trace.changed(lambda step: of_processes(step, trainer))
         self._save(trainer)
         self._predict(trainer, pl_module, fit, "batch end", trace=trace, pace=fit.recording.pace)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write the recorded step where that was asked for; a file that cannot be written is one warning."""
+        """Write the recorded step if requested; warn once if it cannot be written."""
         path, trace = self.save_trace, self.trace
         if path is None or trace is None:
             return
@@ -472,7 +472,7 @@ class RuntimePredictor(Callback):
             warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
 
     def _predict(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: Moment, **given: Any) -> None:
-        """Predict, show, and go on recording only a validation that is still to come."""
+        """Predict and show; continue recording only a validation that has not been recorded."""
         follow_up, validation = fit.follow_up, fit.recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
@@ -494,7 +494,7 @@ class RuntimePredictor(Callback):
             fit.recording.forget_validation()
 
     def _tell_advice(self, trainer: Trainer, fit: _Fit, following: Following) -> None:
-        """Keep what was followed of the step, and say what to change first."""
+        """Store the followed tensors of the step, and print the advice."""
         from lightning_predict.callbacks.advising import tell_advice
 
         following.stop()
@@ -508,12 +508,12 @@ class RuntimePredictor(Callback):
             fit.follow_up.foretold = self.advice.foretold()
 
     def _is_second(self, trainer: Trainer) -> bool:
-        """Return whether the code has one already and the environment asks for a second, which would interfere."""
+        """Return whether an earlier callback of this class exists, for example one added by the environment."""
         # A callback that passes its hooks on to this one may stand in the Trainer's list in its place.
         return next((one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)), self) is not self
 
     def _deactivate(self) -> None:
-        """Forget everything but the predictions, with nothing left recording."""
+        """Drop the state of the fit, with nothing left recording."""
         fit, self._fit = self._fit, None
         if fit is not None:
             fit.ends()

@@ -1,4 +1,4 @@
-"""Shows predictions in a running fit: next to the progress bar, in the loggers, and in a file where one was asked for.
+"""Output of predictions in a running fit: next to the progress bar, in the loggers, and optionally in a file.
 
 Example::
 
@@ -43,14 +43,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """What is shown of predictions, and where.
+    """Output options for predictions.
 
     Attributes:
         with_table: Print the table and the ranking.
-        verbose: Print the methods, the sources of prices and every note, too.
-        deadline_hours: Time that the run may take, for the ranking; None leaves that out.
-        logs_in_full: Log every quantity of every GPU, and not only the step, the total and the cost of those that
-            decide.
+        verbose: Also print the methods, the sources of prices and every note.
+        deadline_hours: Time that the run may take, for the ranking; None for no limit.
+        logs_in_full: Log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
         json_file: File for all of it; None writes none.
     """
 
@@ -69,7 +68,7 @@ def show(
     reason: str | None = None,
     advises: bool = True,
 ) -> None:
-    """Print the table, and the ranking where enough was seen to advise, and log both at the current step."""
+    """Print the table and, if there are enough steps, the ranking; log both at the current step."""
     ranking = rank(predictions, deadline_hours=manner.deadline_hours)
     if manner.with_table:
         print_beside(trainer, lambda: table_text(predictions, verbose=manner.verbose, reason=reason))
@@ -79,7 +78,7 @@ def show(
 
 
 def deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: Manner) -> None:
-    """Log predictions and their ranking at the current step, and write the file that was asked for."""
+    """Log predictions and their ranking at the current step, and write the JSON file if requested."""
     step, loggers = trainer.global_step, trainer.loggers
     gpus = None if manner.logs_in_full else that_decide(ranking, predictions)
 
@@ -93,10 +92,10 @@ def deliver(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """Log to other people's loggers, which may ask a server that hangs, and wait only so long.
+    """Log to loggers with a timeout, because their server may hang.
 
     Returns:
-        A sentence for everything that was not taken.
+        A sentence for every value that was not logged.
     """
     names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
     if not names:
@@ -108,7 +107,7 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
 
 
 def write_file(predictions: Predictions, trainer: Trainer, manner: Manner) -> None:
-    """Write the file that was asked for; one that cannot be written is one warning."""
+    """Write the JSON file if requested; warn once if it cannot be written."""
     file = manner.json_file
     if file is None:
         return
@@ -119,7 +118,7 @@ def write_file(predictions: Predictions, trainer: Trainer, manner: Manner) -> No
 
 
 def say(trainer: Trainer, sentence: str) -> None:
-    """Say a sentence next to the progress bar, which only the bar can do without breaking it; without one, log it."""
+    """Print a sentence next to the progress bar, through the bar so that it is not broken; without a bar, log it."""
     if shown_bar(trainer) is None:
         rank_zero_info(sentence)
     else:
@@ -129,7 +128,7 @@ def say(trainer: Trainer, sentence: str) -> None:
 def print_beside(trainer: Trainer, text: Callable[[], str]) -> None:
     """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
 
-    What cannot be printed is one warning: predictions are logged, too.
+    If printing fails, warn once: predictions are logged, too.
     """
     if not trainer.is_global_zero:
         return
@@ -140,7 +139,7 @@ def print_beside(trainer: Trainer, text: Callable[[], str]) -> None:
 
 
 def shown_bar(trainer: Trainer) -> ProgressBar | None:
-    """Return the progress bar that is drawn: one of the user's own need not say whether it is."""
+    """Return the visible progress bar; a bar of the user's own may lack `is_enabled`."""
     bar = trainer.progress_bar_callback
     return bar if bar is not None and getattr(bar, "is_enabled", True) else None
 
@@ -149,7 +148,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     """Log values at the current step to every logger, on rank zero.
 
     Returns:
-        A sentence for every logger that did not take them.
+        A sentence for every logger that failed.
     """
     step = trainer.global_step
 
@@ -158,17 +157,17 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
             named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
             try:
                 logger.log_metrics(named, step=step)
-            except Exception as error:  # A logger is code (and often a network) of other people.
+            except Exception as error:  # loggers are other people's code, and often use a network
                 yield f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}"
 
     return list(logged(trainer, lambda: list(log())))
 
 
 def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
-    """Log an event with its reason in words to the loggers that take words, on rank zero.
+    """Log an event with its reason to the loggers that accept text, on rank zero.
 
     Returns:
-        A sentence for every logger that did not take it.
+        A sentence for every logger that failed.
     """
     table = LoggedTable(
         key=f"{group}/{event}",
@@ -183,7 +182,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
 
 
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:
-    """Say what `print_table` prints on this standard output, colours included, as one text.
+    """Return the output of `print_table` for this standard output, including colours, as one text.
 
     A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
     """
@@ -200,7 +199,7 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
 
 @final
 class _LikeStandardOutput(io.StringIO):
-    """What rich may ask of standard output, which it ends the program for where nobody reads that any more."""
+    """Stand-in for standard output: rich ends the program if nothing reads the real one any more."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Read where a fit stands and what limits it from a Trainer's public attributes.
+"""Progress and limits of a fit, read from a Trainer's public attributes.
 
 Example::
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def facts_of(
     trainer: Trainer, *, pace: Pace, moment: Moment = "batch end", batches_per_epoch: int | None = None
 ) -> Facts:
-    """Read what a forecast needs of a fit; the arguments are those of `position_of`."""
+    """Read the inputs of a forecast from a Trainer; for the arguments see `position_of`."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
     return Facts(
         position=position_of(
@@ -54,14 +54,14 @@ def position_of(
     moment: Moment = "batch end",
     batches_per_epoch: int | None = None,
 ) -> Position:
-    """Read where the fit stands; call it in the hooks around a training batch, when all of it is known.
+    """Read the progress of the fit; call it in the hooks around a training batch, when all of it is known.
 
     Args:
         trainer: A Trainer that is fitting.
-        batches_done: Batches of this epoch that are done.
-        pace: How windows went by so far.
-        moment: The hook that asks.
-        batches_per_epoch: For a loader without a length; None if not known.
+        batches_done: Finished batches of this epoch.
+        pace: Observed pace of the windows.
+        moment: The current hook.
+        batches_per_epoch: For a loader without a length; None if unknown.
     """
     length = _finite(trainer.num_training_batches)
     return Position(
@@ -81,7 +81,7 @@ def position_of(
 
 
 def batches_of_fit(trainer: Trainer) -> int | None:
-    """Return the batches of the fit that begins, roughly: what accumulates later differently counts as now."""
+    """Return the batches of the fit that begins; a rough count that ignores later changes of accumulation."""
     per_epoch, epochs, steps = (
         _finite(trainer.num_training_batches),
         _limit(trainer.max_epochs),
@@ -94,26 +94,26 @@ def batches_of_fit(trainer: Trainer) -> int | None:
 
 
 def batches_without_step(trainer: Trainer, windows: WindowCount) -> int:
-    """Count the batches since the last optimizer step, at the end of a batch: their gradients are in no checkpoint."""
+    """Count the batches since the last optimizer step, at the end of a batch: no checkpoint has their gradients."""
     if windows.is_followed or not windows.batches:
         return windows.batches_in_window
     return 0 if trainer.is_last_batch else (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
 
 
 def callbacks_of(trainer: Any) -> list[Any]:
-    """Return `trainer.callbacks`, which Lightning sets where type checkers do not see it."""
+    """Return `trainer.callbacks`, which type checkers do not see."""
     return list(trainer.callbacks)
 
 
 def reason_for_no_extras(trainer: Any) -> str | None:
-    """Return the mode of the Trainer in which callbacks should keep still; None in an ordinary run."""
+    """Return the Trainer's mode in which callbacks should do nothing; None in an ordinary run."""
     if trainer.fast_dev_run:
         return f"fast_dev_run={trainer.fast_dev_run}"
     return "barebones=True" if trainer.barebones else None
 
 
 def unmet_minimums(trainer: Trainer) -> str:
-    """List the Trainer's settings that make it train on when it is asked to stop now; empty where there are none."""
+    """List the Trainer's settings that prevent a stop now; empty if it can stop."""
     minimums = []
     if trainer.min_epochs is not None and trainer.min_epochs > trainer.current_epoch:
         minimums.append(f"min_epochs={trainer.min_epochs}")
@@ -123,13 +123,13 @@ def unmet_minimums(trainer: Trainer) -> str:
 
 
 def savings_of(trainer: Any) -> list[Saving]:
-    """Tell when the ModelCheckpoint callbacks write."""
+    """Return the schedules of the ModelCheckpoint callbacks."""
     kinds = lightning_classes("ModelCheckpoint")
     return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
 
 
 def workers_of(trainer: Any) -> int | None:
-    """Return the workers of the training loaders; None if a loader does not say."""
+    """Return the number of workers of the training loaders; None if unknown."""
     loaders = _loaders(trainer)
     if not loaders or not all(hasattr(loader, "num_workers") for loader in loaders):
         return None
@@ -137,7 +137,7 @@ def workers_of(trainer: Any) -> int | None:
 
 
 def resumes_data(trainer: Any) -> bool:
-    """Return whether every loader can go on within an epoch: it has `state_dict` and `load_state_dict`."""
+    """Return whether every loader can resume within an epoch: it has `state_dict` and `load_state_dict`."""
     return all(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
 
 
@@ -154,9 +154,9 @@ def _finite(number: float) -> int | None:
 
 
 def _saving(trainer: Any, callback: Any) -> Saving:
-    """Read when a ModelCheckpoint writes from its own attributes, whose names are those of Lightning 1.6 and later."""
+    """Read the schedule of a ModelCheckpoint from its attributes, which have these names since Lightning 1.6."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
-    # Its own rule; where it waits for a validation that there is none of, it never writes.
+    # ModelCheckpoint's own rule; if it waits for a validation that never runs, it never writes.
     at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)
     own_choice, best = callback._save_on_train_epoch_end, callback.save_top_k != 0
     return Saving(
@@ -169,7 +169,7 @@ def _saving(trainer: Any, callback: Any) -> Saving:
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """Return the training loaders, whichever way several are combined."""
+    """Return the training loaders, however several are combined."""
     return _single(trainer.train_dataloader)
 
 
@@ -193,13 +193,13 @@ def starts_workers(trainer: Any) -> bool:
 
 
 def batches_in_store(trainer: Any) -> int:
-    """Return the batches that the workers make ahead, which are there at once after a break."""
+    """Return the number of batches that the workers prefetch, which are ready after a break."""
     loaders = _loaders(trainer) if has_workers(trainer) else []
     return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:
-    """Return the samples of an epoch's last batch over those of the others; 1 where it is not known to be smaller."""
+    """Return the size of an epoch's last batch relative to the others; 1 unless it is known to be smaller."""
     loaders = _loaders(trainer)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return 1.0
@@ -212,13 +212,13 @@ def _last_batch_share(trainer: Any) -> float:
     ):
         return 1.0
     if trainer.num_training_batches != len(loader):
-        return 1.0  # The limit cuts the last one off.
+        return 1.0  # the limit cuts the last one off
     rest = len(loader.sampler) % loader.batch_size
     return rest / loader.batch_size if rest else 1.0
 
 
 def _limit(number: int | None) -> int | None:
-    """Return a limit as Lightning spells it: -1 is none."""
+    """Convert a limit as Lightning spells it: -1 means no limit."""
     return None if number is None or number < 0 else number
 
 
@@ -233,7 +233,7 @@ def _accumulation(trainer: Trainer) -> Mapping[int, int]:
 def _validation(trainer: Trainer, *, is_due: bool) -> Validation | None:
     if not trainer.enable_validation:
         return None
-    # Empty before the first validation where no sanity check ran and the first epochs are not validated.
+    # Empty before the first validation if no sanity check ran and the first epochs are not validated.
     batches = trainer.num_val_batches
     return Validation(
         batches=_finite(sum(batches)) if batches else None,
