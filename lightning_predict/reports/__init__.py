@@ -1,19 +1,19 @@
-"""Show predictions: as tables, rankings, figures, HTML, through loggers, and as tasks for SkyPilot.
+"""Output of predictions: tables, rankings, figures, HTML, loggers, and SkyPilot tasks.
 
 * `predictions`: the mapping GPU name -> `Prediction` that `predict` returns.
-* `format`: numbers as people read them (`3 h 12 min`, `$12.3`); pure.
-* `table`: the columns and footnotes, and from them plain text, rich and Markdown tables.
+* `format`: numbers for display (`3 h 12 min`, `$12.3`).
+* `table`: columns and footnotes, and plain-text, rich and Markdown tables made from them.
 * `ranking`: cheapest, fastest, cheapest within a deadline.
 * `html`: the report as one HTML file.
-* `figures`: bars with interval (needs the extra `tensorboard`, for matplotlib).
-* `loggers`: hands all of it to whatever loggers a Trainer has, or writes a JSON file.
+* `figures`: bar chart with intervals (needs the extra `tensorboard`, for matplotlib).
+* `loggers`: sends everything to the loggers of a Trainer, or writes a JSON file.
 * `sky`: the SkyPilot task that rents the machine.
 
-They import one way: `format` -> `table`, `ranking` -> `predictions` -> the rest. Example::
+Imports go one way: `format` -> `table`, `ranking` -> `predictions` -> the rest. Example::
 
     print_table(result)
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
 
-Nothing here imports torch or Lightning; matplotlib and rich are imported by the functions that draw with them.
+No module here imports torch or Lightning; matplotlib and rich are imported only by the functions that draw with them.
 """

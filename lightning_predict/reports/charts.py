@@ -1,8 +1,8 @@
-"""Draw the charts of the report: bars and shares in HTML, scatters and curves in SVG, in the colours of its style.
+"""Charts of the HTML report: bars and shares in HTML, scatter plots and curves in SVG.
 
-Text is as large on a phone as on a desktop: bars are boxes of the page and give way like its text, and a drawing is
-made twice, `WIDE` and `NARROW`, of which the page shows the one that has room. Points bear numbers that a list below
-explains, so that no label needs a place. Example::
+Text has the same size on a phone as on a desktop. Bars are HTML boxes that adapt to the page width. SVG drawings exist
+in two widths, `WIDE` and `NARROW`, and the page shows the one that fits. Points are numbered and explained in a list
+below, so that labels cannot overlap. Example::
 
     >>> bar_chart([Bar("T4", 48.0, 45.0, 52.0, "48.0 ms")], unit="ms")[:18]
     '<div class="bars">'
@@ -19,20 +19,20 @@ from typing import Final, final
 from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
 
 LOG_AXIS_SPREAD: Final = 20.0
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 SCATTER_SPREAD: Final = 2.0
-"""The same for the axes of a scatter, whose points have no length that an axis from zero would have to show."""
+"""The same for scatter plots, whose axes need not start at zero because points have no length."""
 
 WIDE: Final = 760
 NARROW: Final = 330
-"""Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels with its margins."""
+"""Widths of a drawing in pixels: on a desktop, and on a phone of 360 pixels including margins."""
 
 HEIGHT: Final = 340
 """Height of a drawing in pixels."""
 
 CHARACTER: Final = 7.6
-"""Mean width of a character of the charts' text in pixels (12 px system font), a little generous."""
+"""Mean width of a character in pixels (12 px system font), slightly overestimated."""
 
 _TICKS: Final = 6
 _TICKS_NARROW: Final = 4
@@ -40,7 +40,7 @@ _LEFT: Final = 64
 _RADIUS: Final = 9
 
 MOST_PARTS: Final = 8
-"""Parts of a bar that have names; the others are one."""
+"""Maximum number of named parts of a bar; the rest is merged into `OTHER`."""
 
 OTHER: Final = "other"
 
@@ -48,7 +48,7 @@ OTHER: Final = "other"
 @final
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a chart: its name, middle, interval, the text next to it, and the class of its style."""
+    """A bar of a chart: name, middle, interval, text next to it, and CSS class."""
 
     name: str
     value: float
@@ -61,7 +61,7 @@ class Bar:
 @final
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of values on a range of pixels, logarithmic where the values are far apart."""
+    """A range of values mapped to a range of pixels, logarithmic if the values are far apart."""
 
     low: float
     high: float
@@ -73,7 +73,7 @@ class Axis:
     def over(
         values: Sequence[float], start: float, end: float, *, from_zero: bool = True, spread: float = LOG_AXIS_SPREAD
     ) -> Axis:
-        """Span all of some values, from 0 where the axis is linear; values further apart than `spread` make it log."""
+        """Make an axis over values: logarithmic if their ratio exceeds `spread`, else linear, by default from 0."""
         positive = [value for value in values if value > 0]
         if len(positive) == len(values) and max(values) > spread * min(values):
             return Axis(min(values) / 1.6, max(values) * 1.3, start, end, True)
@@ -81,7 +81,7 @@ class Axis:
         return Axis(low, max(values) * 1.08 or 1.0, start, end, False)
 
     def pixel(self, value: float) -> float:
-        """Place a value on the axis."""
+        """Return the pixel position of a value."""
         if self.logarithmic:
             part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
@@ -89,7 +89,7 @@ class Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Choose round values of the axis."""
+        """Return round tick values."""
         if self.logarithmic:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps: tuple[int, ...] = (1, 2, 5) if last - first <= 3 else (1,)
@@ -103,19 +103,19 @@ class Axis:
 
 
 def for_both_screens(draw: Callable[[int], str]) -> str:
-    """Draw for a desktop and for a phone; an empty drawing stays empty."""
+    """Draw for both desktop and phone; an empty drawing stays empty."""
     wide = draw(WIDE)
     return wide and f'<div class="wide">{wide}</div><div class="narrow">{draw(NARROW)}</div>'
 
 
 def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
-    """Draw horizontal bars with their intervals, in order; give an empty text without bars.
+    """Draw horizontal bars with their intervals, in order; return an empty string without bars.
 
-    On a logarithmic axis a bar's length would mean nothing, so there it is a point.
+    On a logarithmic axis, the length of a bar has no meaning, so points are drawn instead.
 
     Args:
-        bars: What to draw.
-        unit: Unit of the values, said where the axis is logarithmic.
+        bars: The bars to draw.
+        unit: Unit of the values, shown if the axis is logarithmic.
     """
     if not bars:
         return ""
@@ -138,10 +138,10 @@ def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
 
 
 def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    """Choose the parts that have names: the `MOST_PARTS` largest over all rows, the largest first.
+    """Return the named parts: the `MOST_PARTS` largest over all rows, largest first.
 
     Args:
-        rows: Share by part, one mapping a bar.
+        rows: Share by part, one mapping per bar.
     """
     together: dict[str, float] = {}
     for shares in rows:
@@ -151,7 +151,7 @@ def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
-    """Draw bars of shares that add up to 1, each part in the colour of its name; give an empty text without rows.
+    """Draw stacked bars of shares that add up to 1, with one colour per part; return an empty string without rows.
 
     Args:
         rows: Name, share by part, and the text next to the bar.
@@ -179,14 +179,14 @@ def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:
 
 
 def tick_text(value: float) -> str:
-    """Write a round value as an axis shows it: `0.00002`, `5`, `20,000`."""
+    """Format a tick value: `0.00002`, `5`, `20,000`."""
     if value >= 1 and value == round(value):
         return f"{value:,.0f}"
     return f"{value:.6g}" if value == 0 or value >= 1e-3 else f"{value:.12f}".rstrip("0")
 
 
 def ticks_apart(axis: Axis) -> list[float]:
-    """Choose the ticks whose texts do not touch."""
+    """Return the ticks whose labels do not overlap."""
     shown: list[float] = []
     free_from = -math.inf
     for tick in axis.ticks():
@@ -198,22 +198,22 @@ def ticks_apart(axis: Axis) -> list[float]:
 
 
 def scale_note(axis: Axis) -> str:
-    """Name the scale of an axis next to its unit where it is logarithmic."""
+    """Return the suffix of an axis label if the axis is logarithmic."""
     return " (logarithmic)" if axis.logarithmic else ""
 
 
 def grid_line(x1: float, y1: float, x2: float, y2: float) -> str:
-    """Draw a thin line."""
+    """Draw a grid line."""
     return f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
 
 
 def text_at(x: float, y: float, text: str, anchor: str, kind: str) -> str:
-    """Draw a text at a place, in the class of its style."""
+    """Draw a text at a position, with a CSS class."""
     return f'<text class="{kind.strip()}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def svg_of(parts: Sequence[str], width: int, height: float, title: str) -> str:
-    """Join the parts to a whole drawing."""
+    """Join the parts into an SVG document."""
     return (
         f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
         f'aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(parts)}</svg>'
@@ -223,7 +223,7 @@ def svg_of(parts: Sequence[str], width: int, height: float, title: str) -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a scatter: its name, place, what the list below says of it, and the class of its style."""
+    """A point of a scatter plot: name, position, description in the list below, and CSS class."""
 
     name: str
     x: float
@@ -233,10 +233,10 @@ class Point:
 
 
 def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit: float | None, *, title: str) -> str:
-    """Draw points of hours (x) and US dollars (y), a line through some of them, and a limit on x, with their list.
+    """Draw a scatter plot of hours (x) and US dollars (y), with a line, a limit on x, and a list of the points.
 
-    Without points the text is empty. Times are shown in the unit in which the longest is read best. Points that cannot
-    be told apart share a number.
+    Return an empty string without points. Times use the unit that suits the longest. Points that overlap share a
+    number.
     """
     if not points:
         return ""
@@ -254,7 +254,7 @@ def scatter(points: Sequence[Point], line: Sequence[tuple[float, float]], limit:
 
 
 def _axes(points: Sequence[Point], width: int) -> tuple[Axis, Axis]:
-    # Twice as fast for twice the price is a straight line on logarithmic axes, and the cheap ones do not lie on a heap.
+    # On log-log axes, "twice as fast for twice the price" is a straight line, and cheap GPUs do not cluster.
     x_axis = Axis.over([point.x for point in points], _LEFT + _RADIUS, width - 24, spread=SCATTER_SPREAD)
     return x_axis, Axis.over([point.y for point in points], HEIGHT - 48, 16, spread=SCATTER_SPREAD)
 
@@ -287,7 +287,7 @@ def _scatter(
 
 
 def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = True) -> list[str]:
-    """Draw the lines and the texts of both axes."""
+    """Draw the grid lines and labels of both axes."""
     bottom = HEIGHT - 48
     wanted = _TICKS if width == WIDE else _TICKS_NARROW
     x_ticks, y_ticks = ticks_apart(x_axis), y_axis.ticks()
@@ -304,7 +304,7 @@ def frame(x_axis: Axis, y_axis: Axis, width: int, unit: str, *, dollars: bool = 
 
 
 def _time_unit(hours: float) -> tuple[str, float]:
-    """Choose the unit in which so many hours are read best, and say how many of it an hour has."""
+    """Choose the most readable unit for a number of hours; return it and the number of units per hour."""
     for unit, per_hour in (("hours", 1.0), ("minutes", 60.0), ("seconds", hours_to_seconds(1.0))):
         if hours * per_hour >= 1:
             return unit, per_hour
@@ -312,7 +312,7 @@ def _time_unit(hours: float) -> tuple[str, float]:
 
 
 def _together(points: Sequence[Point]) -> list[list[Point]]:
-    """Group the points that the narrow drawing could not tell apart, in their order."""
+    """Group the points that would overlap in the narrow drawing, in order."""
     x_axis, y_axis = _axes(points, NARROW)
     groups: list[list[Point]] = []
     for point in points:

@@ -1,7 +1,7 @@
-"""Show how time, dollars and efficiency go with the number of GPUs: where does another machine stop paying?
+"""Scaling curves: time, cost and efficiency over the number of GPUs, to find where more GPUs stop paying off.
 
-A curve holds the layouts of one GPU among some predictions. Efficiency is the throughput of n GPUs over n times that of
-the smallest layout's. Example::
+A curve holds the layouts of one GPU among the predictions. Efficiency is the throughput per GPU relative to the
+smallest layout. Example::
 
     result = lp.predict(trace, names_up_to("8x8xH100-SXM-80GB"), strategy="fsdp")
     for curve in cost_curves(result):
@@ -21,29 +21,29 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.units import seconds_to_hours
 
 LEAST_POINTS: Final = 3
-"""Fewer layouts of a GPU are no curve."""
+"""Minimum number of layouts of a GPU for a curve."""
 
 LEAST_GAIN: Final = 0.5
-"""Further GPUs pay as long as each adds half of what one of the smallest layout does."""
+"""Minimum throughput per added GPU, relative to one GPU of the smallest layout; below it, more GPUs do not pay off."""
 
 SAMPLES: Final = 1_000_000
-"""Samples whose cost is shown."""
+"""Number of samples for which the cost is shown."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One layout.
+    """One layout of a curve.
 
     Attributes:
-        name: Its name.
-        gpus: GPUs in all.
+        name: Name of the layout.
+        gpus: Total number of GPUs.
         samples_per_second: Throughput of all of them.
-        seconds: The run still to come; None if its length is not known.
-        usd: What it costs; None if that or the price is not known.
-        usd_per_million_samples: Cost of so many samples; None without a price.
-        efficiency: Throughput of a GPU over that in the smallest layout.
-        fits: A step fits into the memory of each GPU; None if that is not known.
+        seconds: Rest of the run; None if its length is unknown.
+        usd: Cost of that time; None if the time or the price is unknown.
+        usd_per_million_samples: Cost of a million samples; None without a price.
+        efficiency: Throughput per GPU, relative to the smallest layout.
+        fits: Whether a step fits into the memory of each GPU; None if unknown.
         provider: Who rents it out at this price; None without a price.
     """
 
@@ -61,14 +61,14 @@ class CurvePoint:
 @final
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """The layouts of one GPU, the smallest first."""
+    """The layouts of one GPU, smallest first."""
 
     gpu: str
     points: tuple[CurvePoint, ...]
 
     @property
     def pays_up_to(self) -> CurvePoint:
-        """The largest layout up to which further GPUs pay."""
+        """The largest layout up to which more GPUs pay off."""
         first = self.points[0]
         each = first.samples_per_second / first.gpus
         best = first
@@ -81,12 +81,12 @@ class CostCurve:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Where further GPUs stop paying, and where the provider changes, in words."""
+        """Where more GPUs stop paying off, and where the provider changes, in words."""
         return (self.sentence,) if self.providers is None else (self.sentence, self.providers)
 
     @property
     def providers(self) -> str | None:
-        """Who rents out which layouts, in words, where it is not one provider throughout; None otherwise."""
+        """Which provider rents out which layouts, in words; None if there is only one provider."""
         names: dict[str, list[str]] = {}
         for point in self.points:
             if point.provider is not None:
@@ -98,7 +98,7 @@ class CostCurve:
 
     @property
     def sentence(self) -> str:
-        """The number of machines from which another stops paying, in words."""
+        """The number of machines from which another stops paying off, in words."""
         last, best = self.points[-1], self.pays_up_to
         if best == last:
             return f"Further GPUs pay up to {last.name}, the largest asked for, at {share(last.efficiency)} efficiency."
@@ -110,7 +110,7 @@ class CostCurve:
 
 
 def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
-    """Return the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first, with its network."""
+    """Return the layouts of 1, 2, 4, ... GPUs up to this one, filling machines first, with its network."""
     largest = layout_of(layout) if isinstance(layout, str) else layout
     inside = [2**power for power in range(largest.gpus_per_node.bit_length()) if 2**power <= largest.gpus_per_node]
     machines = [2**power for power in range(1, largest.nodes.bit_length()) if 2**power <= largest.nodes]
@@ -120,12 +120,12 @@ def layouts_up_to(layout: str | Layout) -> tuple[Layout, ...]:
 
 
 def names_up_to(layout: str | Layout) -> tuple[str, ...]:
-    """Name the layouts of 1, 2, 4, ... GPUs up to this one, machines filled first."""
+    """Return the names of the layouts of 1, 2, 4, ... GPUs up to this one, filling machines first."""
     return tuple(one.name for one in layouts_up_to(layout))
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:
-    """Collect the curves of the GPUs that are there in three layouts or more; samples must be known."""
+    """Collect the curves of GPUs with at least `LEAST_POINTS` layouts and a known number of samples."""
     by_gpu: dict[str, list[Prediction]] = {}
     for one in predictions.values():
         if one.samples_per_second is not None:
@@ -162,7 +162,7 @@ HEADERS: Final = ("GPUs", "samples/s", "efficiency", "per million samples", "tot
 
 
 def table_of(curve: CostCurve) -> tuple[list[str], list[list[str]]]:
-    """Write the points as texts, with the headers over them; a column that is not known of any point is left out."""
+    """Return the headers and the text of each cell; columns without any known value are left out."""
     rows = [
         [
             point.name,

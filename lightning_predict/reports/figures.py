@@ -1,7 +1,7 @@
-"""Draw bars of the predicted iteration time, one a GPU, with the 90 % interval.
+"""Bar chart of the predicted iteration time by GPU, with 90 % intervals.
 
-Drawn through matplotlib's object interface on its own canvas: no pyplot, no window, no state that a user's own plots
-share. Example::
+Drawn through matplotlib's object interface on its own canvas: no pyplot, no window, and no state shared with the user's
+own plots. Example::
 
     figure = iteration_figure(result)
     figure.savefig("iteration_time.png")
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOG_AXIS_SPREAD: Final = 20.0
-"""Ratio of the slowest to the fastest GPU above which short bars could no longer be read on a linear axis."""
+"""Ratio of the slowest to the fastest GPU above which the axis is logarithmic, because short bars become unreadable."""
 
 _COLOR: Final = "#4878a8"
 _COLOR_IN_USE: Final = "#d1733b"
 _COLOR_DOES_NOT_FIT: Final = "#b8b8b8"
 _DOTS_PER_INCH: Final = 120
-_FONT_POINTS: Final = 11  # TensorBoard first shows the figure small
+_FONT_POINTS: Final = 11  # TensorBoard first shows a small version of the figure
 
 
 def iteration_figure(predictions: Predictions) -> Figure:
-    """Draw horizontal bars in the order of `predictions`; cost, where known, next to the time.
+    """Draw horizontal bars in the order of `predictions`, labelled with the time and, if known, the cost.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def iteration_figure(predictions: Predictions) -> Figure:
 
 
 def _draw_bars(axes: Any, predictions: Predictions) -> None:
-    """Draw one bar a GPU from top to bottom, its interval as an error bar and its label behind that."""
+    """Draw one bar per GPU from top to bottom, with its interval as an error bar and a label to the right."""
     for row, prediction in enumerate(predictions.values()):
         middle = seconds_to_milliseconds(prediction.iteration_seconds)
         low = seconds_to_milliseconds(prediction.iteration_seconds_low)
@@ -69,7 +69,7 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
             textcoords="offset points",
             verticalalignment="center",
             fontsize=_FONT_POINTS,
-            parse_math=False,  # a dollar sign is a dollar sign
+            parse_math=False,  # show dollar signs literally
         )
     names = [_name(prediction, predictions) for prediction in predictions.values()]
     axes.set_yticks(range(len(predictions)), names, fontsize=_FONT_POINTS)
@@ -77,7 +77,7 @@ def _draw_bars(axes: Any, predictions: Predictions) -> None:
 
 
 def _scale_axis(axes: Any, predictions: Predictions) -> None:
-    """Set a linear axis from 0, or a logarithmic one where the GPUs are too far apart for that."""
+    """Set a linear axis from 0, or a logarithmic one if the GPUs differ too much."""
     middle = [seconds_to_milliseconds(prediction.iteration_seconds) for prediction in predictions.values()]
     low = [seconds_to_milliseconds(prediction.iteration_seconds_low) for prediction in predictions.values()]
     label = "ms of one iteration, with its 90 % interval"
@@ -92,10 +92,10 @@ def _scale_axis(axes: Any, predictions: Predictions) -> None:
 
 
 def figure_pixels(figure: Figure) -> NDArray[np.uint8]:
-    """Render the figure as an image, (height, width, 3), red, green, blue."""
+    """Render the figure as an RGB image, shape (height, width, 3)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    canvas: Any = FigureCanvasAgg(figure)  # Any: its methods are not typed
+    canvas: Any = FigureCanvasAgg(figure)  # matplotlib has no types for its methods
     canvas.draw()
     return np.asarray(canvas.buffer_rgba(), dtype=np.uint8)[:, :, :3].copy()
 
@@ -111,7 +111,7 @@ def _name(prediction: Prediction, predictions: Predictions) -> str:
 
 
 def _label(prediction: Prediction) -> str:
-    """Write the time, the cost of the run where known, and whether it does not fit."""
+    """Return the time, the cost of the run if known, and whether it does not fit."""
     parts = [f"{milliseconds(prediction.iteration_seconds)} ms"]
     if prediction.cost_usd is not None:
         parts.append(usd(prediction.cost_usd))

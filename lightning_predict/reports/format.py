@@ -1,4 +1,4 @@
-"""Write numbers as people read them: three significant digits, two units of time.
+"""Format numbers for display: three significant digits, at most two units of time.
 
 Example::
 
@@ -21,22 +21,22 @@ PLAIN_WIDTH: Final = 120
 """Characters on one line of plain text."""
 
 SAME_SIDES: Final = 10
-"""Percentage points by which the two sides of an interval may differ and still be one `±`, of the larger."""
+"""Maximum difference between the sides of an interval, in percentage points, for a single `±` with the larger one."""
 
 TIMES_FROM: Final = 10.0
-"""From so many times the middle on, a percentage is no longer read."""
+"""Ratio to the middle from which an end is shown as a factor instead of a percentage."""
 
 TIMES_TO: Final = 1000.0
-"""Beyond so many times, how many says nothing more."""
+"""Ratio above which the exact factor is not shown."""
 
 CENTS_FROM: Final = 0.1
-"""Dollars of an hour, or of some steps, from which on cents say enough."""
+"""Dollars (per hour or of some steps) from which cents are precise enough."""
 
 LEAST_USD: Final = 0.005
-"""Dollars below which an amount is said to be under a cent."""
+"""Dollars below which an amount is shown as `<$0.01`."""
 
 LEAST_GIBIBYTES: Final = 0.1
-"""GiB below which nobody asks how much it is exactly."""
+"""GiB below which the exact amount is not shown."""
 
 _DIGITS: Final = 3
 _SMALLEST_EXPONENT: Final = -6
@@ -52,27 +52,27 @@ _UNIT_PAIRS: Final = (
 
 
 def width_at_hand() -> int:
-    """Count the characters that a line of text has room for: a narrow terminal's columns, else `PLAIN_WIDTH`."""
+    """Return the line width in characters: the columns of a narrow terminal, else `PLAIN_WIDTH`."""
     if not is_terminal():
         return PLAIN_WIDTH
     return min(PLAIN_WIDTH, shutil.get_terminal_size((PLAIN_WIDTH, 1)).columns)
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal; one that is closed, or that there is not, is none."""
+    """Return whether standard output is an open terminal."""
     try:
         return sys.stdout is not None and sys.stdout.isatty()
-    except (AttributeError, ValueError):  # a stream of the program's own without the method; one that is closed
+    except (AttributeError, ValueError):  # a replaced stream without the method, or a closed one
         return False
 
 
 def encoding_at_hand() -> str:
-    """Return the encoding of standard output; what is not written anywhere may hold any character."""
+    """Return the encoding of standard output; UTF-8 without a standard output."""
     return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
 def significant(value: float) -> str:
-    """Write three significant digits: `0.0123`, `12.0`, `12,300`; with an exponent only far from 1."""
+    """Format with three significant digits: `0.0123`, `12.0`, `12,300`; with an exponent if very large or small."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     rounded = f"{value:.{_DIGITS - 1}e}"
@@ -83,17 +83,17 @@ def significant(value: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Write seconds as milliseconds, without the unit."""
+    """Format seconds as milliseconds, without the unit."""
     return significant(seconds_to_milliseconds(seconds))
 
 
 def milliseconds_interval(low_seconds: float, high_seconds: float) -> str:
-    """Write an interval in milliseconds, without the unit: `11.2–13.8`."""
+    """Format an interval in milliseconds, without the unit: `11.2–13.8`."""
     return f"{milliseconds(low_seconds)}–{milliseconds(high_seconds)}"  # noqa: RUF001 (an en dash is meant)
 
 
 def relative_interval(low: float, middle: float, high: float) -> str:
-    """Write the ends of an interval in percent of its middle: `± 12 %`, or `−20/+45 %` where they differ much."""
+    """Format an interval in percent of its middle: `± 12 %`, or `−20/+45 %` if the sides differ much."""
     if middle <= 0 or not math.isfinite(high / middle):
         return ""
     if high / middle > TIMES_TO:
@@ -107,13 +107,13 @@ def relative_interval(low: float, middle: float, high: float) -> str:
 
 
 def gibibytes(size_bytes: float) -> str:
-    """Write bytes as GiB, without the unit: `16.5`, `<0.1`."""
+    """Format bytes as GiB, without the unit: `16.5`, `<0.1`."""
     amount = bytes_to_gibibytes(size_bytes)
     return f"<{LEAST_GIBIBYTES:g}" if 0 < amount < LEAST_GIBIBYTES else significant(amount)
 
 
 def usd(amount: float) -> str:
-    """Write US dollars as people do, to the cent or to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
+    """Format US dollars to the cent or to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
     if 0 < amount < LEAST_USD:
         return "<$0.01"
     if not math.isfinite(amount) or amount == 0 or abs(amount) >= 1e9:
@@ -122,20 +122,20 @@ def usd(amount: float) -> str:
 
 
 def usd_of_steps(amount: float) -> str:
-    """Write US dollars of a few steps, to be multiplied by their number: `$0.00467`, `$12.34`."""
+    """Format the cost of a few steps, with enough digits to multiply it: `$0.00467`, `$12.34`."""
     return usd(amount) if amount >= CENTS_FROM else f"${significant(amount)}"
 
 
 def usd_per_hour(price: float) -> str:
-    """Write a price as price lists do, to the cent where that is enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
+    """Format a price per hour, to the cent if that is precise enough: `$0.35/h`, `$98.32/h`, `$0.0125/h`."""
     return f"${price:,.2f}/h" if price >= CENTS_FROM else f"{usd_of_steps(price)}/h"
 
 
 def duration(seconds: float) -> str:
-    """Write a time in at most two units: `820 ms`, `12.3 s`, `12 min 5 s`, `3 h 12 min`, `5 d 3 h`."""
+    """Format a time in at most two units: `820 ms`, `12.3 s`, `12 min 5 s`, `3 h 12 min`, `5 d 3 h`."""
     if not math.isfinite(seconds):
         return significant(seconds)
-    # What is compared is what will be printed, so that 59.96 s is "1 min" and not "60.0 s".
+    # Compare the value as printed, so that 59.96 s becomes "1 min" and not "60.0 s".
     printed = float(f"{seconds:.{_DIGITS - 1}e}")
     if printed < 1:
         return f"{milliseconds(seconds)} ms"
@@ -149,13 +149,13 @@ def duration(seconds: float) -> str:
 
 
 def duration_interval(seconds: Interval[float]) -> str:
-    """Write a time and the ends of its interval: `3 h 12 min (2 h 50 min to 3 h 40 min)`."""
+    """Format a time and its interval: `3 h 12 min (2 h 50 min to 3 h 40 min)`."""
     middle, low, high = (duration(one) for one in (seconds.middle, seconds.low, seconds.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def share(fraction: float) -> str:
-    """Write a share in percent; never `0 %` for a part that is there, nor `100 %` where something is missing."""
+    """Format a share in percent; `0 %` and `100 %` are reserved for exact values."""
     if 0 < fraction < 0.01:
         return "<1 %"
     if 0.99 < fraction < 1:
@@ -164,14 +164,14 @@ def share(fraction: float) -> str:
 
 
 def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Leave out the columns in which every cell is empty; an empty cell of the others is a dash."""
+    """Drop the columns in which every cell is empty; write other empty cells as a dash."""
     known = [number for number in range(len(headers)) if any(row[number] for row in rows)]
     return [headers[number] for number in known], [[row[number] or "-" for number in known] for row in rows]
 
 
 def markdown_text(text: str) -> str:
-    """Escape what would end a cell, mark emphasis or open a tag in Markdown."""
+    """Escape the characters that end a cell, mark emphasis or open a tag in Markdown."""
     for character in "\\|*_":
         text = text.replace(character, f"\\{character}")
-    # As entities: not every reader (TensorBoard's, for one) takes a backslash before these.
+    # Entities, because some viewers (such as TensorBoard) ignore a backslash before these characters.
     return text.replace("&", "&amp;").replace("<", "&lt;")

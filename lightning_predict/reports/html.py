@@ -1,7 +1,7 @@
-"""Write the report as one HTML file: needs no network, follows the reader's light or dark setting, prints.
+"""The report as one self-contained HTML file: works offline, supports light and dark mode, phones, and printing.
 
-All text is escaped, no script is in it, and a content security policy forbids the browser to load anything. It is as
-readable on a phone as on a desktop. Example::
+All text is escaped. The file has no scripts, and its content security policy forbids the browser to load anything.
+Example::
 
     Path("report.html").write_text(html_report(result, rank(result, deadline_hours=8)), encoding="utf-8")
 """
@@ -152,16 +152,16 @@ def html_report(
     made_on: datetime.date | None = None,
     sections: str = "",
 ) -> str:
-    """Write a whole HTML document.
+    """Return the whole HTML document.
 
     Args:
-        predictions: What to show.
+        predictions: The predictions to show.
         ranking: Ranking of the same predictions.
         title: Heading of the page.
         energies: Energy by GPU name, for its columns; None leaves them out.
-        offers: Offers that the prices come from, for their sources; None takes those that ship with the package.
-        made_on: Date on the page; today where None.
-        sections: Further sections, as HTML whose text is escaped; they follow the table and its charts.
+        offers: Offers behind the prices, for their sources; None uses the offers of the package.
+        made_on: Date on the page; None for today.
+        sections: Further sections after the table and its charts, as HTML with escaped text.
     """
     made_on = made_on or datetime.date.today()
     shown = grid(predictions, extra=energy_columns(energies) if energies else ())
@@ -269,7 +269,7 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
 
 
 def _cost_curves(predictions: Predictions) -> str:
-    """Draw throughput over the number of GPUs, next to what it would be if none waited, and list time and dollars."""
+    """Draw throughput over the number of GPUs, next to ideal scaling, with a table of time and cost."""
     sections = []
     for curve in cost_curves(predictions):
         headers, rows = table_of(curve)
@@ -288,7 +288,7 @@ def _cost_curves(predictions: Predictions) -> str:
 
 
 def curve_chart(curve: CostCurve, width: int) -> str:
-    """Draw the throughput of a curve, both axes logarithmic."""
+    """Draw the throughput of a curve on log-log axes."""
     first = curve.points[0]
     ideal = [first.samples_per_second / first.gpus * point.gpus for point in curve.points]
     x_axis = Axis.over([float(point.gpus) for point in curve.points], 72, width - 48)
@@ -361,7 +361,7 @@ def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
 
 
 def _methods(predictions: Predictions) -> str:
-    """List the interval of a step and the methods behind it, for those who open it."""
+    """Return a collapsed section with the interval of a step and the prediction methods."""
     brief = [column.title for column in columns_of(predictions)]
     columns = [column for column in columns_of(predictions, verbose=True) if column.title not in brief[1:]]
     heads = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in columns)
@@ -415,7 +415,7 @@ def _prices(predictions: Predictions, offers: Sequence[Offer]) -> str:
 
 
 def _link(source: str) -> str:
-    """Write a source, as a link where it is an address."""
+    """Return a source, as a link if it is a URL."""
     if not source.startswith("https://"):
         return escape(source)
     shown = source.removeprefix("https://").removeprefix("www.").split("/")[0]

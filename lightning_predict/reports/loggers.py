@@ -1,8 +1,8 @@
-"""Hand predictions to whatever loggers a Trainer has, each in the richest form that it takes.
+"""Send predictions to the loggers of a Trainer, each in the richest form that it supports.
 
-Every logger gets the metrics, one flat dict of floats, through `log_metrics`; what a logger takes beyond that is a row
-of `DELIVERIES`. Small tables with words in them (a ranking, a budget's event) go to the loggers of `SENDERS` alone.
-Loggers are known by their class names, so that Lightning is not imported here and its two packages both work. Example::
+Every logger gets the metrics, a flat dict of floats, through `log_metrics`; a row of `DELIVERIES` describes anything
+beyond that. Small tables with text (a ranking, a budget event) go only to the loggers in `SENDERS`. Loggers are
+recognized by class name, so that this module works with both Lightning packages and imports neither. Example::
 
     for warning in log_predictions(trainer.loggers, result, step=trainer.global_step):
         rank_zero_warn(warning)
@@ -40,24 +40,24 @@ QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
     "memory_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_bytes),
     "memory_free_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_free_bytes),
 }
-"""Logged name of each quantity, with its unit; None if it is not known."""
+"""Logged quantities by name with unit; the value is None if unknown."""
 
 
 BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
-"""The quantities that are logged unless all are asked for: each is a chart for every GPU."""
+"""Quantities logged by default; few, because each adds a chart per GPU."""
 
 
 MOST_IN_FULL: Final = 3
-"""As many GPUs are logged each; of more, only those that decide: every chart of another hides one that matters."""
+"""Maximum number of GPUs whose metrics are all logged; with more, only the GPUs that matter for the decision."""
 
 
 def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
-    """Choose the GPUs whose numbers are logged: the one in use, the cheapest, the fastest and the best in time."""
+    """Return the GPUs to log: the one in use, the cheapest, the fastest and the cheapest within the deadline."""
     if len(predictions) <= MOST_IN_FULL:
         return frozenset(predictions)
     best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
     names = {one.gpu for one in best if one is not None} | ({predictions.used_gpu or ""} & predictions.keys())
-    return frozenset(names or predictions)  # where the run fits nowhere, each lacks something else
+    return frozenset(names or predictions)  # if the run fits nowhere, log all GPUs
 
 
 def metrics(
@@ -66,13 +66,13 @@ def metrics(
     """Collect the known quantities of GPUs.
 
     Args:
-        predictions: What to log.
-        separator: Between the parts of a key; a logger's `group_separator`.
-        in_full: All of them, and not only the step, the total and the cost.
-        gpus: Names of the GPUs; None: all.
+        predictions: The predictions to log.
+        separator: Separator between the parts of a key; a logger's `group_separator`.
+        in_full: Include all quantities, not only the step, the total and the cost.
+        gpus: Names of the GPUs; None for all.
 
     Returns:
-        Values by key `predict/<gpu>/<quantity>`; a quantity that is not known has no key.
+        Values by key `predict/<gpu>/<quantity>`; unknown quantities are left out.
     """
     return {
         separator.join(("predict", prediction.gpu, name)): float(value)
@@ -94,7 +94,7 @@ ARTIFACT_FOLDER: Final = "lightning_predict"
 
 
 TENSORBOARD_WIDTH: Final = 90
-"""Characters of a row that its page has room for at 1280 pixels: in a wider table it breaks numbers, $0.7 over 1."""
+"""Maximum row width of a table in characters; at 1280 pixels, TensorBoard breaks the numbers of wider tables."""
 
 
 def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
@@ -103,7 +103,7 @@ def _tensorboard_text(logger: Any, predictions: Predictions, step: int) -> None:
 
 
 def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> None:
-    """Lay out one page of charts: a chart for each quantity, with all GPUs in it."""
+    """Add a page with one chart per quantity, each with all GPUs."""
     charts = {
         title: ["Multiline", [rf"^predict/[^/]+/{quantity}$"]]
         for title, quantity in (("step (ms)", "iteration_ms"), ("total (h)", "total_hours"), ("cost ($)", "cost_usd"))
@@ -114,13 +114,13 @@ def _tensorboard_layout(logger: Any, _predictions: Predictions, _step: int) -> N
 def _tensorboard_figure(logger: Any, predictions: Predictions, step: int) -> None:
     from lightning_predict.reports.figures import figure_pixels, iteration_figure
 
-    # add_image and not add_figure, which imports pyplot and so touches the user's matplotlib.
+    # Not add_figure: it imports pyplot and changes the state of the user's matplotlib.
     pixels = figure_pixels(iteration_figure(predictions))
     logger.experiment.add_image(FIGURE_KEY, pixels, global_step=step, dataformats="HWC")
 
 
 def _wandb_table(logger: Any, predictions: Predictions, step: int) -> None:
-    """Send the table with numbers as numbers, so that it can be sorted; their digits are those that can be read."""
+    """Send the table with numeric cells, so that it can be sorted; numbers are rounded."""
     columns = ["gpu", "in_use", *QUANTITIES, "measured_ms", "fits", "memory_fit", "covered_by", "offer"]
     logger.log_table(TABLE_KEY, columns=columns, data=list(_wandb_rows(predictions)), step=step)
 
@@ -150,12 +150,12 @@ def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The texts, tables and figures that one kind of logger takes beyond metrics.
+    """Additional output of one kind of logger: text, table or figure.
 
     Attributes:
-        logger_class: Name of the logger's class or of one of its bases.
-        what: Its name in a warning.
-        send: Hands it over, given the logger, the predictions and the step.
+        logger_class: Name of the logger's class or of a base class.
+        what: Name of the output in a warning.
+        send: Function of the logger, the predictions and the step.
     """
 
     logger_class: str
@@ -180,14 +180,14 @@ def log_predictions(
     in_full: bool = False,
     gpus: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    """Log to every logger; what one of them refuses does not keep the others from it.
+    """Log predictions to every logger; the failure of one does not affect the others.
 
     Args:
-        loggers: Lightning loggers, or anything with their public interface.
-        predictions: What to log.
-        step: Step to log it at.
-        in_full: Log every quantity, and not only the step, the total and the cost.
-        gpus: Names of the GPUs whose quantities are logged; None: all. Tables and figures have all of them.
+        loggers: Lightning loggers, or objects with the same interface.
+        predictions: The predictions to log.
+        step: Training step for the logged values.
+        in_full: Log every quantity, not only the step, the total and the cost.
+        gpus: Names of the GPUs with logged quantities; None for all. Tables and figures always have all GPUs.
 
     Returns:
         One warning for everything that could not be logged, for the caller to show.
@@ -202,14 +202,14 @@ def log_predictions(
 def _log_predictions_to(
     logger: Any, predictions: Predictions, step: int, values: Callable[[str], dict[str, float]]
 ) -> Iterator[str]:
-    """Log to one logger, and give its warnings."""
-    # Exception, the broadest that is not an exit: a logger is code (and often a network) of other people, and whatever
-    # it raises must not end a training run. The warning carries it on.
+    """Log predictions to one logger, and yield warnings."""
+    # We catch Exception because a logger is third-party code, often with network access, and its errors must not end a
+    # training run.
     try:
         separator = getattr(logger, "group_separator", "/")
         logger.log_metrics(values(separator), step=step)
     except Exception as error:
-        # Nothing else is tried: a server that does not answer would cost its time-out once more for each.
+        # Stop here: with an unresponsive server, each further call would wait for another timeout.
         yield _refusal(logger, "metrics", error)
         return
     classes = {base.__name__ for base in type(logger).__mro__}
@@ -226,7 +226,7 @@ def _refusal(logger: Any, what: str, error: Exception) -> str:
 
 
 def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
-    """Write all predictions to a file, whole or not at all; an older file is replaced.
+    """Write all predictions to a JSON file atomically, replacing an existing file.
 
     Raises:
         OSError: The file cannot be written.
@@ -242,13 +242,13 @@ RANKING_KEY: Final = "predict/ranking"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTable:
-    """A small table for loggers, with words in it.
+    """A small table for loggers, with text in it.
 
     Attributes:
-        key: Its name there.
+        key: Name of the table in the logger.
         columns: Names of the columns.
         rows: Texts and numbers.
-        markdown: The same for people.
+        markdown: The same table as Markdown.
     """
 
     key: str
@@ -258,7 +258,7 @@ class LoggedTable:
 
 
 def ranking_table(ranking: Ranking) -> LoggedTable:
-    """Tabulate the cheapest, the fastest, the best within the deadline, and those that no other beats in both."""
+    """Tabulate the cheapest, the fastest, the best within the deadline, and the Pareto-optimal GPUs."""
     chosen = [
         ("cheapest", ranking.cheapest),
         ("fastest", ranking.fastest),
@@ -274,7 +274,7 @@ def ranking_table(ranking: Ranking) -> LoggedTable:
 
 
 def log_table(loggers: Iterable[Any], table: LoggedTable, *, step: int) -> tuple[str, ...]:
-    """Log to every logger that takes tables; what one of them refuses does not keep the others from it.
+    """Log a table to every logger that supports tables; the failure of one does not affect the others.
 
     Returns:
         One warning for everything that could not be logged, for the caller to show.
@@ -306,7 +306,7 @@ SENDERS: Final[Mapping[str, Callable[[Any, LoggedTable, int], None]]] = {
     "WandbLogger": _wandb,
     "MLFlowLogger": _mlflow,
 }
-"""What sends a table, by the name of the logger's class or of one of its bases."""
+"""Functions that send a table, by the name of the logger's class or of a base class."""
 
 
 def _log_table_to(logger: Any, table: LoggedTable, step: int) -> Iterator[str]:
@@ -314,6 +314,6 @@ def _log_table_to(logger: Any, table: LoggedTable, step: int) -> Iterator[str]:
         if name in SENDERS:
             try:
                 SENDERS[name](logger, table, step)
-            except Exception as error:  # A logger is code (and often a network) of other people.
+            except Exception as error:  # third-party code, often with network access
                 yield f"{type(logger).__name__} did not take {table.key}: {type(error).__name__}: {error}"
             return

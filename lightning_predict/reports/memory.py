@@ -1,4 +1,4 @@
-"""Show where the memory of a step goes, and what would help by how much: as lines, HTML, Markdown and JSON.
+"""Report on the memory of a step and on changes that would reduce it: plain text, HTML, Markdown and JSON.
 
 Example::
 
@@ -19,7 +19,7 @@ from lightning_predict.reports.charts import share_chart
 from lightning_predict.reports.format import gibibytes, markdown_text, share
 
 MODULES_SHOWN: Final = 10
-"""Modules in tables for people; JSON has all."""
+"""Number of modules in tables; JSON has all of them."""
 
 TITLE: Final = "Where the memory goes"
 
@@ -27,12 +27,12 @@ TITLE: Final = "Where the memory goes"
 @final
 @dataclass(frozen=True, slots=True)
 class MemorySaving:
-    """What a change would save of what the process takes.
+    """Reduction of the process's memory by one change.
 
     Attributes:
-        words: The change.
-        bytes: Bytes less.
-        note: What it costs; empty if nothing is to be said.
+        words: Description of the change.
+        bytes: Saved bytes.
+        note: Its cost; empty if there is nothing to mention.
     """
 
     words: str
@@ -43,15 +43,15 @@ class MemorySaving:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """The memory of a step on a GPU.
+    """Memory report of a step on a GPU.
 
     Attributes:
         gpu: Name of the GPU.
-        need: Whether it fits.
-        breakdown: What lives at the fullest moment.
-        savings: Changes that would help, each by itself, the largest first.
-        largest: What the largest batch is, in words; None where it cannot be told.
-        several: What each of several GPUs takes where they are predicted, in words; None where it is one.
+        need: Memory of the step, and whether it fits.
+        breakdown: Memory at the peak, by purpose and module.
+        savings: Changes that would help, each on its own, largest first.
+        largest: The largest batch size, in words; None if unknown.
+        several: Memory of each of several GPUs, in words; None for a single GPU.
     """
 
     gpu: str
@@ -63,7 +63,7 @@ class MemoryReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Whether it fits, when it is fullest, and the largest batch."""
+        """Whether the step fits, where its peak is, and the largest batch size, in words."""
         process, chance = self.need.process, self.need.fit_probability
         found = self.breakdown
         module = "" if found.module is None else f" of {found.module}"
@@ -78,7 +78,7 @@ class MemoryReport:
 
     @property
     def tables(self) -> tuple[tuple[tuple[str, str], list[tuple[str, str]]], ...]:
-        """Heads and rows of purposes, modules and savings, those that are there."""
+        """Headers and rows of purposes, modules and savings, without empty tables."""
         found = self.breakdown
         shown = found.modules[:MODULES_SHOWN]
         tables = (
@@ -89,11 +89,11 @@ class MemoryReport:
         return tuple((head, rows) for head, rows in tables if rows)
 
     def lines(self) -> list[str]:
-        """Write it for a terminal."""
+        """Return the lines for a terminal."""
         return [*self.sentences, *(line for head, rows in self.tables for line in _plain_table(head, rows))]
 
     def html(self) -> str:
-        """Write a section of the report."""
+        """Return a section of the HTML report."""
         total = self.breakdown.total_bytes
         shares = {one.name: one.bytes / total for one in self.breakdown.parts}
         chart = share_chart([(self.gpu, shares, f"{gibibytes(total)} GiB")])
@@ -102,7 +102,7 @@ class MemoryReport:
         return f"<section><h2>{TITLE}</h2>{words}<figure>{chart}</figure>{tables}</section>"
 
     def markdown(self) -> str:
-        """Write a section in Markdown."""
+        """Return a section in Markdown."""
         blocks = [f"## {TITLE}", " ".join(markdown_text(one) for one in self.sentences)]
         for head, rows in self.tables:
             lines = [f"| {head[0]} | {head[1]} |", "|---:|---|"]
@@ -110,7 +110,7 @@ class MemoryReport:
         return "\n\n".join(blocks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as JSON values."""
+        """Return JSON-serializable values."""
         process, found = self.need.process, self.breakdown
         return {
             "gpu": self.gpu,

@@ -1,7 +1,7 @@
-"""Write what a run takes as lines to paste: into a pull request, or into the card of a model.
+"""Summary of a predicted run to paste into a pull request or a model card.
 
-Hugging Face's cards have a field for emissions, in grams, with where and on what the model was trained. What is written
-here is predicted, and says so. Example::
+Hugging Face's model cards have a field for emissions, in grams, with the place and hardware of the training. The values
+here are marked as predicted. Example::
 
     print(model_card(result["L4"], energy=prediction_energy(result["L4"], grid_grams_per_kwh=276), place="Frankfurt"))
 """
@@ -19,13 +19,13 @@ from lightning_predict.units import kilograms_to_grams
 def model_card(
     prediction: Prediction, *, energy: Energy | None = None, place: str | None = None, command: str | None = None
 ) -> str | None:
-    """Write hardware, time, cost and emissions in three lines, and the fields of a model card; None without a length.
+    """Write hardware, time, cost and emissions, and the fields of a model card; None if the run's length is unknown.
 
     Args:
-        prediction: The run, on the GPU that it goes to.
-        energy: Its energy, with CO2 where the grid is known.
-        place: Where the grid is.
-        command: What predicts it again.
+        prediction: The run on its GPU.
+        energy: Energy of the run, with CO2 emissions if the grid is known.
+        place: Place of the grid.
+        command: Command that repeats the prediction.
     """
     if prediction.total is None:
         return None

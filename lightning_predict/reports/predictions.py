@@ -1,4 +1,4 @@
-"""Hold what `predict` returns: one `Prediction` a GPU, in the order asked; prints as a table.
+"""Result of `predict`: one `Prediction` per GPU, in the requested order; prints as a table.
 
 Example::
 
@@ -31,16 +31,16 @@ _Default = TypeVar("_Default")
 @final
 @dataclass(frozen=True)
 class Predictions(AbstractPredictions):
-    """Map names of GPUs to their predictions, in the order asked; any name that `predict` takes finds its own.
+    """Mapping from GPU names to predictions, in the requested order; accepts any name that `predict` takes.
 
     Attributes:
-        items_in_order: One prediction a GPU.
-        used_gpu: Name of the GPU that the trace was recorded on, where it is one of the catalogue's.
-        notes: What holds for all of them.
-        machine: The machine in use, where none of the predictions is of it; None if it was not timed.
-        heading: What is predicted, in words: how many steps of which size, and where one was recorded.
-        is_running: The run goes on, so that the machine in use is this one.
-        made_on: Day of the prediction (ISO 8601), against which prices are old; None: their age is not said.
+        items_in_order: One prediction per GPU.
+        used_gpu: Name of the GPU that recorded the trace, if it is in the catalogue.
+        notes: Notes on all predictions.
+        machine: The machine in use, if there is no prediction for it; None if it was not timed.
+        heading: Title of the predictions: number and size of the steps, and where one was recorded.
+        is_running: Whether the run is still in progress, so that the machine in use is this one.
+        made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
     """
 
     items_in_order: tuple[Prediction, ...]
@@ -59,7 +59,7 @@ class Predictions(AbstractPredictions):
         raise UnknownGpuError(f"No prediction for {name!r} here. Predicted: {asked}.")
 
     def __contains__(self, name: object) -> bool:
-        # Mapping's own waits for a KeyError, which the error of __getitem__ is not; `get` below likewise.
+        # Mapping.__contains__ expects a KeyError, but __getitem__ raises another error; the same holds for `get` below.
         return self._find(name) is not None
 
     @overload
@@ -72,12 +72,12 @@ class Predictions(AbstractPredictions):
     def get(self, key: str, default: _Default, /) -> Prediction | _Default: ...
 
     def get(self, key: str, default: object = None, /) -> object:
-        """Give the prediction for this GPU, or `default`."""
+        """Return the prediction for a GPU, or `default`."""
         found = self._find(key)
         return default if found is None else found
 
     def _find(self, name: object) -> Prediction | None:
-        """Find a GPU or layout by the name that it bears here, or by any other that `predict` takes."""
+        """Find a GPU or layout by its name here, or by any other name that `predict` takes."""
         by_name = {prediction.gpu: prediction for prediction in self.items_in_order}
         if not isinstance(name, str):
             return None
@@ -96,35 +96,35 @@ class Predictions(AbstractPredictions):
         return plain_table(self)
 
     def __repr__(self) -> str:
-        """Show the table at a prompt, instead of all that it is made of."""
+        """Show the table at a prompt instead of the dataclass fields."""
         return str(self)
 
     def text(self, *, verbose: bool = False) -> str:
-        """Write the table as `print` shows it.
+        """Return the table as `print` shows it.
 
         Args:
-            verbose: Add the methods that timed the device, the sources of prices, and every note.
+            verbose: Add prediction methods, sources of prices, and all notes.
         """
         return plain_table(self, verbose=verbose)
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook, and what to rent."""
+        """Show the table and the renting advice in a notebook."""
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))
         return html_table(self) + lines
 
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
-        """Name the cheapest, the fastest, and the cheapest within a deadline; prints as lines.
+        """Rank the GPUs: cheapest, fastest, and cheapest within a deadline; prints as lines.
 
         Args:
-            deadline_hours: Time that the run may take; None leaves that out.
+            deadline_hours: Maximum time of the run; None for no deadline.
 
         Raises:
-            InvalidArgumentError: A deadline that is not above 0.
+            InvalidArgumentError: The deadline is not above 0.
         """
         return rank(self, deadline_hours=deadline_hours)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
+        """Return everything as JSON-serializable values."""
         machine = self.machine
         return {
             "heading": self.heading,
@@ -148,15 +148,15 @@ class Predictions(AbstractPredictions):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values, as `as_dict` does, by the name that pandas has for it."""
+        """Return the same as `as_dict`, under the name that pandas uses."""
         return self.as_dict()
 
     def to_json(self) -> str:
-        """Give everything as JSON text."""
+        """Return everything as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Give a data frame: a row a GPU, by name, and a column for each value of `Prediction.as_dict`.
+        """Return a data frame with one row per GPU and one column for each value of `Prediction.as_dict`.
 
         Raises:
             MissingDependencyError: pandas is not installed.

@@ -1,10 +1,9 @@
-r"""Rank GPUs to rent: cheapest, fastest, cheapest within a deadline, and those that no other beats in both.
+r"""Rank GPUs for renting: cheapest, fastest, cheapest within a deadline, and the Pareto frontier of time and cost.
 
-A GPU on which the run does not fit is never recommended. Times and costs that are equal to 1 % are equal: of GPUs that
-are as fast the cheapest is named, of those that cost as much the fastest, then the first asked. Where intervals overlap
-so widely that another may as well be the cheapest, both are named. Where the host or the loader is the limit, what
-would help is said. Where the length of the run is not known, time and cost are those of one iteration; a thousand are
-printed. Example::
+A GPU on which the run does not fit is never recommended. Times and costs within 1 % count as equal: ties in time go to
+the cheaper GPU, ties in cost to the faster one, then to the first in the list. If intervals overlap so much that
+another GPU may be the cheapest, both are named. If the host or the loader is the bottleneck, the advice suggests
+remedies. If the length of the run is unknown, time and cost are per iteration, and printed for a thousand. Example::
 
     ranking = rank(result, deadline_hours=2.0)
     ranking.cheapest.gpu if ranking.cheapest else None
@@ -37,17 +36,17 @@ from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
-"""Relative difference up to which two times, or two costs, are equal: far less than any prediction is sure of."""
+"""Relative difference below which two times, or two costs, count as equal; far below the accuracy of a prediction."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedGpu:
-    """A GPU on which the run may go, with what it takes there.
+    """A GPU that fits the run, with its time and cost.
 
     Attributes:
-        prediction: Everything that is known.
-        time: Seconds of the run; of one iteration where the run's length is unknown.
+        prediction: The full prediction.
+        time: Seconds of the run, or of one iteration if the run's length is unknown.
         cost_usd: Cost of that time; None if no price is known.
     """
 
@@ -57,7 +56,7 @@ class RankedGpu:
 
     @property
     def seconds(self) -> float:
-        """Time of the run, or of one iteration, as predicted."""
+        """Predicted time of the run, or of one iteration."""
         return self.time.middle
 
     @property
@@ -67,30 +66,30 @@ class RankedGpu:
 
 
 DOUBT: Final = 1 / 3
-"""Chance from which on a GPU that looks dearer, or slower, may as well be the cheaper, or faster: no single one is then
-named. Both ends of the interval hold 90 % of the cases, as if the logarithms of times were normal."""
+"""Minimum probability that a GPU beats the apparent best one for both to be named. Each end of a 90 % interval is
+treated as a 5 % or 95 % quantile of a log-normal distribution."""
 
 WORTH_NAMING: Final = 0.05
-"""Share of the time that another GPU must save to be worth naming next to the cheapest."""
+"""Minimum relative time saving for a GPU to be named next to the cheapest."""
 
 MOVING_SECONDS: Final = 300.0
-"""What is left of a run below which moving it is not worth while, and no GPU is recommended: a rented machine takes
-minutes to start, and the environment and the data take more."""
+"""Remaining time below which we recommend no other GPU: starting a rented machine takes minutes, and setting up the
+environment and data takes more."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InUse:
-    """The machine in use, to compare with.
+    """The machine in use, for comparison.
 
     Attributes:
-        name: Name of its GPU or layout in the catalogue, or what it calls itself.
+        name: Name of its GPU or layout in the catalogue, or as reported by itself.
         label: Its name in a sentence: `this L4`.
-        is_running: The run goes on there.
+        is_running: Whether the run is still in progress there.
         time: Seconds of the run, or of one iteration, there.
         cost_usd: Cost of that time; None if no price is known.
-        left: Seconds of the run there; None if its length is not known.
-        at_most: It may end earlier.
+        left: Remaining seconds of the run there; None if its length is unknown.
+        at_most: Whether it may end earlier.
     """
 
     name: str
@@ -103,12 +102,12 @@ class InUse:
 
     @property
     def seconds(self) -> float:
-        """Time of the run, or of one iteration, there."""
+        """Predicted time of the run, or of one iteration, there."""
         return self.time.middle
 
     @property
     def is_short(self) -> bool:
-        """The run is over before it could be moved."""
+        """Whether the run ends before it could be moved."""
         return self.left is not None and self.left.middle <= MOVING_SECONDS
 
 
@@ -118,22 +117,23 @@ class Ranking:
     """The GPUs to rent, and those that cannot be recommended.
 
     Attributes:
-        per_iteration: The length of the run is unknown: times and costs are those of one iteration.
-        cheapest: The lowest cost; None if no price is known.
-        fastest: The least time; None if the run fits nowhere.
-        as_fast: Names of the other GPUs that are as fast as `fastest`, in the order asked.
-        perhaps_cheapest: Names of GPUs that may as well be the cheapest, the likeliest first.
-        perhaps_fastest: Names of GPUs that may as well be the fastest, the likeliest first, those of `as_fast` not.
-        limit: What the fastest waits for, if that is not the device: `loader`, `host` or None; no GPU then helps.
-        in_use: The machine in use; None if it is not known, or was not timed.
-        deadline_hours: Time that the run may take; None if not asked for.
-        within_deadline: The lowest cost (where no price is known, the least time) among those that meet the deadline;
-            None if none does, or none was asked for.
-        frontier: The GPUs that no other beats in both time and cost, the fastest first.
+        per_iteration: Whether times and costs are per iteration because the length of the run is unknown.
+        cheapest: The GPU with the lowest cost; None if no price is known.
+        fastest: The GPU with the least time; None if the run fits nowhere.
+        as_fast: Names of other GPUs that tie with `fastest`, in the requested order.
+        perhaps_cheapest: Names of GPUs that may be the cheapest within their intervals, likeliest first.
+        perhaps_fastest: Names of GPUs that may be the fastest within their intervals, likeliest first, without
+            `as_fast`.
+        limit: Bottleneck of the fastest GPU if it is not the device: `loader` or `host`; faster GPUs then do not help.
+        in_use: The machine in use; None if unknown or not timed.
+        deadline_hours: Maximum time of the run; None without a deadline.
+        within_deadline: The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU
+            does, or without a deadline.
+        frontier: Pareto frontier of time and cost, fastest first.
         does_not_fit: Names of the GPUs on which the run does not fit.
-        tight: Names of the GPUs on which it fits narrowly.
-        without_price: Names of the GPUs that fit and have no price.
-        memory_unknown: It is not known whether the run fits on any of them.
+        tight: Names of the GPUs on which it fits tightly.
+        without_price: Names of the GPUs that fit but have no price.
+        memory_unknown: Whether it is unknown for all GPUs if the run fits.
     """
 
     per_iteration: bool
@@ -156,11 +156,11 @@ class Ranking:
         return "\n".join(ranking_lines(self))
 
     def __repr__(self) -> str:
-        """Show the lines where a notebook or a prompt shows a value, instead of all that they are made of."""
+        """Show the lines at a prompt or in a notebook instead of the dataclass fields."""
         return str(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give the names as JSON values; None if there is none."""
+        """Return GPU names as JSON-serializable values; None for a missing choice."""
         return {
             "per_iteration": self.per_iteration,
             "cheapest": None if self.cheapest is None else self.cheapest.gpu,
@@ -179,19 +179,19 @@ class Ranking:
 
 
 def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None = None) -> Ranking:
-    """Order the GPUs of some predictions.
+    """Rank the GPUs of some predictions.
 
     Args:
-        predictions: What to choose from.
-        deadline_hours: Time that the run may take; judged by the middle of the prediction.
+        predictions: The predictions to rank.
+        deadline_hours: Maximum time of the run, compared with the middle of the prediction.
 
     Raises:
-        InvalidArgumentError: A deadline that is not above 0.
+        InvalidArgumentError: The deadline is not above 0.
     """
     if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
         raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is no deadline; expected hours above 0.")
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
-    # Under a time limit all take as long: they differ by the steps that they do until then, and by the cost of each.
+    # With a time limit, all GPUs take the same time; they differ in the number and the cost of steps.
     per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[RankedGpu] = []
@@ -223,7 +223,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
 
 
 def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
-    """Choose those with a price that no other beats, or equals to 1 %, in both time and cost, the fastest first."""
+    """Return the priced GPUs on the Pareto frontier of time and cost (ties within 1 %), fastest first."""
     best: list[RankedGpu] = []
     left = [one for one in candidates if one.cost_usd is not None]
     while (fastest := _fastest(left)) is not None:
@@ -233,18 +233,18 @@ def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
 
 
 def ranking_lines(ranking: Ranking, *, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
-    """Write the ranking as lines of at most so many columns."""
+    """Return the ranking as lines of at most `width` characters."""
     return tuple(line for text in (*advice(ranking), *remarks(ranking)) for line in _wrapped(text, width))
 
 
 def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
-    """Write the ranking for a run that goes on, led by what is left of it; that is said once.
+    """Return the ranking of a run in progress as lines; its remaining time comes first and is stated once.
 
     Args:
         ranking: The ranking.
-        when: Leads the first sentence, where it says what is left: `After 16 steps: `.
-        news: What is left, where no sentence of the ranking says it.
-        width: Columns of a line at most.
+        when: Start of the first sentence if that states the remaining time: `After 16 steps: `.
+        news: Sentence with the remaining time, used if no sentence of the ranking states it.
+        width: Maximum line width.
     """
     texts = [*advice(ranking), *remarks(ranking)]
     if _is_soon_over(ranking):
@@ -255,12 +255,12 @@ def lines_of_run(ranking: Ranking, *, when: str, news: str, width: int = PLAIN_W
 
 
 def ranking_markdown(ranking: Ranking) -> str:
-    """Write the ranking as a Markdown list."""
+    """Return the ranking as a Markdown list."""
     return "\n".join(f"- {markdown_text(text)}" for text in (*advice(ranking), *remarks(ranking)))
 
 
 def advice(ranking: Ranking) -> Iterable[str]:
-    """Say what to rent and what would help, a sentence each."""
+    """Yield the recommendations, one sentence each: what to rent, and how to speed up the run."""
     in_use, cheapest = ranking.in_use, ranking.cheapest
     short = tuple(too_short(ranking))
     if short:
@@ -279,13 +279,13 @@ def advice(ranking: Ranking) -> Iterable[str]:
 
 
 def _is_soon_over(ranking: Ranking) -> bool:
-    """Return whether the run goes on and is over before it could be moved, which the first sentence then says."""
+    """Return whether a run in progress ends before it could be moved; the first sentence then says so."""
     in_use = ranking.in_use
     return in_use is not None and in_use.is_running and in_use.is_short
 
 
 def _is_too_short(ranking: Ranking) -> bool:
-    """Return whether the run is over on a rented machine before that machine would be ready for it."""
+    """Return whether the run would end before a rented machine is ready."""
     best, in_use = ranking.cheapest, ranking.in_use
     if best is None or ranking.per_iteration or (in_use is not None and not in_use.is_short):
         return False
@@ -293,14 +293,14 @@ def _is_too_short(ranking: Ranking) -> bool:
 
 
 def _in_time(ranking: Ranking) -> Iterable[str]:
-    """Answer the question for a deadline, where it was asked."""
+    """Yield the answer for the deadline, if there is one."""
     if ranking.deadline_hours is not None:
         seconds = hours_to_seconds(ranking.deadline_hours)
         yield f"Within {duration(seconds)}: {_deadline_text(ranking, seconds)}."
 
 
 def too_short(ranking: Ranking) -> Iterable[str]:
-    """Say of a run not worth a machine that it is not, and how the GPUs compare for longer ones; of others nothing."""
+    """Yield sentences if the run is too short to rent a machine, with a ranking for longer runs; else nothing."""
     if not (_is_soon_over(ranking) or _is_too_short(ranking)):
         return
     in_use, best, doubt = ranking.in_use, ranking.cheapest, ""
@@ -320,7 +320,7 @@ def too_short(ranking: Ranking) -> Iterable[str]:
 
 
 def either(name: str, others: Sequence[str]) -> str:
-    """Name a GPU and those that may stand for it: `L40S or A10G`, `L4, T4 or any of 5 others`."""
+    """Format a GPU and its alternatives: `L40S or A10G`, `L4, T4 or any of 5 others`."""
     if not others:
         return name
     if len(others) <= 2:
@@ -348,23 +348,23 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
 
 
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
-    """Return whether a run would take longer than on the machine in use: nobody is told to rent such a GPU."""
+    """Return whether a run would take longer than on the machine in use; such a GPU is never recommended."""
     return candidate.seconds > (1 + EQUAL) * in_use.seconds
 
 
 def _is_worth_renting(candidate: RankedGpu, in_use: InUse) -> bool:
-    """Return whether a GPU saves money, or where nobody knows what the machine in use costs, time."""
+    """Return whether a GPU saves money, or saves time if the cost of the machine in use is unknown."""
     if in_use.cost_usd is None:
         return (1 + WORTH_NAMING) * candidate.seconds <= in_use.seconds
     return not _is_slower(candidate, in_use)
 
 
 _SPELLED: Final = re.compile(r"[A-Z]+(?![a-z])")
-"""Capital letters at the beginning of a name that are read one by one: the L of L4, RTX, but not the M of MyL4."""
+"""Capital letters at the start of a name that are pronounced one by one: the L of L4, RTX, but not the M of MyL4."""
 
 
 def with_article(name: str) -> str:
-    """Put `a` or `an` before a GPU by the sound its name begins with: an A100, an RTX-4090, a T4; several have none."""
+    """Add `a` or `an` to a GPU's name by pronunciation: an A100, an RTX-4090, a T4; `8xT4` stays unchanged."""
     if re.match(r"\d+x", name):
         return name
     letters = _SPELLED.match(name)
@@ -389,7 +389,7 @@ def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
 
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
-    """Name what is faster for more money, each with what it saves and what it adds."""
+    """Name the GPUs that are faster for more money, each with the saved time and the extra cost."""
     texts, on_frontier = [], {one.gpu for one in ranking.frontier}
     for one in reversed(ranking.frontier):
         saved = cheapest.seconds - one.seconds
@@ -420,7 +420,7 @@ def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
 
 
 def takes(candidate: RankedGpu, ranking: Ranking) -> str:
-    """Write time and cost in words: `3 h 12 min, $1.12`."""
+    """Format time and cost: `3 h 12 min, $1.12`."""
     if ranking.per_iteration:
         cost = "" if candidate.cost_usd is None else f", {usd_of_steps(STEPS_SHOWN * candidate.cost_usd)}"
         return f"{duration(STEPS_SHOWN * candidate.seconds)}{cost} for {STEPS_SHOWN:,} steps"
@@ -445,7 +445,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
-    """Write the memory in words: `fits, 7.81 of 14.1 GiB`; None if it is not known."""
+    """Format the memory: `fits, 7.81 of 14.1 GiB`; None if unknown."""
     one = candidate.prediction
     usable = one.memory.usable_bytes
     if one.memory_bytes is None or usable is None:
@@ -455,7 +455,7 @@ def memory_of(candidate: RankedGpu) -> str | None:
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:
-    """Name the GPUs that the ranking leaves out, and those that it recommends with a doubt."""
+    """Yield remarks on GPUs that the ranking leaves out or recommends with reservations."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run fits on none of them."
     if ranking.does_not_fit:
@@ -477,17 +477,17 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
 
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
-    """Choose the lowest cost; of those that cost as much the fastest; None if no cost is known."""
+    """Return the GPU with the lowest cost, ties to the faster one; None if no cost is known."""
     return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
 def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
-    """Choose the least time; of those that are as fast the cheapest, then the first; None without candidates."""
+    """Return the fastest GPU, ties to the cheaper one, then to the first; None without candidates."""
     return min(_least(candidates, _time), key=_cost, default=None)
 
 
 def _least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
-    """Choose those whose value equals the least to 1 %, in their order."""
+    """Return the candidates within 1 % of the minimum, in order."""
     least = min(map(value, candidates), default=0.0)
     return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
 
@@ -495,7 +495,7 @@ def _least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float])
 def _rivals(
     best: RankedGpu | None, candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]
 ) -> tuple[str, ...]:
-    """Name the others that are better in more than `DOUBT` of the cases, the likeliest first."""
+    """Return the names of GPUs that beat `best` with a probability above `DOUBT`, likeliest first."""
     if best is None or value(best) <= 0:
         return ()
     chances = {
@@ -507,7 +507,7 @@ def _rivals(
 
 
 _NORMAL_95: Final = 1.645
-"""Standard deviations that 95 % of a normal distribution lie below."""
+"""95 % quantile of the standard normal distribution."""
 
 
 def _spread(candidate: RankedGpu) -> float:
@@ -517,7 +517,7 @@ def _spread(candidate: RankedGpu) -> float:
 
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:
-    """Compute the chance that a value is the smaller one though its logarithm is larger by so much, so uncertain."""
+    """Compute the probability that the first of two values is smaller, from their log ratio and its deviation."""
     return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < 0)
 
 
@@ -527,7 +527,7 @@ def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:
 
 
 def _in_use(predictions: AbstractPredictions, per_iteration: bool) -> InUse | None:
-    """Find what the run takes on the machine in use."""
+    """Return the machine in use with the time and cost of the run there."""
     own = predictions.get(predictions.used_gpu or "")
     if own is not None:
         candidate = _candidate(own, per_iteration)
@@ -561,5 +561,5 @@ def _time(candidate: RankedGpu) -> float:
 
 
 def _cost(candidate: RankedGpu) -> float:
-    """Give the cost as a key to sort by: what has no price comes last."""
+    """Return the cost as a sort key; a missing cost sorts last."""
     return math.inf if candidate.cost_usd is None else candidate.cost_usd

@@ -1,6 +1,6 @@
-"""Write tasks for SkyPilot that rent the chosen machine, and tell its optimizer the predicted times.
+"""SkyPilot tasks that rent the chosen machine, and a time estimator for SkyPilot's optimizer.
 
-SkyPilot assumes one hour where nobody tells it a time. Nothing here imports it. Example::
+Without an estimate, SkyPilot assumes one hour. This module does not import SkyPilot. Example::
 
     Path("task.yaml").write_text(sky_task(machine_to_rent("L4"), run="python train.py"))   # sky launch task.yaml
 
@@ -50,7 +50,7 @@ CLOUDS: Final[Mapping[str, str]] = {
     "verda": "verda",
     "yotta": "yotta",
 }
-"""SkyPilot's name of a provider's cloud, by the provider in lower case (the clouds of SkyPilot 0.14)."""
+"""SkyPilot's cloud name by provider in lower case (the clouds of SkyPilot 0.14)."""
 
 ACCELERATORS: Final[Mapping[str, str]] = {
     "A100-PCIe-40GB": "A100",
@@ -72,7 +72,7 @@ ACCELERATORS: Final[Mapping[str, str]] = {
     "V100-SXM2-16GB": "V100",
     "V100-SXM2-32GB": "V100-32GB",
 }
-"""SkyPilot's name of an accelerator where it is neither ours nor ours without hyphens (`RTX-4090`: `RTX4090`)."""
+"""SkyPilot's accelerator names, unless equal to ours with or without hyphens (`RTX-4090`: `RTX4090`)."""
 
 RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
     "A100-SXM-80GB": "A100-80GB-SXM",
@@ -80,7 +80,7 @@ RUNPOD_ACCELERATORS: Final[Mapping[str, str]] = {
     "H100-SXM-80GB": "H100-SXM",
     "H200-SXM-141GB": "H200-SXM",
 }
-"""RunPod's catalogue tells the forms of a card apart."""
+"""RunPod's accelerator names; its catalogue distinguishes form factors."""
 
 _CATALOGUE: Final = "SkyPilot catalogue"
 _SAME_INSTANCE_NAMES: Final = frozenset({"aws", "gcp", "lambda"})
@@ -88,15 +88,15 @@ _GEFORCE: Final = re.compile(r"RTX-")
 
 
 def machine_to_rent(gpu: str | Layout, offers: Sequence[Offer] | None = None) -> Offer:
-    """Choose the machine that a layout is priced by: the one it names, else the cheapest with enough of its GPU.
+    """Choose the machine that prices a layout: the one it names, else the cheapest with enough of its GPUs.
 
     Args:
-        gpu: A layout, or any name of one or of a GPU.
-        offers: Offers to choose from; None takes those that ship with the package.
+        gpu: A layout, or any name of a layout or GPU.
+        offers: Offers to choose from; None uses the offers of the package.
 
     Raises:
-        UnknownGpuError: The catalogue does not hold the GPU.
-        UnknownOfferError: No current offer has it.
+        UnknownGpuError: The catalogue does not have the GPU.
+        UnknownOfferError: No current offer has the GPU.
     """
     layout = layout_of(gpu) if isinstance(gpu, str) else gpu
     found = offer_for(layout, offers=offers)
@@ -111,10 +111,10 @@ def sky_task(
     """Write a SkyPilot task in YAML that rents the machine of an offer.
 
     Args:
-        offer: The machine. One that SkyPilot has no cloud for is described by its GPU alone.
+        offer: The machine. If SkyPilot does not support its cloud, only the GPU is specified.
         run: Command that trains.
         name: Name of the task.
-        prediction: What it takes, for the comment at the top.
+        prediction: Prediction of the run, for the comment at the top.
     """
     cloud = CLOUDS.get(offer.provider.casefold())
     machines = 1 if prediction is None else in_trays(prediction.layout).nodes
@@ -145,19 +145,19 @@ def write_sky_task(
     envs: Mapping[str, str] | None = None,
     comment: Iterable[str] = (),
 ) -> str:
-    """Write a SkyPilot task in YAML; a field that is None is left out, so that SkyPilot chooses.
+    """Write a SkyPilot task in YAML; omitted fields are left to SkyPilot.
 
     Args:
         name: Name of the task.
-        run: Command that trains; None rents the machine and starts nothing.
-        accelerators: SkyPilot's name of the GPU, and how many: `L4:1`.
+        run: Command that trains; None rents the machine and starts no command.
+        accelerators: SkyPilot's GPU name and count: `L4:1`.
         cloud: SkyPilot's name of the cloud.
         region: The cloud's name of the region.
         instance_type: The cloud's name of the machine.
-        use_spot: Rent an interruptible machine.
-        num_nodes: Machines.
-        file_mounts: What is mounted where, by folder on the machine.
-        envs: Environment of the command.
+        use_spot: Whether to rent a spot machine.
+        num_nodes: Number of machines.
+        file_mounts: Mounted sources, by folder on the machine.
+        envs: Environment variables of the command.
         comment: Lines at the top.
     """
     resources = {
@@ -180,21 +180,21 @@ def write_sky_task(
 
 
 def sky_accelerator(gpu: str, provider: str = "") -> str:
-    """Spell the name of a GPU as SkyPilot's catalogue of a provider does."""
+    """Return a GPU's name in the SkyPilot catalogue of a provider."""
     if provider.casefold() == "runpod" and gpu in RUNPOD_ACCELERATORS:
         return RUNPOD_ACCELERATORS[gpu]
     return ACCELERATORS.get(gpu, _GEFORCE.sub("RTX", gpu))
 
 
 def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
-    """Make the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
+    """Return the function for SkyPilot's `Task.set_time_estimator`: from a `sky.Resources` to seconds.
 
     Args:
-        predictions: Predictions of a run whose length is known.
+        predictions: Predictions of a run with a known length.
 
     Returns:
-        A function that raises UnknownGpuError for resources that were not predicted, and InvalidArgumentError for
-        those without an accelerator, on which the run does not fit, or where its length is unknown.
+        The function. It raises UnknownGpuError for resources without a prediction. It raises InvalidArgumentError
+        without an accelerator, if the run does not fit, or if its length is unknown.
     """
 
     def seconds(resources: Any) -> int:
@@ -234,15 +234,15 @@ def _is_called(gpu: Gpu, name: str) -> bool:
 
 
 def _instance(cloud: str, offer: Offer) -> str | None:
-    """Give SkyPilot's name of the machine; None if the price list does not use that."""
+    """Return SkyPilot's name of the machine; None if the price list does not use it."""
     if offer.source.startswith(_CATALOGUE):
         return offer.instance
     return sky_instance(cloud, offer.instance)
 
 
 def sky_instance(cloud: str, instance: str) -> str | None:
-    """Spell the name of a machine as SkyPilot does; None if it is known by its GPUs alone."""
-    if cloud in _SAME_INSTANCE_NAMES:  # but not "n1-highmem-8 + 1x V100", a machine with a card attached
+    """Return a machine's name in SkyPilot; None if SkyPilot knows it only by its GPUs."""
+    if cloud in _SAME_INSTANCE_NAMES:  # not "n1-highmem-8 + 1x V100", a machine with an attached card
         return None if " " in instance else instance
     if cloud == "azure":
         return instance if instance.startswith("Standard_") else "Standard_" + instance.replace(" ", "_")

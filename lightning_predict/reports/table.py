@@ -1,8 +1,8 @@
-"""Print predictions as tables: plain text, rich and Markdown, all from the same columns and footnotes.
+"""Tables of predictions: plain text, rich, Markdown and HTML, all from the same columns and footnotes.
 
-A heading says what is predicted; the machine in use comes first. What does not change a decision (the methods that
-timed the device, the sources of prices, most notes) is shown where `verbose` asks for it. Columns give way where there
-is no room for all. Energy has columns of its own, for those who ask. Example::
+The heading describes the predictions; the machine in use comes first. Details that change no decision (prediction
+methods, sources of prices, most notes) appear only with `verbose`. Less important columns are dropped if the line is
+too narrow. Energy columns are optional. Example::
 
     print(result)            # plain_table: at most 120 columns, no colours
     print_table(result)      # rich: as wide as the terminal
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 
 SHARE_TO_MENTION: Final = 0.01
-"""Share of a total from which on what it is for is said."""
+"""Minimum share of a total for its part to be mentioned."""
 
 BASE_MARK: Final = "†"
-"""Beside the name of a GPU that networks time without having seen a measurement of it."""
+"""Marks a GPU whose time comes from networks without any measurement of it."""
 
 LARGE_BASE_SHARE: Final = 0.5
-"""Share of the time by such networks from which a GPU is marked: most of it."""
+"""Minimum time share of such networks for a GPU to be marked."""
 
 _METHODS: Final = {
     "measured": "measured here",
@@ -69,16 +69,16 @@ _METHODS: Final = {
     "formula": "a formula of tiles or caches",
     "roofline": "peak arithmetic and bandwidth only",
 }
-"""What each method of `Iteration.coverage` does, in words."""
+"""Description of each method in `Iteration.coverage`."""
 
 
 def name_in_use(name: str, predictions: AbstractPredictions) -> str:
-    """Name the machine in use: `this L4`, or `L4 (recorded)` where a recording is all there is of the run."""
+    """Return the name of the machine in use: `this L4`, or `L4 (recorded)` if only a recording of the run exists."""
     return f"this {name}" if predictions.is_running else f"{name} (recorded)"
 
 
 def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how well the GPU in use would have been predicted without its measurement."""
+    """Yield a note on the prediction error of the GPU in use, had it not been measured."""
     own = predictions.get(predictions.used_gpu or "")
     if own is None or own.measured_seconds is None or own.unmeasured_seconds is None:
         return
@@ -90,14 +90,14 @@ def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what may end the run earlier."""
+    """Yield notes on the reasons why the run may end earlier."""
     if span_of(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
     yield from time_limit_note(predictions)
 
 
 def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what the total time includes, and what its interval promises."""
+    """Yield notes on the contents of the total time and the meaning of its interval."""
     if predictions:
         yield "Interval: nine in ten measured times should lie in it (90 %)."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
@@ -115,12 +115,12 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
-    """Tell whether the loader takes longer for the batches of a step than the step computes."""
+    """Return whether the loader takes longer for the batches of a step than the step itself."""
     return prediction.loader_seconds > prediction.iteration_seconds and prediction.run.loader_is_believed
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what the loader takes, where it is the limit."""
+    """Yield a note on the loader's time if the loader is the bottleneck."""
     bound = [prediction.loader_seconds for prediction in predictions.values() if is_bound_by_loader(prediction)]
     if bound:
         yield (
@@ -130,7 +130,7 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def host_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what a faster GPU gains where the host is the limit."""
+    """Yield a note on the gain from a faster GPU if the host is the bottleneck."""
     names_of_gain: dict[int, list[str]] = {}
     for prediction in predictions.values():
         verdict = prediction.verdict
@@ -142,12 +142,12 @@ def host_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def is_bound_by_links(prediction: Prediction) -> bool:
-    """Tell whether half of a step or more is waiting for other GPUs."""
+    """Return whether waiting for other GPUs takes half of a step or more."""
     return prediction.added_seconds >= prediction.iteration_seconds / 2
 
 
 def links_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how long several GPUs wait for each other in a step."""
+    """Yield a note on the share of a step in which GPUs wait for each other."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
     if shares:
@@ -156,7 +156,7 @@ def links_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say that each of several GPUs takes samples of its own, and how many steps are left of a run then."""
+    """Yield a note that each replica takes its own samples, with the remaining number of steps."""
     several = [one for one in predictions.values() if one.num_gpus > 1]
     if several:
         steps = [
@@ -169,20 +169,20 @@ def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what bounds a step, where it is not the device."""
+    """Yield notes on the bottleneck of a step, unless it is the device."""
     yield from links_note(predictions)
     yield from host_note(predictions)
     yield from loader_note(predictions)
 
 
 def doubtful_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say where it is not known which of the two queues bounds a step."""
+    """Yield a note if it is uncertain whether host or device bounds a step."""
     if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
         yield "host? or device?: which of the two bounds a step is not sure, as nobody timed the host."
 
 
 def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say what an epoch takes where the length of the run is not known."""
+    """Yield a note on the time of an epoch if the length of the run is unknown."""
     known = [one for one in predictions.values() if one.total_seconds is None and one.epoch_seconds is not None]
     if known:
         epochs = (f"{one.gpu} {duration(one.epoch_seconds or 0.0)}" for one in known)
@@ -190,7 +190,7 @@ def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Name the GPUs whose memory is narrow, and what is left of it."""
+    """Yield a note on GPUs with little free memory."""
     tight = [
         f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare" + _chance(one.memory)
         for one in predictions.values()
@@ -201,7 +201,7 @@ def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def large_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how much is missing even to a step that keeps no more than it must, and where to read what would help."""
+    """Yield a note on the missing memory of GPUs that are too small, and on commands that help."""
     missing = [
         (one, f"{one.gpu} lacks at least {gibibytes(-one.memory_free_bytes)} GiB")
         for one in predictions.values()
@@ -219,7 +219,7 @@ def _chance(need: MemoryNeed) -> str:
 
 
 def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how far a run gets that a time limit ends."""
+    """Yield a note on the number of steps until a time limit ends the run."""
     reached = [
         f"{one.gpu} {one.total_seconds / one.cycle_seconds:,.0f}"
         for one in predictions.values()
@@ -230,7 +230,7 @@ def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Explain the methods that time the device."""
+    """Yield a note that explains the prediction methods."""
     if not any(one.coverage for one in predictions.values()):
         return
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
@@ -240,16 +240,16 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def is_marked_as_base(prediction: Prediction) -> bool:
-    """Tell whether networks that saw no measurement of the GPU time a share of it that counts, or a file describes it.
+    """Return whether a GPU is marked: its time is mostly extrapolated from other GPUs, or a user's file describes it.
 
-    A step that was measured on the GPU says more than either.
+    A GPU with a measured step is never marked.
     """
     is_unseen = prediction.base_share >= LARGE_BASE_SHARE or prediction.layout.gpu.is_described_by_user
     return is_unseen and prediction.measured_seconds is None
 
 
 def base_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Name the GPUs for which networks had no measurements, and for how much of the time."""
+    """Yield a note on GPUs without measurements, with the extrapolated share of the time."""
     names_of_share: dict[str, list[str]] = {}
     for prediction in predictions.values():
         if is_marked_as_base(prediction):
@@ -263,7 +263,7 @@ def base_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say of which accelerators not even the vendor's GPUs were measured."""
+    """Yield a note on accelerators of vendors without any measured GPU."""
     makers: dict[str, list[str]] = {}
     for prediction in predictions.values():
         if prediction.layout.gpu.vendor != NVIDIA:
@@ -277,11 +277,11 @@ def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 LARGE_INDIRECT_SHARE: Final = 0.1
-"""Share of the device's time that no network of its own timed, from which on it is said."""
+"""Minimum share of GPU time from indirect methods (`proxy`, `bytes`, `formula`, `roofline`) for a note."""
 
 
 def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say how much of the time no measurement and no network of the operation's own stands behind."""
+    """Yield a note on the share of GPU time predicted by indirect methods."""
     shares = [
         sum(one.coverage.get(way, 0.0) for way in ("proxy", "bytes", "formula", "roofline"))
         for one in predictions.values()
@@ -297,20 +297,21 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Say which card a name was taken for that several are sold under."""
+    """Yield a note on ambiguous GPU names and the card chosen for them."""
     for asked, one in {one.layout.asked: one for one in predictions.values() if one.layout.asked is not None}.items():
         found = one.layout.gpu
         yield f"{asked} is taken for {found.name}; also sold: {', '.join(other_forms(asked, found))}."
 
 
 OLD_DAYS: Final = 180
-"""Days from which on a price may well have changed, a round figure: of the 14 machines that `offers.toml` lists at two
-dates, a year to a year and a half apart, 8 cost the same at both, 4 cost 12 to 44 % less at the second, 2 cost 27 to
-29 % more."""
+"""Age in days above which a price counts as old; a rounded figure.
+
+`offers.toml` lists 14 machines at two dates, a year to a year and a half apart: 8 kept their price, 4 became 12 to 44 %
+cheaper, and 2 became 27 to 29 % more expensive."""
 
 
 def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Name the GPUs whose prices are older than `OLD_DAYS`."""
+    """Yield a note on GPUs whose prices are older than `OLD_DAYS`."""
     if predictions.made_on is None:
         return
     today = datetime.date.fromisoformat(predictions.made_on)
@@ -324,12 +325,12 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def _last_day(listed: str) -> datetime.date:
-    """Read the date of a price; a month without a day is taken to its 28th."""
+    """Parse the date of a price; a month without a day counts as its 28th."""
     return datetime.date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
 
 
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """List each price once, with its GPUs, its source and date."""
+    """Yield a note with each price, its GPUs, source and date."""
     names_of_price: dict[tuple[float, str], list[str]] = {}
     for prediction in predictions.values():
         if prediction.usd_per_hour is not None:
@@ -341,11 +342,11 @@ def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
 
 
 def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iterable[str]:
-    """List the notes of single predictions, each once with the names of its GPUs.
+    """Yield the notes of individual predictions, each once with the names of its GPUs.
 
     Args:
-        predictions: Whose notes.
-        details: Those that change no decision, or the others.
+        predictions: The predictions.
+        details: Whether to yield the notes that change no decision, or the others.
     """
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
@@ -357,15 +358,15 @@ def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iter
 
 
 TableLine = Prediction | MachineInUse
-"""What a row is of."""
+"""Subject of a table row."""
 
 
 def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[TableLine, ...]:
-    """List what the rows are of: the machine in use, then the others in the order asked, what does not fit last.
+    """Return the rows: the machine in use, the others in the requested order, GPUs without enough memory last.
 
     Args:
-        predictions: Whose rows.
-        fold: Leave out those that others stand for; see `stood_for`.
+        predictions: The predictions.
+        fold: Leave out GPUs that a cheaper, equally fast one represents; see `stood_for`.
     """
     own = predictions.get(predictions.used_gpu or "")
     left_out = stood_for(predictions) if fold else ()
@@ -375,17 +376,17 @@ def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[T
 
 
 def stood_for(predictions: AbstractPredictions) -> dict[str, Prediction]:
-    """Find the GPUs that take as long as a cheaper one, as the loader or the host decides.
+    """Find the GPUs that are as slow as a cheaper one because the loader or the host is the bottleneck.
 
     Returns:
-        By name of the GPU, the one that stands for it: nothing but its price and name would differ in a row.
+        GPU name -> the cheaper GPU that represents it; their rows would differ only in price and name.
     """
     span = span_of(predictions)
     alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
     for one in predictions.values():
         seconds = span.seconds(one)
         if one.gpu == predictions.used_gpu or seconds is None or one.usd_per_hour is None:
-            continue  # what costs nobody knows how much may be the cheaper one
+            continue  # a GPU without a price may be cheaper
         if bound_by(one) in ("loader", "host"):
             alike.setdefault((bound_by(one), duration(seconds.middle), one.memory_fit), []).append(one)
     standing: dict[str, Prediction] = {}
@@ -396,7 +397,7 @@ def stood_for(predictions: AbstractPredictions) -> dict[str, Prediction]:
 
 
 def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
-    """Name the GPUs that have no row of their own."""
+    """Yield a note on the GPUs without a row of their own."""
     names_of_gpu: dict[str, list[str]] = {}
     found = stood_for(predictions)
     for name, one in found.items():
@@ -412,21 +413,21 @@ GAP: Final = 2
 
 _UNKNOWN: Final = "unknown"
 _MOST_LINES: Final = 2
-"""A table of ten GPUs with more lines for each is no longer read at a glance."""
+"""Maximum number of lines per row; with more, a table of ten GPUs cannot be read at a glance."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of every table.
+    """A column of a table.
 
     Attributes:
-        header: Words over it, in lines.
-        cell: Its text for one GPU; None if the value is not known.
-        machine: Its text for the machine in use; None leaves it empty.
+        header: Header, possibly of several lines.
+        cell: Returns the text for a prediction; None if the value is unknown.
+        machine: Returns the text for the machine in use; None leaves the cell empty.
         justify: Alignment.
-        gives_way: Order in which columns go when there is no room for all, 1 first; None: it stays.
-        breaks: Its cells may be broken into lines, after commas only.
+        gives_way: Order in which columns are dropped if the line is too narrow, 1 first; None for columns that stay.
+        breaks: Whether its cells may be broken into lines, after commas only.
     """
 
     header: str
@@ -438,11 +439,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The header on one line."""
+        """Header on one line."""
         return self.header.replace("\n", " ")
 
     def text(self, line: TableLine) -> str | None:
-        """Write the cell of one row; None if the value is not known."""
+        """Return the text of a cell; None if the value is unknown."""
         if isinstance(line, Prediction):
             return self.cell(line)
         return "" if self.machine is None else self.machine(line) or ""
@@ -451,30 +452,30 @@ class Column:
 COVERED_BY: Final = "covered by"
 
 STEPS_SHOWN: Final = 1000
-"""Steps whose time and cost are shown where the length of the run is not known: of one, nobody has an idea."""
+"""Number of steps whose time and cost are shown if the length of the run is unknown; one step is too small a unit."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What times and costs are shown of: the run, or so many steps where its length is not known.
+    """Period for which times and costs are shown: the run, or `STEPS_SHOWN` steps if its length is unknown.
 
     Attributes:
-        title: Its name over the column.
-        times: Seconds of one step are multiplied by it; None: of the whole run.
+        title: Title of the column.
+        times: Number of steps; None for the whole run.
     """
 
     title: str
     times: int | None = None
 
     def seconds(self, line: TableLine) -> Interval[float] | None:
-        """Give the seconds on one GPU with their interval; None if not known."""
+        """Return the seconds on one GPU with their interval; None if unknown."""
         if self.times is None:
             return line.total
         return line.cycle.scaled(self.times)
 
     def cost_usd(self, line: TableLine) -> float | None:
-        """Give the cost on one GPU; None if not known."""
+        """Return the cost on one GPU; None if unknown."""
         price, seconds = line.price, self.seconds(line)
         if self.times is None:
             return price.cost_usd
@@ -486,7 +487,7 @@ class Span:
 
 
 def span_of(predictions: AbstractPredictions) -> Span:
-    """Choose what times and costs are shown of."""
+    """Choose the period for which times and costs are shown."""
     if predictions and all(one.total_seconds is None for one in predictions.values()):
         return Span(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
     return Span("rest of the run" if predictions.is_running else "total")
@@ -502,7 +503,7 @@ def _memory(need: MemoryNeed) -> str | None:
 
 
 def bound_by(prediction: Prediction) -> str:
-    """Name what a step waits for most; with a question mark where that is not sure."""
+    """Return the bottleneck of a step, with a question mark if it is uncertain."""
     if is_bound_by_loader(prediction):
         return "loader"
     verdict = prediction.verdict
@@ -521,7 +522,7 @@ def _covered_by(prediction: Prediction) -> str | None:
 
 
 def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tuple[Column, ...]:
-    """Choose the columns of a table of these predictions."""
+    """Return the columns of a table of these predictions."""
     span = span_of(predictions)
 
     def name(prediction: Prediction) -> str:
@@ -588,14 +589,14 @@ def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tu
 @final
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The columns and texts of one table.
+    """Columns and texts of one table.
 
     Attributes:
         columns: The columns that are shown.
-        rows: The texts of each GPU, in lines where a cell is broken.
-        unknown: Titles of the columns in which nothing is known.
-        hidden: Titles of the columns that there was no room for.
-        lines: What each row is of.
+        rows: The texts of each row, with line breaks in broken cells.
+        unknown: Titles of the columns without any known value.
+        hidden: Titles of the columns that were dropped for lack of space.
+        lines: Subject of each row.
     """
 
     columns: tuple[Column, ...]
@@ -619,14 +620,14 @@ def grid(
     verbose: bool = False,
     fold: bool = False,
 ) -> Grid:
-    """Choose columns and write texts of a table for these predictions.
+    """Lay out a table of these predictions.
 
     Args:
-        predictions: What to show.
-        width: Characters on one line; columns give way where it is too small for all. None: no limit.
-        extra: Columns to show after the usual ones.
-        verbose: Show the interval of a step and the methods, too.
-        fold: Leave out the rows of GPUs that others stand for.
+        predictions: The predictions to show.
+        width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
+        extra: Additional columns on the right.
+        verbose: Include the interval of a step and the prediction methods.
+        fold: Leave out the rows of GPUs that others represent.
     """
     offered = (*columns_of(predictions, verbose=verbose), *extra)
     known = [
@@ -664,7 +665,7 @@ def _most_lines(shown: Grid) -> int:
 
 
 def _broken(whole: Grid, width: int) -> Grid:
-    """Break the cells of the breaking columns as far as the width asks for."""
+    """Break the cells of breakable columns as far as the width requires."""
     excess = _total_width(whole.widths) - width
     if excess <= 0:
         return whole
@@ -683,7 +684,7 @@ def _break_after_commas(text: str, width: int) -> str:
     lines = [first]
     for piece in others:
         joined = f"{lines[-1]}, {piece}"
-        if len(joined) < width:  # less, as a comma may follow
+        if len(joined) < width:  # `<`, because a comma may follow
             lines[-1] = joined
         else:
             lines[-1] += ","
@@ -692,10 +693,10 @@ def _break_after_commas(text: str, width: int) -> str:
 
 
 def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
-    """Make a column of kWh, and one of CO2 where a grid's intensity was given.
+    """Return a column of kWh, and one of CO2 if the carbon intensity of a grid was given.
 
     Args:
-        energies: By GPU name; None if the length of the run is unknown.
+        energies: Energy by GPU name; None if the length of the run is unknown.
     """
     grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
 
@@ -712,7 +713,7 @@ def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
 
 
 def energy_note(energies: Mapping[str, Energy | None]) -> str:
-    """Say what the energies are of."""
+    """Return a note on the assumptions behind the energies."""
     grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
     grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
     factors = sorted({one.overhead for one in energies.values() if one is not None} - {1.0})
@@ -721,7 +722,7 @@ def energy_note(energies: Mapping[str, Energy | None]) -> str:
 
 
 _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001
-"""One character for one, so that columns stay aligned."""
+"""Single-character replacements, so that columns stay aligned."""
 
 
 def plain_table(
@@ -731,13 +732,13 @@ def plain_table(
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> str:
-    """Write the table and its footnotes as aligned text of at most 120 columns, without colours.
+    """Return the table and its footnotes as aligned text of at most 120 columns, without colours.
 
     Args:
-        predictions: What to show.
-        extra: Columns to show after the usual ones.
-        verbose: Add the methods that timed the device, the sources of prices, and every note.
-        notes: What else is to be said.
+        predictions: The predictions to show.
+        extra: Additional columns on the right.
+        verbose: Add prediction methods, sources of prices, and all notes.
+        notes: Additional notes.
     """
     shown = grid(predictions, PLAIN_WIDTH, extra=extra, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
@@ -765,14 +766,14 @@ def print_table(
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print the table and its footnotes; columns that a narrow terminal has no room for are named below it.
+    """Print the table and its footnotes; columns that do not fit into a narrow terminal are named below it.
 
     Args:
-        predictions: What to print.
-        console: Where to; standard output without one, 120 columns wide where that is a file.
-        extra: Columns to show after the usual ones.
-        verbose: Add the methods that timed the device, the sources of prices, and every note.
-        notes: What else is to be said.
+        predictions: The predictions to print.
+        console: Where to print; None uses standard output, with 120 columns if it is a file.
+        extra: Additional columns on the right.
+        verbose: Add prediction methods, sources of prices, and all notes.
+        notes: Additional notes.
     """
     from rich.console import Console
     from rich.text import Text
@@ -781,7 +782,7 @@ def print_table(
         console = Console()
         if not (console.is_terminal or console.is_jupyter):
             console.width = PLAIN_WIDTH
-    if console.options.ascii_only:  # its encoding is not a Unicode one; a character that it lacks would raise
+    if console.options.ascii_only:  # without a Unicode encoding, printing an unsupported character would raise an error
         text = plain_table(predictions, extra=extra, verbose=verbose, notes=notes).translate(_ASCII)
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
         return
@@ -798,14 +799,14 @@ def print_table(
 
 
 def print_text(text: Callable[[], str], write: Callable[[str], object] = print) -> str | None:
-    """Write a text for people to read, in characters that standard output has.
+    """Print a text in characters that standard output supports.
 
     Args:
-        text: Makes the text, which may ask how wide the terminal is.
-        write: Prints it.
+        text: Returns the text; it may ask for the width of the terminal.
+        write: Prints the text.
 
     Returns:
-        What went wrong where it cannot be written: whoever read it has gone, or somebody's progress bar fails.
+        The error message if printing failed, for example because the pipe is closed or a progress bar raised an error.
     """
     try:
         encoding = encoding_at_hand()
@@ -824,19 +825,19 @@ def markdown_table(
     notes: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """Write the table and its footnotes in Markdown, in full unless asked otherwise.
+    """Return the table and its footnotes in Markdown, in full by default.
 
     Args:
-        predictions: What to show.
-        extra: Columns to show after the usual ones.
-        verbose: Add the methods that timed the device, the sources of prices, and every note.
-        notes: What else is to be said.
-        width: Characters on a line where the page is narrow: columns give way to it. None: no limit.
+        predictions: The predictions to show.
+        extra: Additional columns on the right.
+        verbose: Add prediction methods, sources of prices, and all notes.
+        notes: Additional notes.
+        width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
     """
     shown = grid(predictions, width, extra=extra, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
-    # Readers of Markdown give a long cell its room by breaking the words of the short ones.
+    # Markdown viewers make room for a long cell by breaking words in short ones.
     rows = [
         [
             markdown_text(text).replace(", ", ",<br>") if column.breaks else markdown_text(text)
@@ -851,7 +852,7 @@ def markdown_table(
 
 
 def html_table(predictions: AbstractPredictions) -> str:
-    """Write the table and its footnotes as a fragment of HTML, as notebooks show values."""
+    """Return the table and its footnotes as an HTML fragment for notebooks."""
     shown = grid(predictions, fold=True)
 
     def line(kind: str, texts: Sequence[str], scope: str) -> str:
@@ -875,13 +876,13 @@ def html_table(predictions: AbstractPredictions) -> str:
 def table_notes(
     predictions: AbstractPredictions, shown: Grid, *, verbose: bool = False, asked_by: str = "verbose"
 ) -> tuple[str, ...]:
-    """Collect what is said below a table: what changes a decision, and all else where it is asked for.
+    """Collect the notes below a table: those that affect a decision, and with `verbose` all others.
 
     Args:
-        predictions: Of which.
+        predictions: The predictions.
         shown: Their table.
-        verbose: Give all else, too.
-        asked_by: What a reader would type for it, where it is left out.
+        verbose: Include the notes that change no decision.
+        asked_by: Option that shows the omitted notes, as the user would type it.
     """
     brief = (
         *end_notes(predictions),
@@ -923,7 +924,7 @@ def table_notes(
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
-    """Align the lines of one row of a plain table."""
+    """Align the lines of one row of a plain-text table."""
     for line in zip_longest(*(text.split("\n") for text in row), fillvalue=""):
         cells = (
             text.rjust(width) if column.justify == "right" else text.ljust(width)
@@ -933,7 +934,7 @@ def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:
 
 
 def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
-    """Draw the grid in rich: the machine in use bold, one that the run does not fit dim."""
+    """Return the table for rich: the machine in use in bold, GPUs without enough memory dimmed."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -944,6 +945,6 @@ def _rich_table(predictions: AbstractPredictions, shown: Grid) -> Table:
     for line, row in zip(shown.lines, shown.rows, strict=True):
         is_in_use = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
         style = "bold" if is_in_use else ("dim" if isinstance(line, Prediction) and line.fits is False else None)
-        # Text, so that nothing in a name or a note is taken for rich's markup.
+        # Text objects, so that rich does not parse markup in names and notes.
         table.add_row(*(Text(text) for text in row), style=style)
     return table
