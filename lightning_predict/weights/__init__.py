@@ -1,7 +1,7 @@
-"""Weights of the utilisation models: the values (`records`), their files (`files`, `manifest`) and how they are found.
+"""Weights of the utilisation models: data types (`records`), file formats (`files`, `manifest`) and lookup.
 
-`store` looks at an explicit path, the user's cache, the bundled `files/` and a configured address (`fetch`). No torch,
-no pickle. Example::
+`store` searches an explicit path, a configured download address (`fetch`), the user's cache and the bundled `files/`.
+Torch and pickle are not used. Example::
 
     >>> from lightning_predict.weights.store import load_weights
     >>> load_weights(["H100-SXM-80GB"]).base.gpu

@@ -1,10 +1,11 @@
-"""Downloads of weights from a configured HTTP(S) address: bounded in time and in size, checked before they count.
+"""Downloads weights from a configured HTTP(S) address, with limits on time and size, and verifies them.
 
-Nothing is written here: what was fetched lies in memory until all of it is verified. Example::
+Nothing is written to disk here: downloads stay in memory until all of them are verified. Example::
 
     download = Download(address_of("https://example.org/weights"), seconds=20.0)
     manifest = download.manifest()
-    download.file("T4.safetensors", manifest.files["T4.safetensors"])   # its content, with the manifest's SHA-256
+    download.file("T4.safetensors", manifest.files["T4.safetensors"])   # content, checked against the manifest's
+    SHA-256
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
 ATTEMPTS: Final = 3
 PAUSE_SECONDS: Final = 0.5
-"""Before the second attempt; twice as long before the third."""
+"""Delay before the first retry; it doubles before the second."""
 
 REDIRECTS: Final = 3
 MAX_MANIFEST_BYTES: Final = 1 << 22
-"""The shipped manifest has 100 kB."""
+"""Maximum manifest size; the shipped manifest has 100 kB."""
 
 MAX_FILE_BYTES: Final = 1 << 27
-"""The largest shipped file has 1 MB."""
+"""Maximum file size; the largest shipped file has 1 MB."""
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -45,27 +46,27 @@ REMEDY: Final = (
     "Check the address and the connection, or unset it (argument `url`, LIGHTNING_PREDICT_WEIGHTS_URL) to use the "
     "bundled weights."
 )
-"""What to do where weights cannot be fetched."""
+"""Advice to the user if weights cannot be downloaded."""
 
 RETRIED_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
 
 
 @final
 class _RefusedError(Exception):
-    """An answer that a retry would not improve."""
+    """A response for which a retry would not help."""
 
 
 @final
 class Download:
-    """Fetches from one address within a deadline.
+    """Downloads files from one address before a deadline.
 
     Args:
         address: Address of the folder.
-        seconds: All the time that there is.
-        allow_http: Follow redirections to unencrypted addresses of other machines.
-        error: Class of the error where a file cannot be fetched.
-        remedy: What its words end with: what to do.
-        clock: Seconds.
+        seconds: Time limit for all downloads together.
+        allow_http: Follow redirects to unencrypted addresses of other machines.
+        error: Exception class for failed downloads.
+        remedy: Advice to the user, appended to error messages.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(
@@ -87,17 +88,17 @@ class Download:
         self._end = clock() + seconds
 
     def manifest(self) -> Manifest:
-        """Read `<address>/manifest.json` and check it."""
+        """Download `<address>/manifest.json` and check it."""
         content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 
     def file(self, name: str, entry: ManifestEntry) -> bytes:
-        """Fetch a file and check its size and hash.
+        """Download a file and check its size and hash.
 
         Raises:
-            WeightsDownloadError: It could not be fetched, or is larger than the manifest says.
-            WeightsHashError: It has another hash.
+            WeightsDownloadError: The download failed, or the file is larger than the manifest states.
+            WeightsHashError: The hash differs from the manifest's.
         """
         if entry.bytes > MAX_FILE_BYTES:
             raise WeightsDownloadError(
@@ -113,10 +114,10 @@ class Download:
         return content
 
     def content(self, name: str, limit: int) -> bytes:
-        """Return the content of a file, unchecked, with as many attempts as there is time for.
+        """Download a file without checking its hash; retry until `ATTEMPTS` or the deadline.
 
         Raises:
-            LightningPredictError: It could not be fetched, or has more bytes; of the class `error`.
+            LightningPredictError: The download failed, or the file exceeds `limit` bytes; an instance of `error`.
         """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
@@ -137,7 +138,7 @@ class Download:
             except TimeoutError:
                 reason = f"it took more than the {self._seconds:g} s that there are for all downloads"
                 break
-            except Exception as error:  # what else libraries raise on the way
+            except Exception as error:  # libraries raise many types
                 reason = _reason(error)
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         raise self._error(f"Could not download {self._address.shown}/{name} in {tries}: {reason}. {self._remedy}")
@@ -171,7 +172,7 @@ class Download:
         raise _RefusedError(f"more than {REDIRECTS} redirections")
 
     def _redirected(self, url: str, target: str) -> str:
-        """Return the address that an answer sends to, which has to be as safe as the one that was given."""
+        """Return the target of a redirect, if it is as safe as the configured address."""
         joined = urljoin(url, target)
         try:
             if urlsplit(url).scheme == "https" and urlsplit(joined).scheme != "https":
@@ -182,7 +183,7 @@ class Download:
         return joined
 
     def _body(self, response: Any, limit: int) -> bytes:
-        """Return the body, unpacked where it is packed; refused as soon as it is too long."""
+        """Return the response body, decompressed; fail as soon as it exceeds `limit`."""
         too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
         promised = response.headers.get("Content-Length", "")
         encoding = response.headers.get("Content-Encoding", "identity").lower()
@@ -207,7 +208,7 @@ class Download:
 
 
 def _reason(error: Exception) -> str:
-    """Say why an attempt failed, without the address, which may hold a secret."""
+    """Describe why an attempt failed, without the address, which may contain a secret."""
     import requests
 
     if isinstance(error, requests.exceptions.SSLError):

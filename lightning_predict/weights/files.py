@@ -1,8 +1,9 @@
-"""Weights files: safetensors whose header says what must be inside, checked on reading. Never pickle.
+"""Weights files: safetensors with a header that describes the content, checked on reading. Never pickle.
 
-The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`); the tensors of family `f`
+The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`). The tensors of family `f`
 are `f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
-`f/layer<i>/bias` (members, outputs). Weights are stored as float16 and used as float32, as all else is. Example::
+`f/layer<i>/bias` (members, outputs). Weights are stored as float16, all other tensors as float32; all are used as
+float32. Example::
 
     write_weights(weights, "T4.safetensors")
     read_weights("T4.safetensors").families["matmul_single"].features
@@ -26,7 +27,7 @@ from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, N
 FORMAT_VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 27
-"""Largest file that is read; the largest shipped one has 1 MB."""
+"""Maximum size of a weights file; the largest shipped one has 1 MB."""
 
 METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")
@@ -39,12 +40,12 @@ _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def sha256(content: bytes) -> str:
-    """Compute the hexadecimal SHA-256."""
+    """Compute the SHA-256 as hexadecimal text."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_weights(weights: GpuWeights, path: Path) -> None:
-    """Write one file; the same weights give the same bytes."""
+    """Write a weights file; the output is deterministic."""
     tensors: _Tensors = {}
     families: dict[str, Any] = {}
     for name, network in sorted(weights.families.items()):
@@ -67,12 +68,12 @@ def write_weights(weights: GpuWeights, path: Path) -> None:
 
 
 def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeights:
-    """Read and check one file.
+    """Read and check a weights file.
 
     Raises:
-        WeightsHashError: Its hash is not the expected one.
-        WeightsFormatError: It is truncated, of another version, or its tensors differ from what its header promises.
-        OSError: It cannot be read.
+        WeightsHashError: The hash is not the expected one.
+        WeightsFormatError: The file is truncated, has another format version, or its tensors do not match the header.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -87,7 +88,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
 
 
 def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
-    """Read and check the content of one file."""
+    """Parse and check the content of a weights file."""
     header = _header(content, path)
     try:
         tensors: _Tensors = safetensors.numpy.load(content)
@@ -135,7 +136,7 @@ def _header(content: bytes, path: Path | str) -> Checked:
 
 
 def _network(name: str, description: Checked, tensors: _Tensors, path: Path | str) -> NetworkWeights:
-    """Build one family's network and take its tensors out of `tensors`."""
+    """Build the network of a family; its tensors are removed from `tensors`."""
     features = tuple(feature.text() for feature in description.member("features").items())
     widths = [width.integer(minimum=1) for width in description.member("layers").items()]
     members = description.member("members").integer(minimum=1)

@@ -1,6 +1,6 @@
-"""The manifest: which weights files there are, what each was trained on, and the hash that it must have.
+"""The manifest: lists the weights files, with their hashes and training data.
 
-`manifest.json` lies next to the files it names::
+`manifest.json` lies next to the files that it lists::
 
     {"format_version": 1, "files": {"T4.safetensors": {"sha256": "...", "bytes": 12345, "gpu": "T4", ...}}}
 
@@ -26,18 +26,18 @@ from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
-"""Names a manifest may give: no folders, so that no download leaves its own."""
+"""Allowed file names. Folders are excluded, so that a download cannot write outside its own."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
-    """Errors on problems that no fit saw, of one operation and dtype.
+    """Errors on held-out problems of one operation and dtype.
 
     Attributes:
-        rows: Held-out measurements that were scored.
+        rows: Number of held-out measurements.
         mean: Mean of |predicted / measured - 1|.
-        median: Median of the same.
+        median: Median of |predicted / measured - 1|.
         coverage: Share of the measurements inside the 90 % interval.
     """
 
@@ -50,18 +50,18 @@ class HeldOutError:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestEntry:
-    """One weights file.
+    """A weights file in the manifest.
 
     Attributes:
-        sha256: Hash of its content.
-        bytes: Its size.
-        gpu: The GPU that it serves, or `base`.
-        operations: Operations that it was trained on.
-        dtypes: dtypes that it was trained on.
+        sha256: SHA-256 of the file.
+        bytes: File size.
+        gpu: GPU that the weights are for, or `base`.
+        operations: Operations in the training data.
+        dtypes: dtypes in the training data.
         trained_on: Sources of the measurements, with their licences.
-        rows: Measurements that it was fitted to.
-        held_out_error: By "operation/dtype"; of the base by "operation/dtype/GPU", through bases that did not see the
-            GPU.
+        rows: Number of training measurements.
+        held_out_error: Errors by "operation/dtype". For the base, by "operation/dtype/GPU", with a base that was
+            trained without that GPU.
     """
 
     sha256: str
@@ -84,7 +84,7 @@ class Manifest:
     files: Mapping[str, ManifestEntry]
 
     def to_json(self) -> str:
-        """Return the text of `manifest.json`; the same manifest gives the same text."""
+        """Serialise to the text of `manifest.json`; the output is deterministic."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
 
@@ -93,12 +93,12 @@ def file_name(gpu: str) -> str:
     return f"{gpu}.safetensors"
 
 
-@lru_cache(maxsize=8)  # asked for again with every file that it names
+@lru_cache(maxsize=8)  # parsed again for each file of the manifest
 def parse_manifest(text: str, *, where: str) -> Manifest:
-    """Read a manifest.
+    """Parse a manifest.
 
     Raises:
-        WeightsFormatError: Not JSON, of another version, or with a missing or wrong field.
+        WeightsFormatError: The text is not JSON, has another format version, or a field is missing or invalid.
     """
     document = parse_json(text.encode(), File(f"The manifest at {where}", WeightsFormatError))
     version = document.mapping().get("format_version")

@@ -1,8 +1,8 @@
-"""Weights as plain arrays: small networks that turn features into utilisation.
+"""Weights as plain arrays: small networks that predict utilisation from features.
 
-One `GpuWeights` is one file: the base, or one GPU's own. In it, each family of operations (`matmul_half`,
-`attention`, ...) has a `NetworkWeights`: an ensemble of small networks with the scaling of their inputs, the lowest
-utilisation that was measured, and how wide the intervals must be. Example::
+A `GpuWeights` is the content of one file: the base, or the weights of one GPU. It has a `NetworkWeights` for each
+family of operations (`matmul_half`, `attention`, ...). This is an ensemble of small networks with their input scaling,
+a lower bound on utilisation, and interval widths. Example::
 
     >>> import numpy as np
     >>> layer = Layer(weight=np.zeros((2, 3, 1), np.float32), bias=np.zeros((2, 1), np.float32))
@@ -22,16 +22,16 @@ import numpy.typing as npt
 Float32Array = npt.NDArray[np.float32]
 
 ALIKE: Final = 1e-3
-"""Features that differ by less are equal but for rounding."""
+"""Features that differ by less than this are treated as equal."""
 
 BASE: Final = "base"
-"""The `gpu` of the file that serves every GPU without weights of its own."""
+"""The `gpu` of the file that is used for every GPU without weights of its own."""
 
 
 @final
 @dataclass(frozen=True)
 class Layer:
-    """One layer of every member of an ensemble.
+    """One layer, for all members of an ensemble.
 
     Attributes:
         weight: Shape (members, inputs, outputs).
@@ -43,34 +43,34 @@ class Layer:
 
     @property
     def members(self) -> int:
-        """Networks of the ensemble."""
+        """Number of networks in the ensemble."""
         return int(self.weight.shape[0])
 
     @property
     def inputs(self) -> int:
-        """Width of the input."""
+        """Number of inputs."""
         return int(self.weight.shape[1])
 
     @property
     def outputs(self) -> int:
-        """Width of the output."""
+        """Number of outputs."""
         return int(self.weight.shape[2])
 
 
 @final
 @dataclass(frozen=True)
 class NetworkWeights:
-    """The model of one family of operations.
+    """Model of one family of operations.
 
     Attributes:
         family: Name of the family.
-        trained: (operation, dtype) pairs that it was trained on.
-        features: Names of its inputs, in order.
+        trained: (operation, dtype) pairs in the training data.
+        features: Names of the inputs, in order.
         mean: Subtracted from each feature, shape (features,).
-        scale: Divides each feature after that, shape (features,).
-        low: Smallest value of each feature that was trained on; smaller ones are taken as this, shape (features,).
-        high: Largest value of each feature that was trained on, shape (features,).
-        lowest_utilisation: Utilisation that no prediction goes below, in (0, 1).
+        scale: Divisor of each feature after the subtraction, shape (features,).
+        low: Minimum of each feature in the training data, shape (features,). Smaller values are clamped to it.
+        high: Maximum of each feature in the training data, shape (features,).
+        lowest_utilisation: Lower bound on predicted utilisation, in (0, 1).
         layers: Layers in order; the last has one output.
         interval: Half width of the 90 % interval in log(seconds), by "operation/dtype", and "*" for all others.
     """
@@ -87,9 +87,9 @@ class NetworkWeights:
     interval: Mapping[str, float]
 
     def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
-        """Tell which problems are like the trained ones in what those had in common.
+        """Return which problems match the training data in every feature that was constant there.
 
-        All convolutions of one GPU may have been 3 x 3: a network tuned to them says nothing of 1 x 1.
+        For example, if all convolutions in the training data of a GPU were 3 x 3, its network cannot predict 1 x 1.
 
         Args:
             rows: Features, shape (rows, features).
@@ -102,20 +102,20 @@ class NetworkWeights:
         return known
 
     def half_width(self, operation: str, dtype: str) -> float:
-        """Find the half width of the 90 % interval in log(seconds)."""
+        """Return the half width of the 90 % interval in log(seconds)."""
         return self.interval.get(f"{operation}/{dtype}", self.interval["*"])
 
 
 @final
 @dataclass(frozen=True)
 class GpuWeights:
-    """One weights file.
+    """Content of one weights file.
 
     Attributes:
         gpu: Name of the GPU, or `BASE`.
         families: Networks by family name.
-        recipe: Name of the recipe that trained them.
-        seed: Its seed.
+        recipe: Name of the training recipe.
+        seed: Random seed of the training.
         sources: Titles of the measurements' sources, with their licences.
     """
 
@@ -132,9 +132,9 @@ class LoadedWeights:
     """Weights for a set of GPUs.
 
     Attributes:
-        base: Serves every GPU, and every operation, that has no weights of its own.
-        gpus: Own weights by GPU name.
-        notes: What was missing, in sentences for the user.
+        base: Used for every GPU, and every operation, without weights of its own.
+        gpus: Weights trained on one GPU, by its name.
+        notes: Notes for the user about missing weights.
     """
 
     base: GpuWeights

@@ -1,6 +1,6 @@
-"""`WeightsSource`: where a user wants weights to come from.
+"""`WeightsSource`: where to look for weights.
 
-Wherever weights are asked for, a file, a folder or an address do as well. Example::
+A file, a folder or an address can be passed for any `weights` argument. Example::
 
     >>> weights_source("https://user:secret@example.org/weights").address.shown
     'https://example.org/weights'
@@ -24,26 +24,26 @@ URL_VARIABLE: Final = "LIGHTNING_PREDICT_WEIGHTS_URL"
 HTTP_VARIABLE: Final = "LIGHTNING_PREDICT_ALLOW_HTTP"
 CACHE_VARIABLE: Final = "LIGHTNING_PREDICT_CACHE"
 VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
-"""All that decides in the environment which weights are found."""
+"""Environment variables that affect which weights are found."""
 
 DEADLINE_SECONDS: Final = 20.0
-"""All the time that the network may take."""
+"""Default time limit for all downloads together."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address of a folder with a manifest.
+    """Address of a folder that has a manifest.
 
     Attributes:
-        parts: Parts of the URL, without a slash at the end of its path.
+        parts: Parts of the URL; its path has no trailing slash.
     """
 
     parts: SplitResult
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret: a user, a password, a query."""
+        """The address without parts that may be secret: user, password and query."""
         return shown_url(self.parts)
 
     def of(self, name: str) -> str:
@@ -54,16 +54,15 @@ class Address:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSource:
-    """The address, the cache and the network access by which weights are found.
+    """Search path, download address and cache for weights.
 
     Attributes:
-        path: A weights file, or a folder of them, that comes before all else.
-        url: Address of a folder with a manifest; `LIGHTNING_PREDICT_WEIGHTS_URL` where None.
-        cache_dir: Folder for downloads; `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder, where None.
-        offline: Use no network, whatever is configured.
-        allow_http: Take an address that is not encrypted from other machines than this one, too; so does
-            `LIGHTNING_PREDICT_ALLOW_HTTP=1`.
-        deadline_seconds: All the time that the network may take.
+        path: A weights file, or a folder of them, which takes precedence.
+        url: Address of a folder with a manifest; None: `LIGHTNING_PREDICT_WEIGHTS_URL`.
+        cache_dir: Folder for downloads; None: `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder.
+        offline: Never use the network, even if an address is configured.
+        allow_http: Allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does.
+        deadline_seconds: Time limit for all downloads together.
     """
 
     path: str | None = None
@@ -75,26 +74,26 @@ class WeightsSource:
 
     @property
     def address(self) -> Address:
-        """The address of `url`.
+        """The parsed address of `url`.
 
         Raises:
-            InvalidArgumentError: It is none, or not encrypted.
+            InvalidArgumentError: `url` is not an address, or not encrypted.
         """
         return address_of(self.url, allow_http=self.allow_http)
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
-"""Forms of `weights`: a file, a folder, an address, or all of it; None takes what is configured."""
+"""Accepted types of `weights`: a file, a folder, an address or a WeightsSource; None uses the configuration."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:
-    """Read what was given as `weights`.
+    """Convert a `weights` argument to a WeightsSource.
 
     Args:
         weights: A file, a folder, an address that begins with http:// or https://, or a WeightsSource.
 
     Raises:
-        InvalidArgumentError: It is none of these, or an address that cannot be used.
+        InvalidArgumentError: It has another type, or is an invalid address.
     """
     if weights is None:
         return WeightsSource()
@@ -121,13 +120,13 @@ def address_of(
     what: str = "Weights address",
     expected: str = "the folder that holds manifest.json",
 ) -> Address:
-    """Check an address.
+    """Parse and check an address.
 
     Args:
-        url: Address of a folder that holds a manifest.
-        allow_http: Take it unencrypted from anywhere.
-        what: What messages call it.
-        expected: What it is the address of, in words.
+        url: Address of a folder that has a manifest.
+        allow_http: Allow unencrypted addresses of other machines.
+        what: Name of the address in error messages.
+        expected: Expected target of the address, for error messages.
 
     Raises:
         InvalidArgumentError: Not an http or https address, or an unencrypted one of another machine.
@@ -154,7 +153,7 @@ def address_of(
 
 
 def shown_url(parts: SplitResult) -> str:
-    """Return an address for messages: without a user, a password, a query and a fragment."""
+    """Return an address for messages: without user, password, query and fragment."""
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 

@@ -1,12 +1,13 @@
-"""Find weights: at an explicit path, in a download, in the user's cache, in the files bundled with the package.
+"""Finds weights: at an explicit path, an address, in the user's cache, or bundled with the package.
 
-Each file is taken from the first place that has it, in that order. The bundled files cover every GPU with public
-measurements, so nothing is downloaded unless an address is configured (see `source`). A configured address is an
-instruction: its manifest is read first, and where it names a file with another hash than the bundled one, or a GPU that
-is not bundled, that file is downloaded; what it does not name comes from the bundled files. What was fetched is
-verified as a whole before any of it counts, and kept in the cache, whose files are named by their hash, so that a
-manifest and its files change together. Where the address cannot serve, what an earlier download left does, else the
-bundled files; `notes` say so. A GPU without a file anywhere is served by the base. Example::
+Each file comes from the first place that has it, in that order. The bundled files cover every GPU with public
+measurements, so nothing is downloaded unless an address is configured (see `source`).
+
+If an address is configured, its manifest is read first. A file is downloaded if it is not bundled, or if its hash
+differs from the bundled one. Files that the manifest does not list come from the bundled files. Downloads are all
+verified before any is used. The cache names files by their hash, so a manifest and its files change together. If the
+address fails, files of an earlier download are used, else the bundled ones; `notes` report it. A GPU without a file
+uses the base. Example::
 
     >>> weights = load_weights(["T4", "a-GPU-without-measurements"])
     >>> weights.base.gpu, list(weights.gpus)
@@ -44,14 +45,14 @@ class AbstractPlace(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return the place in words for the user."""
+        """Describe the place to the user."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class FolderPlace:
-    """A folder of weights files; where it has a manifest, each file must be in it and match its hash."""
+    """A folder of weights files. If it has a manifest, each file must be listed there with a matching hash."""
 
     folder: Path
     title: str
@@ -80,7 +81,7 @@ class FolderPlace:
 @final
 @dataclass(frozen=True)
 class FilePlace:
-    """One weights file that the user named, whatever its name."""
+    """A single weights file given by the user; its file name does not matter."""
 
     path: Path
     weights: GpuWeights
@@ -97,11 +98,11 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """Files fetched from a configured address, and verified, but for those with the hash of a bundled one.
+    """Verified downloads from a configured address, without files identical to a bundled one.
 
     Attributes:
         title: The address, for messages.
-        weights: By file name.
+        weights: Weights by file name.
     """
 
     title: str
@@ -119,11 +120,11 @@ class DownloadPlace:
 @final
 @dataclass(frozen=True)
 class CachePlace:
-    """The files of earlier downloads, named by their hashes, with their manifest; damaged ones count as missing.
+    """Earlier downloads, named by their hashes, with their manifest. Damaged files count as missing.
 
     Attributes:
         folder: Folder of this release's downloads.
-        damaged: Files that could not be used are noted here, in words.
+        damaged: Messages about files that could not be used.
     """
 
     folder: Path
@@ -140,7 +141,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def is_there(self) -> bool:
-        """Return whether anything was kept; a folder that may not be looked into is damaged."""
+        """Return whether the cache has a manifest; an unreadable folder counts as damaged."""
         try:
             return (self.folder / MANIFEST_NAME).is_file()
         except OSError as error:
@@ -148,7 +149,7 @@ class CachePlace:
             return False
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the last download; None if there is none that can be read."""
+        """Return the manifest of the last download; None if it is missing or unreadable."""
         try:
             return read_manifest(self.folder)
         except (WeightsError, OSError, UnicodeDecodeError) as error:
@@ -156,7 +157,7 @@ class CachePlace:
             return None
 
     def weights(self, entry: ManifestEntry) -> GpuWeights | None:
-        """Return the weights of an entry of any manifest; None if they are not there, or damaged."""
+        """Return the weights of a manifest entry; None if the file is missing or damaged."""
         path = self.path(entry.sha256)
         try:
             return read_weights(path, expected_sha256=entry.sha256) if path.is_file() else None
@@ -165,11 +166,11 @@ class CachePlace:
             return None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of a file with this hash."""
+        """Return the path of the file with this hash."""
         return self.folder / f"{sha256}.safetensors"
 
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-        """Keep files, and then the manifest that names them; each is there as a whole or not at all."""
+        """Write files, then the manifest that lists them; each write is atomic."""
         for sha256, content in contents.items():
             _write_atomically(self.path(sha256), content)
         _write_atomically(self.folder / MANIFEST_NAME, manifest.to_json().encode())
@@ -179,18 +180,18 @@ class CachePlace:
 
 
 def load_weights(gpu_names: Sequence[str], weights: AnyWeights = None, *, beside: Sequence[str] = ()) -> LoadedWeights:
-    """Find, check and read the base and the own weights of these GPUs.
+    """Find, check and read the base and the weights of these GPUs.
 
     Args:
-        gpu_names: Catalogue names; those without a file anywhere are served by the base.
-        weights: A weights file, or a folder or an address of them, that comes before all else, or a WeightsSource.
-        beside: More names, whose weights come along where nothing has to be fetched for them.
+        gpu_names: Catalogue names; GPUs without a file use the base.
+        weights: A weights file, a folder or an address, which takes precedence, or a WeightsSource.
+        beside: Additional GPUs; their weights are loaded only if that needs no download.
 
     Raises:
         WeightsNotFoundError: The path does not exist, or no place has the base.
-        WeightsFormatError: A file of the path, or a bundled one, is truncated or is not what its header says.
-        WeightsHashError: Its hash is not its manifest's.
-        InvalidArgumentError: The address cannot be used.
+        WeightsFormatError: A file of the path, or a bundled one, is truncated or does not match its header.
+        WeightsHashError: A file's hash is not its manifest's.
+        InvalidArgumentError: The address is invalid.
     """
     notes: list[str] = []
     places = _places(weights_source(weights), [BASE, *gpu_names], notes)
@@ -223,14 +224,14 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a folder; None if it has none.
 
     Raises:
-        WeightsFormatError: It is not a manifest.
+        WeightsFormatError: The file is not a valid manifest.
     """
     path = folder / MANIFEST_NAME
     return parse_manifest(path.read_text(encoding="utf-8"), where=str(path)) if path.is_file() else None
 
 
 def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:
-    """Return the places to look at, in their order; what had to be done without is noted in words."""
+    """Return the places to search, in order; failures are added to `notes`."""
     places: list[AbstractPlace] = []
     if source.path is not None:
         places.append(_explicit(Path(source.path).expanduser()))
@@ -249,7 +250,7 @@ def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> l
 
 
 def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None:
-    """Return the source with the address of the environment; None if there is none that can be used."""
+    """Return the source with the address of the environment; None if it is unset or invalid."""
     url = os.environ.get(URL_VARIABLE)
     if not url:
         return None
@@ -263,8 +264,8 @@ def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None
 
 
 def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, notes: list[str]) -> DownloadPlace:
-    """Fetch what is wanted and neither bundled nor in the cache, verify all of it, and then keep it."""
-    from lightning_predict.weights.fetch import Download  # imports the download libraries: only when needed
+    """Download the wanted files that are not bundled or cached; verify all, then add them to the cache."""
+    from lightning_predict.weights.fetch import Download  # slow import: only when needed
 
     address = source.address
     download = Download(address, seconds=source.deadline_seconds, allow_http=source.allow_http)
@@ -281,7 +282,7 @@ def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, n
             known = parse_weights(contents[entry.sha256], f"{address.shown}/{name}")
         weights[name] = known
         _check_gpu(name, known, address.shown)
-    cache.damaged.clear()  # what was damaged has been fetched again
+    cache.damaged.clear()  # damaged files have been downloaded again
     try:
         cache.keep(manifest, contents)
     except OSError as error:
