@@ -1,1 +1,1 @@
-"""Memory of a step: its storages, torch's allocator, and what CUDA's libraries add."""
+"""Memory of a step: its storages, torch's caching allocator, and CUDA libraries."""

@@ -1,19 +1,21 @@
-"""Simulate torch's caching allocator: what it reserves of a GPU for blocks that come and go.
+"""Simulates torch's caching allocator: the memory that it reserves for a sequence of allocations and frees.
 
-A request is rounded to 512 bytes. One of up to 1 MiB is served from the small pool, whose segments have 2 MiB, a larger
-one from the large pool: segments of 20 MiB for less than 10 MiB, else one of its own, a multiple of 2 MiB. The smallest
-free block that is large enough serves it, the lower address first; what is left of that block is split off (where it is
-512 bytes in the small pool, more than 1 MiB in the large one) and joins its free neighbours again when both are free.
-Segments are kept until the memory is exhausted or the cache is emptied. With `expandable_segments:True` each pool is
-one segment that grows by pages of 2 or 20 MiB, and every remainder is split off. No number here was fitted. The rules
-are those of torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream. Example::
+- Sizes are rounded up to 512 bytes. Requests up to 1 MiB use the small pool, with segments of 2 MiB. Others use the
+  large pool: segments of 20 MiB for less than 10 MiB, otherwise a segment of their own, a multiple of 2 MiB.
+- The smallest sufficient free block is used (best fit), at the lowest address. The remainder is split off if it is at
+  least 512 bytes in the small pool, or more than 1 MiB in the large one. Adjacent free blocks are merged.
+- Segments are kept until memory runs out or the cache is emptied. With `expandable_segments:True`, each pool is one
+  segment that grows by pages of 2 or 20 MiB, and every remainder is split off.
+
+The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream; no number was fitted.
+Example::
 
     >>> allocator = CachingAllocator()
     >>> first, second = allocator.allocate(3 << 20), allocator.allocate(12 << 20)  # segments of 20 and of 12 MiB
     >>> allocator.reserved_bytes >> 20
     32
     >>> allocator.free(second)
-    >>> third = allocator.allocate(11 << 20)  # fits where the second was; the 1 MiB left is not split off
+    >>> third = allocator.allocate(11 << 20)  # reuses the second block; the remaining 1 MiB is not split off
     >>> allocator.reserved_bytes >> 20, allocator.allocated_bytes >> 20
     (32, 15)
 """
@@ -25,30 +27,30 @@ from typing import Final, final
 
 from lightning_predict.units import MEBIBYTE
 
-# The constants are torch's own, by these names in its source, not fitted ones: kMinBlockSize, kSmallSize, kSmallBuffer,
-# kLargeBuffer, kMinLargeAlloc and kRoundLarge. Asking the driver for memory waits for the device, so a segment serves
-# many requests; small ones have a pool of their own, since a scalar that lives long would else pin a segment of 20 MiB.
-BLOCK_BYTES: Final = 512  # every address suits every vector load
+# These are torch's own constants, not fitted ones: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer,
+# kMinLargeAlloc and kRoundLarge. A segment serves many requests because cudaMalloc synchronises with the device. Small
+# requests have their own pool, since a long-lived scalar would otherwise pin a segment of 20 MiB.
+BLOCK_BYTES: Final = 512  # keeps addresses aligned for vector loads
 SMALL_BYTES: Final = MEBIBYTE
-SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a page of the device
+SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a device page
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE
-# From here on a request has a segment to itself: the rest of 20 MiB would be too small for its like, and be lost.
+# Larger requests get their own segment: the remainder of a 20 MiB segment would be too small to reuse for them.
 OWN_SEGMENT_BYTES: Final = 10 * MEBIBYTE
 OWN_SEGMENT_STEP_BYTES: Final = 2 * MEBIBYTE
 
 
 def rounded_up(size: int, step: int) -> int:
-    """Round up to the next multiple of `step`."""
+    """Round up to a multiple of `step`."""
     return -(-size // step) * step
 
 
 def block_bytes(size: int) -> int:
-    """Round a request to whole blocks; an empty one takes no memory."""
+    """Round a request up to whole blocks; an empty request takes no memory."""
     return rounded_up(size, BLOCK_BYTES)
 
 
 def segment_bytes(size: int) -> int:
-    """Return the size of the segment that is made for a request which no free block can serve."""
+    """Return the size of a new segment for a request that no free block can serve."""
     if size <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if size < OWN_SEGMENT_BYTES:
@@ -58,7 +60,7 @@ def segment_bytes(size: int) -> int:
 
 @final
 class MemoryBlock:
-    """Bytes that lie together in a segment; free ones are in their pool."""
+    """A contiguous range of a segment, allocated or free."""
 
     __slots__ = ("address", "after", "before", "is_free", "is_small", "size")
 
@@ -71,36 +73,36 @@ class MemoryBlock:
 
 @final
 class CachingAllocator:
-    """What torch's allocator has reserved and handed out.
+    """State of the caching allocator.
 
     Args:
         expandable_segments: As `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-        gives_back: Give segments back in which nothing is handed out before a new one is made, as torch does where the
-            GPU has no room for it and before it gives up: what is reserved then must fit.
+        gives_back: Release unused segments before each new one. Torch does so if the GPU is full, before it raises an
+            out-of-memory error. The peak is then the memory that the GPU must have.
 
     Attributes:
-        reserved_bytes: What it has taken of the GPU.
-        allocated_bytes: What it has handed out, as `torch.cuda.memory_allocated` counts it.
-        peak_reserved_bytes: Most that it had taken.
-        peak_allocated_bytes: Most that it had handed out.
+        reserved_bytes: Memory reserved on the GPU, as `torch.cuda.memory_reserved` counts it.
+        allocated_bytes: Memory in allocated blocks, as `torch.cuda.memory_allocated` counts it.
+        peak_reserved_bytes: Maximum of `reserved_bytes`.
+        peak_allocated_bytes: Maximum of `allocated_bytes`.
     """
 
     def __init__(self, *, expandable_segments: bool = False, gives_back: bool = False) -> None:
         self.reserved_bytes = self.allocated_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._expandable, self._gives_back = expandable_segments, gives_back
-        # Free blocks by size, then address, and the block itself by its address.
+        # Free blocks of each pool by (size, address), and all blocks by address.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
         self._end = 0
-        # Where an expandable segment of each pool ends, and its last block.
+        # The last block of each pool's expandable segment.
         self._last: dict[bool, MemoryBlock | None] = {True: None, False: None}
 
     def allocate(self, size: int) -> MemoryBlock:
-        """Hand out a block of at least so many bytes.
+        """Allocate a block of at least `size` bytes.
 
         Args:
-            size: Above 0.
+            size: Bytes, above 0.
         """
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= SMALL_BYTES
@@ -118,7 +120,7 @@ class CachingAllocator:
         return self._handed_out(block, size)
 
     def _handed_out(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """Split off what is left of a block, and count it."""
+        """Mark a block as allocated, after splitting off the remainder."""
         is_small = block.is_small
         left = block.size - size
         if left >= BLOCK_BYTES and (is_small or self._expandable or left > SMALL_BYTES):
@@ -130,7 +132,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Take a block back, joined with its free neighbours."""
+        """Free a block and merge it with adjacent free blocks."""
         self.allocated_bytes -= block.size
         free = self._free[block.is_small]
         before, after = block.before, block.after
@@ -145,7 +147,7 @@ class CachingAllocator:
         insort(free, (block.size, block.address))
 
     def empty_cache(self) -> None:
-        """Give back the segments in which nothing is handed out; of expandable ones the free pages."""
+        """Release unused segments to the GPU; for expandable segments, the free pages at the end."""
         for is_small, free in self._free.items():
             page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
             kept = []
@@ -172,12 +174,12 @@ class CachingAllocator:
 
     def _new_segment(self, size: int, *, is_small: bool) -> MemoryBlock:
         block = self._blocks[self._end] = MemoryBlock(self._end, size, is_small=is_small)
-        self._end += size + OWN_SEGMENT_STEP_BYTES  # no two segments are neighbours
+        self._end += size + OWN_SEGMENT_STEP_BYTES  # a gap, so that blocks of two segments are never adjacent
         self._reserve(size)
         return block
 
     def _expanded(self, size: int, *, is_small: bool) -> MemoryBlock:
-        """Let the pool's one segment grow until its last block holds a request."""
+        """Grow the pool's expandable segment until its last block can serve the request."""
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         last = self._last[is_small]
         if last is not None and last.is_free:
@@ -188,7 +190,7 @@ class CachingAllocator:
             self._reserve(more)
             return last
         more = rounded_up(size, page)
-        # Each pool has an address space of its own, so that it never meets the other's.
+        # Each pool has its own address range, so the two never overlap.
         address = (0 if is_small else 1 << 60) if last is None else last.address + last.size
         block = self._blocks[address] = MemoryBlock(address, more, is_small=is_small)
         block.before = last
@@ -214,7 +216,7 @@ class CachingAllocator:
         insort(self._free[block.is_small], (rest.size, rest.address))
 
     def _join(self, block: MemoryBlock, after: MemoryBlock) -> None:
-        """Join a block with the one behind it."""
+        """Merge a block with the next one."""
         block.size += after.size
         block.after = after.after
         if block.after is not None:

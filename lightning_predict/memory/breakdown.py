@@ -1,4 +1,4 @@
-"""Say where the memory of a step goes at its fullest moment.
+"""Break the peak memory of a step down by purpose and module.
 
 Example::
 
@@ -32,14 +32,14 @@ class MemoryPart:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBreakdown:
-    """Where the memory of a step goes on a GPU.
+    """Memory of a step at its peak, by purpose.
 
     Attributes:
-        operation: Operation that runs at the fullest moment.
-        phase: Its phase.
-        module: Its module; None if not known.
-        parts: What lives then, by purpose; they add up to the process.
-        modules: Activations by the module that wrote them, the largest first.
+        operation: Operation that runs at the peak.
+        phase: Phase of the operation.
+        module: Module of the operation; None if unknown.
+        parts: Memory by purpose; the sum is the memory of the process.
+        modules: Activations by the module that wrote them, largest first.
     """
 
     operation: str
@@ -50,16 +50,16 @@ class MemoryBreakdown:
 
     @property
     def total_bytes(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return sum(part.bytes for part in self.parts)
 
 
 def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
-    """Find where the memory of a step goes; None where the tensors that operations write were not seen.
+    """Compute the memory breakdown of a step; None if the trace does not contain output tensors.
 
     Args:
-        trace: One kind of step.
-        gpu: The GPU that it is to run on.
+        trace: Trace of one kind of step.
+        gpu: The GPU to predict.
     """
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
@@ -95,7 +95,7 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
 
 
 def _by_module(moment: MemoryMoment) -> Mapping[str, int]:
-    """Sum the activations by the module that wrote them, the largest first."""
+    """Sum activations by the module that wrote them, largest first."""
     sizes: dict[str, int] = defaultdict(int)
     for storage in moment.storages:
         if storage.cause == "activation":

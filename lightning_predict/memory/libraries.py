@@ -1,4 +1,4 @@
-"""Estimate what CUDA's libraries take beside the tensors: the context, and the workspaces of cuBLAS and cuDNN.
+"""Estimates the memory of CUDA libraries: context, NCCL buffers, and workspaces of cuBLAS and cuDNN.
 
 Example::
 
@@ -22,31 +22,32 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
-"""Of a cuBLAS handle: `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` by default (PyTorch, "CUDA environment variables").
-Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
+"""Workspace per cuBLAS handle. The default `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA environment
+variables"). Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
 
 LARGE_CUBLAS_WORKSPACE_BYTES: Final = 8 * 4096 * KIBIBYTE
-"""The same on Hopper, and with torch of 2026 on Blackwell (github.com/pytorch/pytorch/pull/175344)."""
+"""Workspace per cuBLAS handle on Hopper, and with torch of 2026 on Blackwell
+(github.com/pytorch/pytorch/pull/175344)."""
 
 _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
-"""Where each has its images; the weights follow."""
+"""Index of the image tensor in the inputs of a convolution; the weights follow it."""
 
 
 LAZY_SINCE: Final = (1, 13)
-"""First release of torch that loads a kernel when it is first called."""
+"""First release of torch that loads each kernel on its first call."""
 
 LOADED_AT_ONCE: Final = Interval(363.0, 628.0, 893.0)
-"""MiB that releases before that load at the start and today's do not: what the change itself measured
-(github.com/pytorch/pytorch/pull/86509: 636 MiB in place of 274), what a V100 showed under torch 1.10 with one small
-tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022), and the middle between them."""
+"""MiB of code that earlier releases load at startup. Lower end: difference measured for the change itself
+(github.com/pytorch/pytorch/pull/86509: 636 MiB before, 274 after). Upper end: a V100 with torch 1.10 and one small
+tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022). Middle: their mean."""
 
 
 def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[float]:
-    """Estimate what nvidia-smi shows of a training process beside what torch's allocator reserved.
+    """Estimate the memory of a training process outside torch's allocator, as nvidia-smi shows it.
 
     Args:
         gpu: The GPU.
-        release: Of torch; None for today's.
+        release: torch release; None for a current one.
     """
     mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
     if release is not None and release < LAZY_SINCE:
@@ -55,26 +56,26 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
 
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
-"""Of a channel's connection: the first in, first out of each of three protocols, 4 MiB of them of the simple one
-(`NCCL_BUFFSIZE`), as NCCL's own log of allocations has it (github.com/NVIDIA/nccl/issues/1685)."""
+"""Buffer size per connection of an NCCL channel: the FIFOs of three protocols, with 4 MiB for the simple one
+(`NCCL_BUFFSIZE`). Read from NCCL's allocation log (github.com/NVIDIA/nccl/issues/1685)."""
 
 NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 * 4)}
-"""Buffers of a communicator with NVLink and without: channels times connections of each, of a ring at least, of ring
-and trees at most. Memory goes with the channels, and stops growing at two machines
-(github.com/NVIDIA/nccl/issues/986)."""
+"""Buffers per communicator, with NVLink (True) and without: low, middle and high estimate. Each is channels x
+connections per channel; the low end assumes rings only, the high end rings and trees. Memory grows with the number of
+channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
 
 ALL_TO_ALL_BYTES: Final = 3_280_000_000 / 7
-"""For each peer in the machine that all-to-all sends to: on eight H100 a process grew from 1.06 to 4.34 GB with its
-first (github.com/NVIDIA/nccl/issues/1685)."""
+"""Memory per all-to-all peer in the same machine. On eight H100, the first all-to-all grew a process from 1.06 to 4.34
+GB (github.com/NVIDIA/nccl/issues/1685)."""
 
 
 def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:
-    """Estimate what NCCL takes of each GPU, outside of torch's allocator.
+    """Estimate the memory of NCCL per GPU, outside torch's allocator.
 
     Args:
         gpu: The GPU.
-        communicators: Groups of GPUs that it exchanges with.
-        all_to_all_peers: GPUs in the machine that it sends each a part of its own.
+        communicators: Number of communicators (process groups).
+        all_to_all_peers: Number of peers in the same machine to which all-to-all sends.
     """
     low, middle, high = (communicators * count * NCCL_BUFFER_BYTES for count in NCCL_BUFFERS[_has_nvlink(gpu)])
     more = all_to_all_peers * ALL_TO_ALL_BYTES if _has_nvlink(gpu) else 0.0
@@ -86,15 +87,16 @@ def _has_nvlink(gpu: Gpu) -> bool:
 
 
 def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
-    """Sum the workspaces of cuBLAS; the allocator hands them out once, for good."""
+    """Return the total workspace of cuBLAS, which torch's allocator hands out once and never frees."""
     is_large = gpu.generation.has_large_workspaces
     return handles * (LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES)
 
 
 def convolved_share(trace: Trace) -> float:
-    """Return the share of the forward pass's bytes that convolutions of cuDNN write; their workspaces only it knows.
+    """Return the share of forward-pass output bytes that cuDNN convolutions write; their workspace sizes are unknown.
 
-    A few percent in a vision transformer, about a quarter in a network of convolutions, norms and activations.
+    It is a few percent in a vision transformer, and about a quarter in a network of convolutions, norms and
+    activations.
     """
     written, convolved, met = 0, 0, set[int | None]()
     for operation in trace.operations:
@@ -109,11 +111,11 @@ def convolved_share(trace: Trace) -> float:
 
 
 def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Find what cuDNN takes while it runs, by the index of the operation.
+    """Estimate cuDNN's temporary memory, as (index of the operation, bytes).
 
-    The gradients of weights are computed with channels last: images and gradients that lie otherwise are first copied.
-    Filters of one pixel are products of matrices as they lie. That it is these alone was chosen on ten families of timm
-    in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet), from five such rules.
+    Weight gradients are computed in channels-last layout; images and gradients in another layout are copied first.
+    Filters of one pixel are matmuls and need no copy. This rule was selected from five candidates on ten families of
+    timm in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet).
     """
     for index, operation in enumerate(trace.operations):
         if operation.name != "aten::convolution_backward" or not _is_cudnn(operation):
@@ -124,12 +126,12 @@ def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Find what `torch.backends.cudnn.benchmark` takes in the first step, by the index of the operation.
+    """Estimate workspaces of `torch.backends.cudnn.benchmark` in the first step, as (index of the operation, bytes).
 
-    Before a convolution of a new shape runs, torch asks cuDNN for every algorithm that might compute it, takes the
-    largest workspace that any of them wants, times them all, and empties its cache. The largest is that of the
-    algorithm that unfolds the images into a matrix: as many values for each pixel of the output as a filter has weights
-    for one of its outputs. The backward pass tries twice: for the images' gradients and for the weights'.
+    For each new convolution shape, torch asks cuDNN for all candidate algorithms. It allocates the largest workspace
+    that any of them needs, times them all, and empties its cache. The largest is im2col: for each output pixel, one
+    value per filter weight of an output channel. The backward pass does this twice: for the gradients of images and of
+    weights.
     """
     met = set[object]()
     for index, operation in enumerate(trace.operations):
@@ -147,7 +149,7 @@ def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def _is_cudnn(operation: Operation) -> bool:
-    """Return whether cuDNN computes a convolution: of float32, torch computes depthwise ones itself."""
+    """Return whether cuDNN computes a convolution; torch has its own kernels for depthwise ones in float32."""
     at = _CONVOLUTIONS[operation.name]
     if len(operation.inputs) < at + 2 or len(operation.inputs[at].shape) < 3:
         return False
@@ -156,7 +158,7 @@ def _is_cudnn(operation: Operation) -> bool:
 
 
 def _unfolded_bytes(operation: Operation, images: TensorInfo, weights: TensorInfo) -> int:
-    """Return the bytes of the images unfolded for a product of matrices; filters of one pixel need none."""
+    """Return the size of the im2col matrix; filters of one pixel need none."""
     taps = math.prod(weights.shape[2:])
     result = operation.inputs[0] if operation.name == "aten::convolution_backward" else operation.outputs[0]
     if taps == 1 or not images.elements or not result.shape[2:]:

@@ -1,11 +1,15 @@
-"""Run torch's allocator through training: the parameters, then step after step, every storage at its time.
+"""Simulates torch's allocator over several training steps, with the lifetime of every storage.
 
-What a step finds lies there already when it begins: parameters and buffers, the optimizer's state from the first update
-on, gradients of the step before (until the forward pass is done under Lightning, which is also assumed where the
-recorder did not see it; else until the step begins), and what variables of the loop still hold. Three steps show what
-fragments stay. Example::
+At the start of a step, these storages are already allocated:
 
-    simulated_step(trace).reserved_bytes     # what torch.cuda.max_memory_reserved would say, without workspaces
+- parameters and buffers, and the optimizer state after the first update;
+- gradients of the previous step. Lightning frees them after the forward pass, and this is assumed if the recorder did
+  not see it; otherwise they are freed when the step begins;
+- tensors that variables of the training loop still hold.
+
+Three steps show the remaining fragmentation. Example::
+
+    simulated_step(trace).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
 """
 
 from __future__ import annotations
@@ -22,17 +26,18 @@ from lightning_predict.tracing.recorded_on import FREES_GRADIENTS, release_of
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
-"""The second step finds the state that the first one made; a third finds the fragments of a whole one."""
+"""Number of simulated steps. The second step starts with the optimizer state of the first; the third starts with the
+fragmentation of a complete step."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """The allocator's peaks.
+    """Peaks of the allocator.
 
     Attributes:
-        allocated_bytes: Most that was handed out at a time.
-        reserved_bytes: Most that was taken of the GPU.
+        allocated_bytes: Peak allocated memory.
+        reserved_bytes: Peak reserved memory.
     """
 
     allocated_bytes: int
@@ -42,22 +47,21 @@ class SimulatedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of a training step and their times.
+    """Memory blocks of a training step and their lifetimes.
 
     Attributes:
-        lasting: Parameters and buffers, and gradients that no operation was seen to write.
-        kept: Gradients that stay from one step to the next.
-        state: State of the optimizers, made by the first update.
-        batch: What the loader gives, anew in each step.
-        storages: What the step writes, in the order of birth.
-        update: What the optimizer writes in passing on CUDA, all at once.
+        lasting: Parameters, buffers, and gradients that no recorded operation writes.
+        kept: Gradients that persist from one step to the next.
+        state: Optimizer state, allocated in the first update.
+        batch: Batch from the data loader, new in each step.
+        storages: Storages that the step writes, in order of allocation.
+        update: Temporaries of the optimizer on CUDA, all allocated at once.
         count: Number of operations.
-        update_at: Index of the first operation of the optimizer; `count` without one.
-        drops_gradients_at: Index of the operation after which the gradients of the step before are freed; -1 where the
-            step begins without them.
-        workspaces: What operations take while they run, by their index.
-        trials: What cuDNN's trials take in the first step, by the index of the operation; the cache is emptied after
-            each.
+        update_at: Index of the first optimizer operation; `count` if there is none.
+        drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
+            freed before the step.
+        workspaces: Temporary memory inside operations, as (index, bytes).
+        trials: Workspaces of cuDNN benchmarks in the first step, as (index, bytes); the cache is emptied after each.
     """
 
     lasting: tuple[int, ...]
@@ -74,7 +78,7 @@ class Blocks:
 
 
 def blocks_of(trace: Trace) -> Blocks:
-    """Find the blocks of a step."""
+    """Find the memory blocks of a step and their lifetimes."""
     operations, memory = trace.operations, trace.memory
     storages = written_storages(trace)
     phases = [operation.phase for operation in operations]
@@ -88,13 +92,14 @@ def blocks_of(trace: Trace) -> Blocks:
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
-    # A backward pass whose tensors were not all seen leaves gradients, too.
+    # If the trace lacks tensors of the backward pass, the remaining gradients are still added.
     unseen = gradients - sum(kept)
     release = release_of(trace.software)
     if release is None or release >= FREES_GRADIENTS:
         kept = []
     else:
-        # They stay, filled with zeros, what comes is added to them, and parameters are updated one by one.
+        # Before this release, gradients persist: they are zeroed and accumulated into, and parameters are updated one
+        # by one.
         storages = tuple(_added_up(one) for one in storages if one.cause != "update")
         update = (max(trained, default=0),) if written else ()
     return Blocks(
@@ -113,12 +118,12 @@ def blocks_of(trace: Trace) -> Blocks:
 
 
 def _added_up(storage: Storage) -> Storage:
-    """Return a gradient that is added to the one before; other storages as they are."""
+    """Return a gradient as a temporary, since it is added to an existing one; other storages are unchanged."""
     return replace(storage, cause="backward", death=storage.birth) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Find what attention without a fused kernel writes in passing: products before the softmax, or two gradients."""
+    """Yield temporaries of unfused attention: scores before the softmax, or two gradients in the backward pass."""
     for index, operation in enumerate(trace.operations):
         size = attention_bytes(operation) if operation.name in ATTENTIONS else 0
         if size:
@@ -126,7 +131,7 @@ def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def gradient_bytes(trace: Trace) -> int:
-    """Sum all gradients; those that are not there yet will be as large as what they are for."""
+    """Return the size of all gradients; future gradients are counted with the size of their parameters."""
     memory = trace.memory
     if memory.gradient_bytes is None and any(operation.phase == "backward" for operation in trace.operations):
         return memory.parameter_bytes or 0
@@ -134,7 +139,7 @@ def gradient_bytes(trace: Trace) -> int:
 
 
 def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Divide bytes into whole copies of these blocks, and a rest."""
+    """Split `total` into whole copies of blocks of these sizes, and a remainder."""
     whole = sum(sizes)
     if not whole:
         return (total,) if total else ()
@@ -143,21 +148,21 @@ def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> SimulatedStep:
-    """Simulate the allocator on a step."""
+    """Simulate the allocator for a recorded step."""
     return simulated(blocks_of(trace), expandable_segments=expandable_segments)
 
 
 def least_reserved_bytes(blocks: Blocks) -> int:
-    """Find what the allocator must reserve for a step: with what it gives back, and without trials of cuDNN.
+    """Return the minimum memory that the allocator must reserve for a step.
 
-    Torch frees the segments that are not in use and asks again before it gives up, and cuDNN tries no algorithm whose
-    workspace does not fit.
+    Torch releases unused segments and retries before it raises an out-of-memory error. cuDNN benchmarks skip algorithms
+    whose workspace does not fit, so they are left out.
     """
     return _run(CachingAllocator(gives_back=True), replace(blocks, trials=()), STEPS).reserved_bytes
 
 
 def simulated(blocks: Blocks, *, expandable_segments: bool = False, steps: int = STEPS) -> SimulatedStep:
-    """Simulate the allocator on the blocks of a step."""
+    """Simulate the allocator for the memory blocks of a step."""
     return _run(CachingAllocator(expandable_segments=expandable_segments), blocks, steps)
 
 
@@ -178,7 +183,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
     for step in range(steps):
-        # The loop's variables still name the batch before while the next one is made.
+        # The loop's variables hold the previous batch until the next one exists.
         batch, before = _allocate_all(allocator, blocks.batch), batch
         _free_all(allocator, before)
         left = {number: living.pop(number) for number, one in enumerate(storages) if number in living}
@@ -188,7 +193,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
         for index in range(count):
             for number in born[index]:
                 living[number] = allocator.allocate(storages[number].size_bytes)
-                if number in left:  # its variable now names the new one
+                if number in left:  # the variable is now bound to the new tensor
                     allocator.free(left.pop(number))
             if step == 0:
                 for size in trials[index]:
@@ -220,17 +225,17 @@ def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """What lives at one moment of a step, in bytes of tensors.
+    """Live tensors at one moment of a step, in bytes.
 
     Attributes:
-        index: The operation that runs.
+        index: Index of the running operation.
         lasting_bytes: Parameters and buffers.
-        state_bytes: State of the optimizers.
-        batch_bytes: What the loader gave.
-        gradient_bytes: Gradients, of this step or the one before.
-        update_bytes: What the optimizer writes in passing.
-        storages: What else the step wrote.
-        left_bytes: What variables of the loop hold of the step before.
+        state_bytes: Optimizer state.
+        batch_bytes: Batch from the data loader.
+        gradient_bytes: Gradients, of this step or the previous one.
+        update_bytes: Temporaries of the optimizer.
+        storages: Other storages that the step wrote.
+        left_bytes: Tensors of the previous step that variables of the loop still hold.
     """
 
     index: int
@@ -244,13 +249,13 @@ class MemoryMoment:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all tensors."""
         always = self.lasting_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
         return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
-    """Find the moments in which most lives: of the passes, and of the update; of a step that others went before."""
+    """Return the peaks in the passes and in the optimizer update, for a step that is not the first."""
     changes = [0] * (blocks.count + 1)
     gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
     for one in blocks.storages:

@@ -1,8 +1,8 @@
-"""Find the storages that a step writes: how large, for what, and between which operations they live.
+"""Finds the storages that a step writes: size, purpose and lifetime.
 
-A storage is born with the first operation that writes it. It is freed after the last one that uses it (just as long as
-autograd keeps what the backward pass reads), or later where the recorder saw that a variable of the step held it. What
-is still there at the end is a gradient, or belongs to a variable that the next step replaces. Example::
+A storage is allocated by the first operation that writes it. It is freed after the last operation that uses it, which
+includes autograd's use in the backward pass. It lives longer if the recorder saw that a variable of the step held it.
+Storages that survive the step are gradients, or belong to variables that the next step overwrites. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> data, hidden, loss = (TensorInfo((n,), "float32", id=n) for n in (10, 20, 1))
@@ -26,8 +26,8 @@ from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, backwar
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
-"""Why a storage lives: written by the forward pass; written by the backward pass in passing; a gradient; written by the
-optimizer in passing; given to the step."""
+"""Purpose of a storage: written by the forward pass; temporary of the backward pass; gradient; temporary of the
+optimizer; input of the step."""
 
 _CAST: Final = "aten::_to_copy"
 
@@ -35,14 +35,14 @@ _CAST: Final = "aten::_to_copy"
 @final
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage and its life within the step.
+    """A storage and its lifetime within the step.
 
     Attributes:
-        size_bytes: Its bytes.
-        cause: Why it lives.
-        birth: Index of the operation that writes it first; 0 for what the step found.
-        death: Index of the operation after which it is freed; None if it is still there at the end.
-        module: Module that wrote it; None if not known.
+        size_bytes: Size.
+        cause: Purpose.
+        birth: Index of the operation that first writes it; 0 for inputs of the step.
+        death: Index of the operation after which it is freed; None if it survives the step.
+        module: Module that wrote it; None if unknown.
     """
 
     size_bytes: int
@@ -54,7 +54,7 @@ class Storage:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage as it was first met, and the numbers of the first and the last operation that met it."""
+    """A storage, described by its first use, and the indices of the first and last operations that use it."""
 
     tensor: TensorInfo
     size_bytes: int
@@ -73,12 +73,12 @@ class _Life:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the backward pass wrote it for the optimizer."""
+        """Whether the backward pass wrote it and the optimizer reads it."""
         return self.phase == "backward" and not self.is_given and self.is_for_optimizer
 
 
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
-    """List the storages that the step writes, in the order of their birth."""
+    """List the storages that the step writes, in order of allocation."""
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
     written = [_storage(life, held, trained) for life in _lives(trace.operations) if not life.is_given]
@@ -88,12 +88,12 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
 def batch_bytes(
     operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """List bytes of each storage that the forward pass reads and none wrote: the batch, which always lives.
+    """List the sizes of storages that the forward pass reads but no operation writes: the batch, which lives all step.
 
     Args:
-        operations: Those of a step.
-        parameters: Of the model.
-        buffers: Storages of the model's buffers.
+        operations: Operations of a step.
+        parameters: Parameters of the model.
+        buffers: Storage ids of the model's buffers.
     """
     given = [
         life
@@ -114,13 +114,13 @@ def batch_bytes(
 
 
 ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
-"""Both passes of attention that was recorded whole."""
+"""Forward and backward operations of attention recorded as one call."""
 
 
 def attention_bytes(operation: Operation) -> int:
-    """Return the bytes of the probabilities that attention writes; 0 where a fused kernel keeps them to itself.
+    """Return the bytes of the attention probabilities; 0 if a fused kernel does not materialise them.
 
-    Fused kernels take tensors of four dimensions only.
+    Fused kernels accept only tensors of four dimensions.
     """
     if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
@@ -131,14 +131,15 @@ def attention_bytes(operation: Operation) -> int:
 
 
 KEPT_BY_GATES: Final = {"aten::lstm": 5, "aten::gru": 6, "aten::rnn_tanh": 1, "aten::rnn_relu": 1}
-"""Values that cuDNN keeps for the backward pass of each value that a recurrent layer computes (four gates and the cell
-of an LSTM); it keeps the output of each layer but the last, too. It was seen to ask for 736,000,000 bytes for an LSTM
-of 3,038,090 parameters, and for 864,000,000 for a GRU (github.com/pytorch/pytorch/issues/2895): four layers of 320 on
-123 inputs have as many, and of 25,000 vectors keep 4 x 5 + 3 and 4 x 6 + 3 values of 4 bytes for each of 320."""
+"""Values that cuDNN reserves for the backward pass, per output value of a recurrent layer (an LSTM's four gates and
+cell). The outputs of all layers but the last are kept, too. Source: cuDNN requested 736,000,000 bytes for an LSTM with
+3,038,090 parameters and 864,000,000 for a GRU (github.com/pytorch/pytorch/issues/2895). Four layers of width 320 on 123
+inputs have that many parameters. With 25,000 vectors they keep 4 x 5 + 3 and 4 x 6 + 3 float32 values for each of the
+320."""
 
 
 def recurrent_bytes(operation: Operation) -> int:
-    """Return what a recurrent layer keeps for its backward pass beside its output; 0 for other operations."""
+    """Return the bytes that a recurrent layer keeps for its backward pass, without its output; else 0."""
     gates = KEPT_BY_GATES.get(operation.name)
     if gates is None or not operation.outputs:
         return 0
@@ -148,9 +149,9 @@ def recurrent_bytes(operation: Operation) -> int:
 
 
 def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
-    """Find what calls that are recorded whole keep for their backward passes, beside the tensors that they return.
+    """Yield storages that operations recorded as one call keep for the backward pass, in addition to their outputs.
 
-    Attention without a fused kernel keeps probabilities, and queries and keys, scaled; a recurrent layer its gates.
+    Unfused attention keeps its probabilities and the scaled queries and keys; a recurrent layer keeps its gates.
     """
     open_calls: dict[str, list[tuple[int, Operation, int]]] = {}
     for index, operation in enumerate(operations):
@@ -160,18 +161,18 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
         if size:
             open_calls.setdefault(backward_name(operation.name), []).append((index, operation, size))
         elif open_calls.get(operation.name) and (operation.name not in ATTENTIONS or attention_bytes(operation)):
-            birth, call, kept = open_calls[operation.name].pop()  # autograd goes back
+            birth, call, kept = open_calls[operation.name].pop()  # the backward pass runs in reverse order
             yield Storage(kept, "activation", birth, index, call.module)
     for birth, call, kept in chain.from_iterable(open_calls.values()):
         yield Storage(kept, "activation", birth, birth, call.module)
 
 
 def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tuple[int, ...]:
-    """List bytes of each storage, but for gradients, that operations write and that live when these take the most.
+    """List the sizes of the storages that are live at peak memory, without gradients and inputs.
 
     Args:
-        operations: A step.
-        end: Look at what the operations before this one take; None: at all. What is freed later lives until then.
+        operations: Operations of a step.
+        end: Search the peak before this operation only; None: anywhere. Storages that are freed later count as live.
     """
     written = [
         _storage(life, None, frozenset()) for life in _lives(operations) if not life.is_given and not life.is_gradient
@@ -190,15 +191,15 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
 
 
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
-    """Say how long a storage lives, and why.
+    """Determine the lifetime and purpose of a storage.
 
     Args:
         life: The storage.
-        held: What is still there at the end; None where the recorder did not see it.
-        trained: Number of values and dtype of each parameter that is trained.
+        held: Ids of storages that survive the step; None if the recorder did not see them.
+        trained: Number of elements and dtype of each trained parameter.
     """
     cause: Cause = "activation"
-    # An optimizer that was not followed, or that updates copies, is not seen to read the gradients that it leaves.
+    # An optimizer that is not traced, or that updates copies, does not appear to read the gradients.
     is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained
     if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"
@@ -206,13 +207,13 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
         cause = "backward"
     elif life.phase == "optimizer":
         cause = "update"
-    # The recorder keeps autocast's copies of parameters on the meta device, which has no autocast.
+    # On the meta device, the recorder emulates autocast and keeps its copies of parameters; autocast would free them.
     is_open = life.is_gradient if held is None else life.tensor.id in held and not life.is_cast
     return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module)
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
-    """Find every storage once, in the size of the tensor that met it first, as later views may repeat its elements."""
+    """List every storage once. Its size is that of the first tensor that uses it, since views may repeat elements."""
     lives: dict[int, _Life] = {}
     casts = _Casts()
     for number, operation in enumerate(operations):
@@ -245,10 +246,10 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
 
 @final
 class _Casts:
-    """The copies in fewer bits that autocast made in the forward pass, which the backward pass reads again.
+    """Low-precision copies that autocast made in the forward pass and that the backward pass reads again.
 
-    On the meta device, which has no autocast, the recorder casts below autograd: there the backward pass reads a copy
-    of a copy's source that it has never met. It is the same copy on a GPU, where the source is not kept for it.
+    The meta device has no autocast, so the recorder casts below autograd. The backward pass then reads a copy whose id
+    is new. On a GPU it would read the forward pass's copy, and the source would not be kept.
     """
 
     def __init__(self) -> None:
@@ -257,7 +258,7 @@ class _Casts:
         self.any_left = False
 
     def saw(self, cast: Operation) -> None:
-        """Note a copy in another dtype."""
+        """Record a copy to another dtype."""
         if len(cast.outputs) == 1 and cast.inputs and cast.outputs[0].id is not None:
             copy, source = cast.outputs[0], cast.inputs[0]
             if copy.dtype != source.dtype and copy.id is not None:
@@ -265,7 +266,7 @@ class _Casts:
                 self.any_left = True
 
     def saved(self, tensor: TensorInfo) -> int | None:
-        """Find the copy that a tensor of the backward pass is: the last one of its size, as that pass goes back."""
+        """Find the forward copy that a tensor of the backward pass repeats: the last with the same size and dtype."""
         alike = self._copies.get((tensor.elements, tensor.dtype))
         if not alike:
             return None
