@@ -15,8 +15,8 @@ The public surface, lazily imported (nothing here loads torch until `capture` is
 The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
 The way through the package, in the order in which values flow: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline`
--> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`, `planning`. `regression` and `sharding`
-answer questions of their own; `measuring` and `training` make the weights.
+-> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`. What few users need is in `extensions`,
+each part loaded on first use.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lightning_predict.changes.advice import advise
-    from lightning_predict.changes.advice_text import Advice
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
+    from lightning_predict.extensions.advice.advice import advise
+    from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.extensions.parallel.layout_search import best_layouts
     from lightning_predict.fit.watched_loop import watch
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
-    from lightning_predict.layout_search import best_layouts
     from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.imports import import_trace
@@ -60,14 +60,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "lightning_predict.changes.advice_text",
+    "Advice": "lightning_predict.extensions.advice.advice_text",
     "Gpu": "lightning_predict.gpus",
     "LightningPredictError": "lightning_predict.errors",
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
     "Trace": "lightning_predict.tracing.trace",
-    "advise": "lightning_predict.changes.advice",
-    "best_layouts": "lightning_predict.layout_search",
+    "advise": "lightning_predict.extensions.advice.advice",
+    "best_layouts": "lightning_predict.extensions.parallel.layout_search",
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",

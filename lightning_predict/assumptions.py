@@ -20,10 +20,10 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.embeddings.tables import Skew
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
-from lightning_predict.sharding.tables import Skew
 from lightning_predict.timeline.host import Host, host_of
 from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source

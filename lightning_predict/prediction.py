@@ -23,6 +23,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.embeddings.tables import LOOK_UPS, Skew
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.gpus.own import add_gpus
@@ -32,7 +33,6 @@ from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, run_of
-from lightning_predict.sharding.tables import LOOK_UPS, Skew
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.whole_steps import measured_seconds

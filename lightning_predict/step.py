@@ -19,6 +19,8 @@ from lightning_predict.cost.prediction import Prediction, on_offered_network, pr
 from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
 from lightning_predict.distributed.memory import communicators, shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.extensions.embeddings.tables import with_skew
+from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
@@ -41,8 +43,6 @@ from lightning_predict.run.workload import (
     run_of,
     shared_workload,
 )
-from lightning_predict.sharding.tables import with_skew
-from lightning_predict.sharding.whole_step import ShardedEmbeddings, without_tables
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.whole_steps import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
 from lightning_predict.tracing.collectives import without_collectives

@@ -19,15 +19,15 @@ from benchmarks.planning.study import read_study
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.extensions.embeddings.step import Assignment, plan_document, read_sharding_plan, sharded_step
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew
+from lightning_predict.extensions.planning.files import read_problem
+from lightning_predict.extensions.regression.runs import read_runs
 from lightning_predict.fit.ledger_file import Kept, keep, read_kept
 from lightning_predict.gpus.catalogue import load_catalogue
 from lightning_predict.gpus.own import read_gpus
 from lightning_predict.kernels.collective import bundled_curves
-from lightning_predict.planning.files import read_problem
-from lightning_predict.regression.runs import read_runs
 from lightning_predict.run.history import read_history
-from lightning_predict.sharding.step import Assignment, plan_document, read_sharding_plan, sharded_step
-from lightning_predict.sharding.tables import EmbeddingTable, read_skew
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (
     Kernel,

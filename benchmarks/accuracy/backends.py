@@ -33,8 +33,8 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 import lightning_predict as lp
 from benchmarks.accuracy.diffusion import ImageAttention, Norm, image_encoder
+from lightning_predict.extensions.advice.what_if import compile_what_if
 from lightning_predict.units import seconds_to_milliseconds
-from lightning_predict.what_if import compile_what_if
 
 GPU: Final = "A100-SXM-40GB"
 RELEASE: Final = "2.2"

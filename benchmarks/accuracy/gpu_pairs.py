@@ -28,12 +28,12 @@ from benchmarks.training.proxies import Published, compared_times, published_tim
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.report import report_table
 from benchmarks.training.tables import read_tables
+from lightning_predict.extensions.own_weights.training.own import gpus_of, weighted_quantile
+from lightning_predict.extensions.own_weights.training.tables import split_rows
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinship_of, shrunk_residuals
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
-from lightning_predict.training.own import gpus_of, weighted_quantile
-from lightning_predict.training.tables import split_rows
 
 POWERS: Final = tuple(number / 12 for number in range(13))
 

@@ -30,11 +30,19 @@ from benchmarks.accuracy.whole_steps import LEFT_OUT
 from benchmarks.planning.deadlines import SLACK
 from benchmarks.training.report import report_table
 from lightning_predict.cost.offers import offers_for
-from lightning_predict.planning.objective import late_factor
-from lightning_predict.planning.policies import policy
-from lightning_predict.planning.problem import Configuration, Job, Limits, MachineType, Plan, PlanningProblem, Situation
-from lightning_predict.planning.replay import PlanReplay, evenly, replay, slowed
-from lightning_predict.planning.simulator import ActualSeconds, simulate
+from lightning_predict.extensions.planning.objective import late_factor
+from lightning_predict.extensions.planning.policies import policy
+from lightning_predict.extensions.planning.problem import (
+    Configuration,
+    Job,
+    Limits,
+    MachineType,
+    Plan,
+    PlanningProblem,
+    Situation,
+)
+from lightning_predict.extensions.planning.replay import PlanReplay, evenly, replay, slowed
+from lightning_predict.extensions.planning.simulator import ActualSeconds, simulate
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 
 PROBABILITY: Final = 0.9

@@ -36,16 +36,16 @@ from rich.table import Table
 from benchmarks.accuracy.many_gpus import EXAMPLES_TABLE, MACHINES, MOST_GPUS
 from benchmarks.accuracy.workloads.dlrm import WIDTH, criteo_rows, criteo_trace
 from benchmarks.training.report import report_table
-from lightning_predict.changes.embedding import with_fused_tables
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InfeasiblePlanError, MeasurementTableError
+from lightning_predict.extensions.advice.embedding import with_fused_tables
+from lightning_predict.extensions.embeddings.loads import KINDS
+from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, place_tables
+from lightning_predict.extensions.embeddings.step import WHOLE, Assignment, sharded_step
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.prediction import predict
-from lightning_predict.sharding.loads import KINDS
-from lightning_predict.sharding.placement import TABLE_SHARE, place_tables
-from lightning_predict.sharding.step import WHOLE, Assignment, sharded_step
-from lightning_predict.sharding.tables import EmbeddingTable
 from lightning_predict.units import seconds_to_milliseconds
 
 LEAST_ERROR: Final = 1e-3

@@ -37,12 +37,7 @@ from benchmarks.accuracy.workloads.recorded import without_pauses
 from benchmarks.accuracy.workloads.resnet import ResNet50
 from benchmarks.training.report import report_table
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.prediction import predict
-from lightning_predict.regression.end_to_end import (
+from lightning_predict.extensions.regression.end_to_end import (
     DEFAULT_OPTIONS,
     FEWEST_RUNS,
     RegressionOptions,
@@ -50,8 +45,13 @@ from lightning_predict.regression.end_to_end import (
     terms_of,
     values_of,
 )
-from lightning_predict.regression.layers import fit_layers, layers_of
-from lightning_predict.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
+from lightning_predict.extensions.regression.layers import fit_layers, layers_of
+from lightning_predict.extensions.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.prediction import predict
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Trace
 

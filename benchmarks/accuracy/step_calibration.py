@@ -22,10 +22,10 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.extensions.own_weights.training.own import weighted_quantile
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.timeline.iteration import StepSpread
-from lightning_predict.training.own import weighted_quantile
 
 FACTOR_DEVIATION: Final = 0.15
 """Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is

@@ -18,8 +18,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import lightning_predict as lp
+from lightning_predict.extensions.advice.what_if import compile_what_if
 from lightning_predict.units import seconds_to_milliseconds
-from lightning_predict.what_if import compile_what_if
 
 GPU: Final = "A100-SXM-80GB"
 SEQUENCES: Final = 16

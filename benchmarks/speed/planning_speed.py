@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.planning.pictures import comparison_table
 from benchmarks.planning.study import Study, compare, run_study
-from lightning_predict.planning.milp import MilpPlanner
+from lightning_predict.extensions.planning.milp import MilpPlanner
 from tests.planning.example import at_start, crowd
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})

@@ -22,11 +22,11 @@ from benchmarks.training.report import report_table
 from benchmarks.training.tables import CONVOLUTION_PASSES, read_table
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.extensions.own_weights.training.tables import OWN_TABLES, plain_dtype
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.families.recurrent import GATES
 from lightning_predict.kernels.operations import Array, Problem, problem
 from lightning_predict.kernels.timing import KernelModels, problem_times
-from lightning_predict.training.tables import OWN_TABLES, plain_dtype
 from lightning_predict.units import milliseconds_to_seconds
 
 Row = Mapping[str, str]
@@ -169,7 +169,7 @@ def published_times(folder: Path) -> Iterator[Published]:
 
 
 def own_times(folder: Path, models: KernelModels) -> Iterator[Published]:
-    """Find what one's own micro-benchmarks (`measuring/`) timed that no network serves."""
+    """Find what one's own micro-benchmarks (`own_weights/measuring/`) timed that no network serves."""
     for kind in OWN_TABLES:
         if not (folder / kind.file).is_file():
             continue

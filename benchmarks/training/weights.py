@@ -34,10 +34,10 @@ from benchmarks.training.scores import (
     train_raw_network,
 )
 from benchmarks.training.tables import read_tables
+from lightning_predict.extensions.own_weights.training.own import gpus_of
+from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels, kernel_models
-from lightning_predict.training.own import gpus_of
-from lightning_predict.training.tables import Group, split_rows
 from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name
 from lightning_predict.weights.records import BASE
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest

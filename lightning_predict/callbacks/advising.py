@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, final
 from lightning_predict.callbacks.bases import shapes_of, warn
 from lightning_predict.callbacks.predicting import Question, earlier_runs
 from lightning_predict.callbacks.showing import log_values, print_beside
-from lightning_predict.changes.advice import advice_for
-from lightning_predict.changes.advice_text import Advice, short_lines
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError
+from lightning_predict.extensions.advice.advice import advice_for
+from lightning_predict.extensions.advice.advice_text import Advice, short_lines
 from lightning_predict.fit.micro_batches import MicroBatches
 from lightning_predict.fit.recorder import Session, stop_for_sure
 from lightning_predict.fit.windows import WindowCount

@@ -22,11 +22,11 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.errors import CaptureError
+from lightning_predict.extensions.advice.what_if import batch_size_lines, batch_sizes_that_fit
 from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.what_if import batch_size_lines, batch_sizes_that_fit
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

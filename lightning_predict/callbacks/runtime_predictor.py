@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_predict.callbacks.advising import Following
-    from lightning_predict.changes.advice_text import Advice
+    from lightning_predict.extensions.advice.advice_text import Advice
 
 
 @final

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 from lightning_predict.cli.answers import CommandAnswer
 
 if TYPE_CHECKING:
-    from lightning_predict.changes.advice_text import Advice
-    from lightning_predict.changes.trying import MakeStep, Tried
+    from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.extensions.advice.trying import MakeStep, Tried
     from lightning_predict.tracing.trace import Trace
 
 
@@ -53,9 +53,9 @@ def advise(
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
-    from lightning_predict.changes.advice import advice_for
     from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.advice.advice import advice_for
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.run.history import read_history
@@ -94,10 +94,10 @@ def advise(
 
 def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Tried:
     """Run a change of the table, with the batch size of the recorded step."""
-    from lightning_predict.changes.advice_text import numbered
-    from lightning_predict.changes.table import change_named
-    from lightning_predict.changes.trying import try_change
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.advice.advice_text import numbered
+    from lightning_predict.extensions.advice.table import change_named
+    from lightning_predict.extensions.advice.trying import try_change
 
     rows = numbered(advice)
     if asked.isdigit() and not 1 <= int(asked) <= len(rows):

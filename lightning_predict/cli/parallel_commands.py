@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
-    from lightning_predict.layout_search import RankedLayout
+    from lightning_predict.extensions.parallel.layout_search import RankedLayout
     from lightning_predict.tracing.trace import Trace
 
 
@@ -76,12 +76,12 @@ def parallel(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from lightning_predict.cost.goodput import Reliability
     from lightning_predict.cost.offers import load_offers
     from lightning_predict.cost.price_files import with_spot_prices
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.parallel.goodput import Reliability
+    from lightning_predict.extensions.parallel.layout_search import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.kernels.fabric import interconnect_of
-    from lightning_predict.layout_search import best_layouts, layouts_on, tokens_per_sample
     from lightning_predict.tracing.trace import Trace
 
     if budget is not None and not budget > 0:

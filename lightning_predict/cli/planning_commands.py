@@ -42,11 +42,11 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
     """
     from rich.console import Console
 
-    from lightning_predict.planning.exports import plan_json, write_plan
-    from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
-    from lightning_predict.planning.pictures import plan_table
-    from lightning_predict.planning.policies import candidates, cheapest_plan
-    from lightning_predict.planning.problem import Plan
+    from lightning_predict.extensions.planning.exports import plan_json, write_plan
+    from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
+    from lightning_predict.extensions.planning.pictures import plan_table
+    from lightning_predict.extensions.planning.policies import candidates, cheapest_plan
+    from lightning_predict.extensions.planning.problem import Plan
 
     notes: list[str] = []
 
@@ -105,10 +105,10 @@ def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> Comma
     """Carry out a plan with each of some factors, the same for all jobs, and say what became of it."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
-    from lightning_predict.planning.exports import read_plan
-    from lightning_predict.planning.files import read_problem
-    from lightning_predict.planning.policies import cheapest_plan
-    from lightning_predict.planning.replay import evenly, likely_factors, replay, slowed
+    from lightning_predict.extensions.planning.exports import read_plan
+    from lightning_predict.extensions.planning.files import read_problem
+    from lightning_predict.extensions.planning.policies import cheapest_plan
+    from lightning_predict.extensions.planning.replay import evenly, likely_factors, replay, slowed
     from lightning_predict.reports.format import duration, share, significant, usd
 
     problem, segments = read_problem(jobs), read_plan(plan_file)

@@ -20,10 +20,10 @@ from lightning_predict.cli.answers import CommandAnswer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
-    from lightning_predict.changes.advice_text import Advice
     from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
+    from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
@@ -108,12 +108,12 @@ def predict(
     from lightning_predict.cost.prediction import Charges
     from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.embeddings.tables import skew_of
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.own import add_gpus
     from lightning_predict.kernels.fabric import interconnect_of
     from lightning_predict.run.history import read_history
-    from lightning_predict.sharding.tables import skew_of
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.weights.source import weights_source
 
@@ -227,7 +227,7 @@ class Findings:
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
-        from lightning_predict.changes.relief import memory_report
+        from lightning_predict.extensions.advice.relief import memory_report
         from lightning_predict.reports.format import gibibytes
         from lightning_predict.tracing.recorded_on import gpu_in_use
 
@@ -242,7 +242,7 @@ class Findings:
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
         """Add what to change first, told for the GPU in use, the cheapest and the fastest one."""
-        from lightning_predict.changes.advice import advice_for
+        from lightning_predict.extensions.advice.advice import advice_for
 
         best = (self.ranking.cheapest, self.ranking.fastest)
         layouts = [one.prediction.layout for one in best if one is not None]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 
 if TYPE_CHECKING:
-    from lightning_predict.regression.end_to_end import EndToEndRegression, RunEstimate
-    from lightning_predict.regression.runs import PastRun, RunSetting, RunTable
+    from lightning_predict.extensions.regression.end_to_end import EndToEndRegression, RunEstimate
+    from lightning_predict.extensions.regression.runs import PastRun, RunSetting, RunTable
 
 HISTORY: Final = "history"
 """The word for the package's own history of the user's runs."""
@@ -71,8 +71,8 @@ def regress(
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
-    from lightning_predict.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
-    from lightning_predict.regression.runs import read_runs
+    from lightning_predict.extensions.regression.end_to_end import RegressionOptions, fit_regression, of_one_model
+    from lightning_predict.extensions.regression.runs import read_runs
     from lightning_predict.run.history import history_path
 
     source = history_path() if str(runs) == HISTORY and not runs.exists() else runs
@@ -105,7 +105,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
         InvalidArgumentError: Recordings of several GPUs, or without kernels.
     """
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.regression.layers import fit_layers, layers_of
+    from lightning_predict.extensions.regression.layers import fit_layers, layers_of
     from lightning_predict.reports.format import duration
     from lightning_predict.tracing.recorded_on import gpu_in_use
     from lightning_predict.tracing.trace import Trace
@@ -195,7 +195,7 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
     from itertools import product
 
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.regression.runs import RunSetting
+    from lightning_predict.extensions.regression.runs import RunSetting
 
     if asked["gpu"] and asked["flops_per_second"]:
         raise InvalidArgumentError("Give one of --gpus and --gflops.")

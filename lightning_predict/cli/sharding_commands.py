@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, final
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
 
 if TYPE_CHECKING:
+    from lightning_predict.extensions.embeddings.placement import TablePlacement
+    from lightning_predict.extensions.embeddings.step import ShardingPlan
+    from lightning_predict.extensions.embeddings.whole_step import WholeStep
     from lightning_predict.gpus.layouts import Layout
     from lightning_predict.kernels.fabric import Interconnect
-    from lightning_predict.sharding.placement import TablePlacement
-    from lightning_predict.sharding.step import ShardingPlan
-    from lightning_predict.sharding.whole_step import WholeStep
     from lightning_predict.tracing.trace import Trace
 
 
@@ -66,11 +66,11 @@ def shard(
 
     from lightning_predict.cost.prediction import on_offered_network
     from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+    from lightning_predict.extensions.embeddings.placement import place_tables
+    from lightning_predict.extensions.embeddings.step import plan_document
+    from lightning_predict.extensions.embeddings.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.gpus.layouts import layout_of
     from lightning_predict.kernels.fabric import CATALOGUE, interconnect_of, link_notes
-    from lightning_predict.sharding.placement import place_tables
-    from lightning_predict.sharding.step import plan_document
-    from lightning_predict.sharding.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
@@ -133,8 +133,8 @@ def _whole_steps(
     """Predict the whole step under every plan, by layout and plan; none of a step that cannot be predicted so."""
     from lightning_predict.distributed.layout_steps import Setting, single_steps
     from lightning_predict.distributed.strategy import Strategy
+    from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.kernels.models import kernel_models
-    from lightning_predict.sharding.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.timeline.host import UNKNOWN_HOST
     from lightning_predict.tracing.recorded_on import gpu_in_use
 

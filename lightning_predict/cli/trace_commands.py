@@ -207,8 +207,8 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
 
 
 def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
-    from lightning_predict.changes.layers import layer_table
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.advice.layers import layer_table
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 
@@ -224,8 +224,8 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
 
 
 def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
-    from lightning_predict.changes.relief import memory_report
     from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions.advice.relief import memory_report
 
     gpu, origin = _gpus_of(recorded, name)
     report = memory_report(recorded, gpu, reported_bytes=recorded.gpu_memory_bytes if gpu == origin else None)

@@ -69,8 +69,8 @@ def measure(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from lightning_predict.measuring.benchmarks import BENCHMARKS
-    from lightning_predict.measuring.run import measure as measure_operations
+    from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS
+    from lightning_predict.extensions.own_weights.measuring.run import measure as measure_operations
 
     is_try = device == "cpu"
     usual = "float32" if is_try else "float32,tf32,float16,bfloat16"
@@ -108,7 +108,12 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     """Measure the anchors of a GPU into a file of the folder."""
     from rich.console import Console
 
-    from lightning_predict.measuring.anchors import SECONDS, comparison, gpus_file_of, measure_anchors
+    from lightning_predict.extensions.own_weights.measuring.anchors import (
+        SECONDS,
+        comparison,
+        gpus_file_of,
+        measure_anchors,
+    )
 
     console = Console(stderr=True)
     is_try = device == "cpu"
@@ -156,8 +161,8 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Com
         output: Folder to write the weights and their manifest to.
         seed: Seed of the networks and of the choice of held-out rows.
     """
-    from lightning_predict.training.own import train_own
-    from lightning_predict.training.tables import eager_rows
+    from lightning_predict.extensions.own_weights.training.own import train_own
+    from lightning_predict.extensions.own_weights.training.tables import eager_rows
 
     scores = train_own(tables, output, seed=seed, done=lambda what: print(what, file=sys.stderr))
     eager = eager_rows(tables)

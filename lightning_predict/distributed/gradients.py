@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, final
 
-from lightning_predict.distributed.experts import is_of_expert
+from lightning_predict.extensions.parallel.experts import is_of_expert
 from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes

@@ -19,7 +19,6 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from lightning_predict.distributed.experts import is_of_expert
 from lightning_predict.distributed.gradients import (
     ROOT,
     Visit,
@@ -30,14 +29,6 @@ from lightning_predict.distributed.gradients import (
     trained_elements,
     unit_bytes,
     visits,
-)
-from lightning_predict.distributed.model_parallel import (
-    Stage,
-    divided_step,
-    model_stages,
-    needs_blocks,
-    pace_of,
-    stage_factors,
 )
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
@@ -52,10 +43,19 @@ from lightning_predict.distributed.overlap import (
     narrowed,
     walk,
 )
-from lightning_predict.distributed.pipeline_parallel import idle_share, overlapping_micro_batches, turns
 from lightning_predict.distributed.strategy import Strategy, data_group, expert_data_group
-from lightning_predict.distributed.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.experts import is_of_expert
+from lightning_predict.extensions.parallel.model_parallel import (
+    Stage,
+    divided_step,
+    model_stages,
+    needs_blocks,
+    pace_of,
+    stage_factors,
+)
+from lightning_predict.extensions.parallel.pipeline_parallel import idle_share, overlapping_micro_batches, turns
+from lightning_predict.extensions.parallel.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
 from lightning_predict.gpus.layouts import Layout, in_domains
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval

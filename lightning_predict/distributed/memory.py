@@ -17,18 +17,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from lightning_predict.distributed.experts import experts_module, is_of_expert
 from lightning_predict.distributed.gradients import parameter_bytes, unit_bytes, unit_elements
-from lightning_predict.distributed.model_parallel import needs_blocks, stage_parameters
-from lightning_predict.distributed.pipeline_parallel import block_stages, micro_batches_of, stages_of, under_way
-from lightning_predict.distributed.recomputation import (
+from lightning_predict.distributed.strategy import Recompute, Strategy
+from lightning_predict.extensions.parallel.experts import experts_module, is_of_expert
+from lightning_predict.extensions.parallel.model_parallel import needs_blocks, stage_parameters
+from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, micro_batches_of, stages_of, under_way
+from lightning_predict.extensions.parallel.recomputation import (
     PRODUCT_NAMES,
     chosen_operations,
     is_recomputed,
     recomputed_products,
 )
-from lightning_predict.distributed.strategy import Recompute, Strategy
-from lightning_predict.distributed.tensor_parallel import SplitModel, TransformerBlock, split_model
+from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.traffic import COMPILED_CALL
 from lightning_predict.memory.simulation import blocks_of, fullest_moments, gradient_bytes

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Protocol, final, get_args
 
-from lightning_predict.distributed.foreign import (
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.foreign import (
     are_arguments,
     strategy_of_arguments,
     strategy_of_file,
     strategy_of_object,
 )
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout
 
 DataStrategy = Literal["ddp", "zero1", "zero2", "fsdp", "hybrid"]

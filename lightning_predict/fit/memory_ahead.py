@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.changes.batch_size import samples_per_batch, why_no_other_batch, with_samples
 from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
+from lightning_predict.extensions.advice.batch_size import samples_per_batch, why_no_other_batch, with_samples
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.reports.format import gibibytes, share

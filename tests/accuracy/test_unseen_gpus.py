@@ -24,12 +24,12 @@ from benchmarks.accuracy.unseen_gpus import (
 )
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.tables import read_tables
+from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import ProblemBatch, problem
 from lightning_predict.kernels.timing import problem_times
 from lightning_predict.timeline.iteration import StepSpread
-from lightning_predict.training.networks import TrainingPlan
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.training.example import write_matmul_table
 

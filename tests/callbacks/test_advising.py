@@ -9,8 +9,8 @@ import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.changes import advice as module
 from lightning_predict.errors import TraceError
+from lightning_predict.extensions.advice import advice as module
 from tests.callbacks.small import Small
 
 pytestmark = pytest.mark.usefixtures("readings")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.changes.evidence import EVIDENCE, FEWEST_PAIRS, MeasuredPairs, evidence_for
-from lightning_predict.changes.table import CHANGES
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.evidence import EVIDENCE, FEWEST_PAIRS, MeasuredPairs, evidence_for
+from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.trace import Flags
 from tests.changes.example_steps import GPU, profiled, trained
 
@@ -215,14 +215,14 @@ def test_a_loader_that_is_waited_for_is_the_first_thing_to_change() -> None:
     ],
 )
 def test_what_an_interval_says(low: float, middle: float, high: float, verdict: str) -> None:
-    from lightning_predict.changes.advice import _verdict
+    from lightning_predict.extensions.advice.advice import _verdict
     from lightning_predict.interval import Interval
 
     assert _verdict(Interval(low, middle, high)) == verdict
 
 
 def test_what_is_not_allowed_is_listed_behind_what_is() -> None:
-    from lightning_predict.changes.advice_text import numbered
+    from lightning_predict.extensions.advice.advice_text import numbered
 
     step = trained(4096)
     plain, every = (lp.advise(step, ["L4"], allow=words) for words in (["numerics"], ["numerics", "digits"]))

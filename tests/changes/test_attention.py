@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.changes.table import CHANGES
+from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.signatures import ATTENTION
 from lightning_predict.tracing.trace import Trace
 from tests.changes.example_steps import GPU, profiled

@@ -10,13 +10,13 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.changes.table import CHANGES
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.table import CHANGES
+from lightning_predict.extensions.advice.what_if import compile_what_if
 from lightning_predict.tracing.followed import knows_tensors, with_followed
 from lightning_predict.tracing.precision import in_precision
 from lightning_predict.tracing.recording import _followed
 from lightning_predict.tracing.trace import Kernel, Trace
-from lightning_predict.what_if import compile_what_if
 from tests.changes.example_steps import GPU, REPORTED, profiled, trained
 
 

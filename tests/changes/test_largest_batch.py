@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.changes.batch_size import with_samples
-from lightning_predict.changes.largest_batch import ScaledMemory, largest_batches
 from lightning_predict.cost.memory import step_memory, total_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.batch_size import with_samples
+from lightning_predict.extensions.advice.largest_batch import ScaledMemory, largest_batches
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of, layouts_of
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, TensorInfo, Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.changes.layers import layer_table, module_kind
+from lightning_predict.extensions.advice.layers import layer_table, module_kind
 from lightning_predict.gpus import gpu
 from tests.changes.example_steps import WIDTH, trained
 

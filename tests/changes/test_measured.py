@@ -8,8 +8,8 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.changes.gains import gain
-from lightning_predict.changes.table import CHANGES
+from lightning_predict.extensions.advice.gains import gain
+from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.trace import Trace
 from tests.changes.example_steps import GPU, profiled
 from tests.recordings import recording

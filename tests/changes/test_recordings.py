@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.changes.table import CHANGES
+from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.followed import knows_tensors
 from tests.recordings import recording
 

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from lightning_predict.cost.offers import load_offers
+from lightning_predict.extensions.own_weights.measuring import run as measuring
+from lightning_predict.extensions.own_weights.measuring.clock import time_call
+from lightning_predict.extensions.own_weights.training import own
+from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
 from lightning_predict.gpus.own import read_gpus
-from lightning_predict.measuring import run as measuring
-from lightning_predict.measuring.clock import time_call
-from lightning_predict.training import own
-from lightning_predict.training.networks import TrainingPlan
 from tests.cli.conftest import Run
 from tests.training.example import write_own_table
 from tests.weights.example import publish

@@ -7,11 +7,11 @@ from datetime import date
 from typing import Final
 
 from lightning_predict.cost.energy import energy
-from lightning_predict.cost.goodput import Reliability, goodput_of
 from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import cheapest_offer, load_offers, offers_for
 from lightning_predict.cost.prediction import Charges, Price, price_of
 from lightning_predict.cost.price_files import GPUS_OF_G2_VCPUS
+from lightning_predict.extensions.parallel.goodput import Reliability, goodput_of
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.interval import Interval

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import lightning_predict as lp
-from lightning_predict.distributed.tensor_parallel import (
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.tensor_parallel import (
     TransformerBlock,
     block_of,
     find_blocks,
     numbered_modules,
     positions_of,
 )
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.distributed.example_blocks import HEADS, HIDDEN, STREAM_BYTES, TOKENS, block, trace_of
 from tests.workloads.catalogue import WORKLOADS

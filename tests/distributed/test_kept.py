@@ -8,10 +8,10 @@ import pytest
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.extensions.parallel.layout_search import best_layouts
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.layout_search import best_layouts
 from lightning_predict.run.workload import Workload
 from lightning_predict.step import Step
 from tests.kept import Kept, example, numbers

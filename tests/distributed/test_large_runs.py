@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_predict.distributed import model_parallel
 from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.memory import shared_memory_bytes
-from lightning_predict.distributed.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
-from lightning_predict.distributed.pipeline_parallel import (
+from lightning_predict.distributed.strategy import Recompute, Strategy, data_group, strategy_of, tensor_group
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel import model_parallel
+from lightning_predict.extensions.parallel.model_parallel import TENSOR_HIDDEN, model_stages
+from lightning_predict.extensions.parallel.pipeline_parallel import (
     idle_share,
     overlapping_micro_batches,
     stage_of_blocks,
     turns,
     under_way,
 )
-from lightning_predict.distributed.recomputation import recomputed_part
-from lightning_predict.distributed.strategy import Recompute, Strategy, data_group, strategy_of, tensor_group
-from lightning_predict.distributed.tensor_parallel import split_model
-from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.recomputation import recomputed_part
+from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.pipeline_parallel import (
+from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.pipeline_parallel import (
     hand_over_seconds,
     micro_batches_of,
     stage_of_blocks,
     stages_of,
     turns,
 )
-from lightning_predict.distributed.strategy import Strategy, strategy_of
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import RING_HOP_SECONDS, Interconnect

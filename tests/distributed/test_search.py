@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.distributed import search
 from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.memory import shared_memory_bytes
-from lightning_predict.distributed.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel import search
+from lightning_predict.extensions.parallel.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.gpus import Gpu, gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE

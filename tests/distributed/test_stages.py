@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.distributed.model_parallel import Stage, model_stages, stage_parameters
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.distributed.tensor_parallel import split_model
+from lightning_predict.extensions.parallel.model_parallel import Stage, model_stages, stage_parameters
+from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.tracing.trace import Operation, Parameter, Trace

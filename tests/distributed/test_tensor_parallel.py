@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_predict.distributed.strategy import Float8
-from lightning_predict.distributed.tensor_parallel import (
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.tensor_parallel import (
     COUNTED,
     MEASURED,
     ROWWISE_TIME,
@@ -24,7 +25,6 @@ from lightning_predict.distributed.tensor_parallel import (
     thinned,
     vocabulary_messages,
 )
-from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, operation_names, problem

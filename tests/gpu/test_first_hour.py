@@ -15,20 +15,20 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.changes.trying import try_change
+from lightning_predict.extensions.advice.trying import try_change
+from lightning_predict.extensions.own_weights.measuring.anchors import comparison, measure_anchors
+from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS
+from lightning_predict.extensions.own_weights.measuring.clock import captured, own_stream, time_call
+from lightning_predict.extensions.own_weights.measuring.management import read_state
+from lightning_predict.extensions.own_weights.measuring.run import measure
+from lightning_predict.extensions.own_weights.training.own import train_own
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.choice import timed_work
-from lightning_predict.measuring.anchors import comparison, measure_anchors
-from lightning_predict.measuring.benchmarks import BENCHMARKS
-from lightning_predict.measuring.clock import captured, own_stream, time_call
-from lightning_predict.measuring.management import read_state
-from lightning_predict.measuring.run import measure
 from lightning_predict.timeline.anchoring import Replay, recorded_gap
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.training.own import train_own
 from tests.callbacks.small import Small
 from tests.gpu.test_peak_memory import step_on
 from tests.measuring.test_measuring import MATRIX, TINY

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import Gpu, gpu
-from lightning_predict.gpus.own import read_gpus
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem
-from lightning_predict.kernels.timing import problem_times
-from lightning_predict.measuring import anchors
-from lightning_predict.measuring.anchors import (
+from lightning_predict.extensions.own_weights.measuring import anchors
+from lightning_predict.extensions.own_weights.measuring.anchors import (
     TRIAL_SIDE,
     Anchors,
     comparison,
@@ -25,8 +20,13 @@ from lightning_predict.measuring.anchors import (
     largest_side,
     measure_anchors,
 )
-from lightning_predict.measuring.clock import Timing
-from lightning_predict.measuring.management import GpuState
+from lightning_predict.extensions.own_weights.measuring.clock import Timing
+from lightning_predict.extensions.own_weights.measuring.management import GpuState
+from lightning_predict.gpus import Gpu, gpu
+from lightning_predict.gpus.own import read_gpus
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Problem
+from lightning_predict.kernels.timing import problem_times
 
 A10 = gpu("A10")
 RATE = 61e12

@@ -19,20 +19,26 @@ from lightning_predict.errors import (
     MeasurementTableError,
     UnknownOperationError,
 )
-from lightning_predict.gpus import gpu
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
-from lightning_predict.measuring import management, run
-from lightning_predict.measuring.benchmarks import BENCHMARKS, draw_problems
-from lightning_predict.measuring.clock import PROBLEM_SECONDS, Timing, captured, fitting, time_call
-from lightning_predict.measuring.management import GpuState, read_state
-from lightning_predict.measuring.run import (
+from lightning_predict.extensions.own_weights.measuring import management, run
+from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
+from lightning_predict.extensions.own_weights.measuring.clock import (
+    PROBLEM_SECONDS,
+    Timing,
+    captured,
+    fitting,
+    time_call,
+)
+from lightning_predict.extensions.own_weights.measuring.management import GpuState, read_state
+from lightning_predict.extensions.own_weights.measuring.run import (
     SECONDS_AROUND,
     estimate_seconds,
     measure,
     problems_in_turns,
     spread_first,
 )
-from lightning_predict.training.tables import eager_rows, was_eager
+from lightning_predict.extensions.own_weights.training.tables import eager_rows, was_eager
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
 
 CPU = torch.device("cpu")
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 8, "head_dim": 4, "causal": 1}
@@ -150,7 +156,8 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "lightning_predict.measuring.run.draw_problems", lambda operation, count, seed: [dict(TINY["conv2d"])]
+        "lightning_predict.extensions.own_weights.measuring.run.draw_problems",
+        lambda operation, count, seed: [dict(TINY["conv2d"])],
     )
     done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu", gpu="T4")
     assert (done.rows, done.skipped) == (3, ())
@@ -169,7 +176,7 @@ def test_a_problem_that_cannot_run_is_said_and_the_rest_goes_on(
 ) -> None:
     impossible = {"m": 2**40, "n": 2**40, "k": 2**40}
     monkeypatch.setattr(
-        "lightning_predict.measuring.run.draw_problems",
+        "lightning_predict.extensions.own_weights.measuring.run.draw_problems",
         lambda operation, count, seed: [impossible, dict(TINY["linear"])],
     )
     done = measure(tmp_path, operations=["linear"], dtypes=["float32"], problems=2, device="cpu")

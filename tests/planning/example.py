@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from benchmarks.planning.study import random_problem
-from lightning_predict.planning.problem import (
+from lightning_predict.extensions.planning.problem import (
     Configuration,
     Formulation,
     Job,

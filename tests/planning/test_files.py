@@ -18,9 +18,9 @@ from lightning_predict.errors import (
     LightningPredictError,
     PlanningFormatError,
 )
-from lightning_predict.planning.files import read_problem, read_progress_of, read_situation
-from lightning_predict.planning.policies import cheapest_plan
-from lightning_predict.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, Situation
+from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
+from lightning_predict.extensions.planning.policies import cheapest_plan
+from lightning_predict.extensions.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, Situation
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
 
 MACHINES = [

@@ -8,8 +8,8 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.regression.layers import fit_layers, layers_of
 from lightning_predict.kernels.translation import work_items
-from lightning_predict.regression.layers import fit_layers, layers_of
 from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 
 

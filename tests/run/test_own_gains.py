@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.changes.table import CHANGES
+from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import HistoryRecord, append_record, history_path, read_history
 from lightning_predict.run.own_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of

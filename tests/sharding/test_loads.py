@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, TablePart, loads_of, local_samples, no_load
+from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import problem_times
-from lightning_predict.sharding.loads import KINDS, Load, TablePart, loads_of, local_samples, no_load
-from lightning_predict.sharding.tables import OPTIMIZERS, EmbeddingTable
 
 A100 = "A100-SXM-80GB"
 TABLE = EmbeddingTable(rows=1000, dim=64, pooling=10)

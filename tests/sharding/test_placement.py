@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, TablePlacement, place_tables
+from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, sharded_step
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.sharding.placement import TABLE_SHARE, TablePlacement, place_tables
-from lightning_predict.sharding.step import Assignment, ShardingPlan, sharded_step
-from lightning_predict.sharding.tables import EmbeddingTable
 
 GIB = 2**30
 EIGHT = "8xA100-SXM-80GB"

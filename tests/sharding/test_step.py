@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 import lightning_predict as lp
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.extensions.embeddings.loads import KINDS
+from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, alltoall_message, sharded_step
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.fabric import collective
-from lightning_predict.sharding.loads import KINDS
-from lightning_predict.sharding.step import Assignment, ShardingPlan, alltoall_message, sharded_step
-from lightning_predict.sharding.tables import EmbeddingTable
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 LARGE = EmbeddingTable(rows=1000, dim=64, pooling=10)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.sharding.tables import (
+from lightning_predict.extensions.embeddings.tables import (
     OPTIMIZERS,
     EmbeddingTable,
     tables_of_trace,

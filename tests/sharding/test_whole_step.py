@@ -17,19 +17,19 @@ from lightning_predict.distributed.layout_steps import Setting, single_steps
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, Event, Links, slowest_of
 from lightning_predict.distributed.strategy import strategy_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.fabric import CATALOGUE
-from lightning_predict.kernels.models import kernel_models
-from lightning_predict.sharding.placement import place_tables
-from lightning_predict.sharding.step import Assignment, plan_document, sharded_step
-from lightning_predict.sharding.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
-from lightning_predict.sharding.whole_step import (
+from lightning_predict.extensions.embeddings.placement import place_tables
+from lightning_predict.extensions.embeddings.step import Assignment, plan_document, sharded_step
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew, tables_of_trace, with_skew
+from lightning_predict.extensions.embeddings.whole_step import (
     ShardedEmbeddings,
     WholeStep,
     possible_plans,
     table_optimizer,
     without_tables,
 )
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.fabric import CATALOGUE
+from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import host_of
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.extensions.advice.what_if import precision_what_if
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import fingerprint_of
 from lightning_predict.timeline.iteration import Iteration
@@ -20,7 +21,6 @@ from lightning_predict.timeline.whole_steps import (
     weighted_kinds,
 )
 from lightning_predict.tracing.trace import Memory, Operation, OtherStep, Parameter, TensorInfo, Trace, anonymised
-from lightning_predict.what_if import precision_what_if
 
 DATA = TensorInfo((2048, 2048), "float32", id=0)
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="secret")

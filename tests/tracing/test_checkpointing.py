@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.distributed.gradients import unit_bytes
 from lightning_predict.distributed.memory import ModelMemory
-from lightning_predict.distributed.model_parallel import stage_parameters
 from lightning_predict.distributed.strategy import strategy_of
-from lightning_predict.distributed.tensor_parallel import split_model
+from lightning_predict.extensions.parallel.model_parallel import stage_parameters
+from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of, unseen_errors
 from benchmarks.training.recipes import RECIPES
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.extensions.own_weights.training.own import log_errors, weighted_quantile
+from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import families, problem_batch
-from lightning_predict.training.own import log_errors, weighted_quantile
-from lightning_predict.training.tables import Group, split_rows
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network
 from tests.training.example import GPUS, group, products, train_family

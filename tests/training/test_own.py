@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lightning_predict.errors import MeasurementTableError
+from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
+from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS, OwnScore, train_own
 from lightning_predict.gpus import gpu
-from lightning_predict.training.networks import TrainingPlan
-from lightning_predict.training.own import FEWEST_OWN_ROWS, OwnScore, train_own
 from lightning_predict.weights.records import BASE
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.training.recipes import RECIPES
+from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
+from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
 from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
-from lightning_predict.training.networks import TrainingPlan
-from lightning_predict.training.tables import Group
 from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS, train_family

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_predict.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, problem_shares, split_rows
+from lightning_predict.extensions.own_weights.training.tables import (
+    CALIBRATION_SHARE,
+    HELD_OUT_SHARE,
+    problem_shares,
+    split_rows,
+)
 from tests.training.example import products
 
 

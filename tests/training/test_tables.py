@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.training.tables import LONGEST_LAUNCH_SECONDS, SHORTEST_SECONDS, read_tables
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.training.tables import Group
+from lightning_predict.extensions.own_weights.training.tables import Group
 from tests.example_gpu import SMALL
 from tests.training.example import group as synthetic_group
 

@@ -68,7 +68,7 @@ LAUNCH_SECONDS: Final = 2 * MICROSECOND
 
 ZIPF: Final = "zipf_alpha"
 """Argument of a recorded look-up, and of its backward pass, that says how unevenly rows are asked for: the exponent of
-Zipf's law. No recorder writes it; see `sharding/tables.py`."""
+Zipf's law. No recorder writes it; see `extensions/embeddings/tables.py`."""
 
 
 def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
@@ -341,7 +341,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 LOOK_UPS: Final = "lightning_predict::table_look_ups"
 UPDATES: Final = "lightning_predict::table_updates"
 INTERACTION: Final = "lightning_predict::dot_interaction"
-"""Calls that `changes/embedding.py` puts in the place of others: all tables at once, and a sample's vectors at once."""
+"""Calls that `extensions/advice/embedding.py` puts in place: all tables at once, and a sample's vectors at once."""
 
 
 @translates(LOOK_UPS)

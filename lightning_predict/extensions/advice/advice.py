@@ -1,0 +1,295 @@
+"""`lp.advise`: what to change first, and then which GPU to rent.
+
+Each change is made to the recorded step and both are predicted alike (`gains.py`); of those whose gains were proven on
+measured pairs (`evidence.py`) the best chain is built, singles first; then each GPU is priced as it stands and with the
+chain. Example::
+
+    advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
+    advice["bf16-mixed"].gain.middle      # throughput after over before, with .low and .high
+    print(advice)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, final
+
+from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.advice_text import Advice, Advised, Chain, ChangeVerdict
+from lightning_predict.extensions.advice.change import PRICES, Change
+from lightning_predict.extensions.advice.evidence import MeasuredPairs, evidence_for, evidence_of_runs
+from lightning_predict.extensions.advice.gains import gain, predicted_with
+from lightning_predict.extensions.advice.layers import layer_table
+from lightning_predict.extensions.advice.table import CHANGES
+from lightning_predict.gpus import DEFAULT_GPUS, Gpu
+from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.interval import Interval
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.run.history import read_history
+from lightning_predict.run.own_gains import measured_gains
+from lightning_predict.step import layout_in_use
+from lightning_predict.tracing.followed import with_followed
+from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.weights.source import AnyWeights
+
+WORTH_IT: Final = 1.02
+"""Least gain for which a change is worth a line of its own."""
+
+HARM: Final = 0.98
+
+
+@documents_assumptions
+def advise(
+    trace: Trace,
+    gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+    strategy: str | Strategy | LightningStrategy = "ddp",
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+    history: bool = True,
+) -> Advice:
+    """Say what to change first, what it gains, and which GPU to rent with it.
+
+    Args:
+        trace: What one step did, from `capture` or `Trace.load`.
+        gpus: Names of GPUs or layouts, as for `predict`. Gains are told for the GPU in use, else for the first.
+        iterations: Steps still to come; None leaves out what a run would save.
+        allow: What changes may ask besides time: `numerics` (another rounding of products), `digits` (parameters lose
+            some for good), `memory`, `samples` (others in a step). Those that ask more are told, and left out of the
+            chain.
+        followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU: it tells
+            which operation hands which tensor to which, which the profiler does not see and torch.compile asks for.
+        strategy: See `Assumptions`.
+        usd_per_hour: See `Assumptions`.
+        weights: See `Assumptions`.
+        history: Tell what changes gained in your own runs of this model on this GPU (see `run/own_gains.py`).
+
+    Raises:
+        InvalidArgumentError: An unknown word in `allow`, or a `followed` step that is another one; else as `predict`.
+        LightningPredictError: As `predict`.
+    """
+    assumptions = Assumptions(
+        strategy=strategy_of(strategy),
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        history=read_history() if history else (),
+    )
+    return advice_for(trace, layouts_of(gpus), assumptions, iterations=iterations, allow=allow, followed=followed)
+
+
+def advice_for(
+    trace: Trace,
+    layouts: Sequence[Layout],
+    assumptions: Assumptions,
+    *,
+    iterations: int | None = None,
+    allow: Sequence[str] = ("numerics", "memory"),
+    followed: Trace | None = None,
+) -> Advice:
+    """Say what to change first: `advise` for a caller that has layouts and assumptions; errors as there."""
+    unknown = sorted(set(allow) - set(PRICES))
+    if unknown:
+        raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(PRICES)}.")
+    check_predictable(trace)
+    if followed is not None:
+        trace = with_followed(trace, followed)
+    origin = gpu_in_use(trace)
+    in_use = None if origin is None else layout_in_use(trace, origin)
+    everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
+    first = everywhere[0]
+    measured = measured_gains(assumptions.history, first.name, trace)
+    assumptions = replace(assumptions, history=())  # both sides of a gain must be told alike
+    trial = _Trial(trace, everywhere, iterations, assumptions, measured)
+    advised = [trial.advised(change) for change in CHANGES.values()]
+    chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
+    after = None if chain is None else trial.changed[chain.names]
+    if after is not None and after.operations == trace.operations:
+        after = None  # what waits was changed, and nothing of what the device does
+    gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
+    table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
+    return Advice(
+        on=first.name,
+        before=trial.before,
+        changes=tuple(sorted(advised, key=_rank)),
+        allowed=frozenset(allow),
+        chain=chain,
+        layers=table,
+        notes=trial.before.notes,
+    )
+
+
+def _rank(advised: Advised) -> tuple[int, float]:
+    order: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
+    told = advised.simulated_gain if advised.gain is None else advised.gain.middle
+    return order.index(advised.verdict), -(told or 0.0)
+
+
+@final
+class _Trial:
+    """Tries changes of one step."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        layouts: list[Layout],
+        iterations: int | None,
+        assumptions: Assumptions,
+        measured: Mapping[str, Sequence[float]],
+    ) -> None:
+        self._trace = trace
+        self._layouts = layouts
+        self._iterations = iterations
+        self._assumptions = assumptions
+        self._measured = measured
+        _, self.before = predicted_with((), trace, layouts, iterations, assumptions)
+        self.changed: dict[tuple[str, ...], Trace] = {}
+        self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
+
+    def predicted(self, names: tuple[str, ...]) -> Predictions:
+        """Predict with changes, in the order of the table."""
+        if names not in self._predictions:
+            changes = tuple(CHANGES[name] for name in names)
+            self.changed[names], self._predictions[names] = predicted_with(
+                changes, self._trace, self._layouts, self._iterations, self._assumptions
+            )
+        return self._predictions[names]
+
+    def _first(self, predictions: Predictions) -> Prediction:
+        return predictions.items_in_order[0]
+
+    def advised(self, change: Change) -> Advised:
+        """Say what one change would do."""
+        described = Advised(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
+        why_not = self._why_not(change, self._trace, self._layouts[0])
+        if why_not is not None:
+            return replace(described, why_not=why_not)
+        after = self.predicted((change.name,))
+        before, own = self._first(self.before), self._first(after)
+        simulated = gain(before, own)
+        # What applies nowhere else has no gain there.
+        on = {
+            place: gain(one, other)
+            for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
+            if self._why_not(change, self._trace, one.layout) is None
+        }
+        evidence = self._evidence(change, 0)
+        seconds = own.cycle_seconds
+        if evidence is None:
+            limits = "try it: too few measured pairs to promise a number"
+            return replace(
+                described,
+                verdict="untested",
+                simulated_gain=simulated,
+                seconds=seconds,
+                memory=own.memory_bytes,
+                fits=own.fits,
+                why_not=limits,
+            )
+        interval = evidence.told(simulated)
+        saved, usd = _saved(before, interval.middle)
+        return replace(
+            described,
+            verdict=_verdict(interval),
+            gain=interval,
+            simulated_gain=simulated,
+            seconds=_seconds(before, own, interval.middle),
+            seconds_saved=saved,
+            usd_saved=usd,
+            memory=own.memory_bytes,
+            fits=own.fits,
+            evidence=evidence.words,
+            gains={
+                self._layouts[place].name: found.told(value)
+                for place, value in on.items()
+                if (found := self._evidence(change, place)) is not None
+            },
+        )
+
+    def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
+        """Find what a change's gain on a layout rests on: one's own runs there, else pairs of others."""
+        own = self._measured.get(change.name)
+        if own is None or place:
+            return evidence_for(change, self._trace)
+        return evidence_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
+
+    def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
+        """Add changes, the best first, as long as each that is allowed and fits the others gains."""
+        names: tuple[str, ...] = ()
+        order: tuple[str, ...] = ()
+        for advised in sorted(candidates, key=_rank):
+            change = CHANGES[advised.name]
+            if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
+                continue
+            if names and self._why_not(change, self.changed[names], self._layouts[0]) is not None:
+                continue
+            trial = tuple(name for name in CHANGES if name in (*names, advised.name))
+            more = gain(self._first(self.predicted(names)), self._first(self.predicted(trial)))
+            fits, fitted = (self._first(self.predicted(each)).fits for each in (trial, ()))
+            if more >= WORTH_IT and (fits is not False or fitted is False):
+                names, order = trial, (*order, advised.name)
+        if not names:
+            return None
+        predictions = self.predicted(names)
+        gains = {
+            layout.name: self._told(order, place)
+            for place, layout in enumerate(self._layouts)
+            if all(
+                self._why_not(CHANGES[name], self._trace, layout) is None
+                and self._evidence(CHANGES[name], place) is not None
+                for name in names
+            )
+        }
+        own = gains[self._layouts[0].name]
+        return Chain(
+            names=names,
+            gain=own,
+            seconds=_seconds(self._first(self.before), self._first(predictions), own.middle),
+            gains=gains,
+            predictions=predictions,
+        )
+
+    def _why_not(self, change: Change, trace: Trace, layout: Layout) -> str | None:
+        return change.why_not_on(trace, layout, self._assumptions.strategy)
+
+    def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
+        """Multiply what each change adds to those before it, as its kind's gains are told; their errors are apart."""
+        middle, widths, before = 1.0, [], self.before
+        for count in range(1, len(order) + 1):
+            after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
+            evidence = self._evidence(CHANGES[order[count - 1]], place)
+            assert evidence is not None  # the chain holds proven changes alone
+            more = evidence.told(gain(before.items_in_order[place], after.items_in_order[place])).middle
+            widths.append(evidence.half_width(more))
+            middle, before = middle * more, after
+        return Interval.around(middle, math.exp(math.hypot(*widths)))
+
+
+def _verdict(interval: Interval[float]) -> ChangeVerdict:
+    middle = interval.middle
+    is_faster = middle > 1
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval reaches to the other side
+    if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
+        return "noise"
+    return "faster" if is_faster else "slower"
+
+
+def _seconds(before: Prediction, after: Prediction, told: float) -> float:
+    """Return a step with a change, from the step before and the gain that is told."""
+    one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
+    return before.cycle_seconds / one * other / told
+
+
+def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
+    """Return seconds and dollars that a run saves; None where they are not known."""
+    share = 1 - 1 / told
+    seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
+    return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

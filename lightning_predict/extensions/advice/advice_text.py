@@ -1,0 +1,419 @@
+"""`Advice`: what changes would gain; as values, as lines for a terminal, and as HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.errors import MissingDependencyError
+from lightning_predict.extensions.advice.layers import LayerTable, layer_lines
+from lightning_predict.extensions.advice.table import CHANGES, change_named
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import rank, too_short, with_article
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
+"""What is said of a change: it is faster or slower, its gain is inside the noise, nobody measured its like, or it does
+not apply."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """One change, on the GPU that the advice is for.
+
+    Attributes:
+        name: Its name.
+        words: What to type.
+        note: What it costs besides time.
+        verdict: See `ChangeVerdict`.
+        gain: Throughput after over before with its 90 % interval; None where nothing proves a number.
+        simulated_gain: What the simulation says, proven or not; None where the change does not apply.
+        seconds: A step with the change, the wait for the loader included; None likewise.
+        seconds_saved: Of the run, with the change; None without a number or a length of the run.
+        usd_saved: Likewise, at the price of the GPU.
+        memory: Peak memory with the change, in bytes; None if not known.
+        fits: Whether the step fits with it; None if not known.
+        why_not: Why it does not apply, or has no number; None if it has one.
+        evidence: What the number rests on, and how well such gains are foretold; None without a number.
+        gains: Gains by layout, where it has numbers.
+    """
+
+    name: str
+    words: str
+    note: str
+    verdict: ChangeVerdict
+    gain: Interval[float] | None = None
+    simulated_gain: float | None = None
+    seconds: float | None = None
+    seconds_saved: float | None = None
+    usd_saved: float | None = None
+    memory: float | None = None
+    fits: bool | None = None
+    why_not: str | None = None
+    evidence: str | None = None
+    gains: Mapping[str, Interval[float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        return {
+            "name": self.name,
+            "words": self.words,
+            "note": self.note,
+            "verdict": self.verdict,
+            "gain": _json_interval(self.gain),
+            "simulated_gain": self.simulated_gain,
+            "step_seconds": self.seconds,
+            "seconds_saved": self.seconds_saved,
+            "usd_saved": self.usd_saved,
+            "memory_bytes": self.memory,
+            "fits": self.fits,
+            "why_not": self.why_not,
+            "evidence": self.evidence,
+            "gains": {name: _json_interval(each) for name, each in self.gains.items()},
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Changes that go together.
+
+    Attributes:
+        names: Of the changes, in the order in which they are made.
+        gain: Throughput with all of them over with none.
+        seconds: A step with all of them.
+        gains: Gains by layout, where all of them apply.
+        predictions: Each GPU with all of them, as simulated.
+    """
+
+    names: tuple[str, ...]
+    gain: Interval[float]
+    seconds: float
+    gains: Mapping[str, Interval[float]]
+    predictions: Predictions
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice(Mapping[str, Advised]):
+    """What changes would gain, by their names, and which GPU to rent with them.
+
+    Attributes:
+        on: The GPU or layout that gains are told for: the one in use, else the first that was asked for.
+        before: Each GPU as it stands.
+        changes: In the order of their gains; those that do not apply are last.
+        chain: The best changes that go together; None if no change is proven to gain.
+        layers: Where the time goes, now and with the chain.
+        allowed: What changes were allowed to ask besides time.
+        notes: What else there is to say.
+    """
+
+    on: str
+    before: Predictions
+    changes: tuple[Advised, ...]
+    chain: Chain | None
+    layers: LayerTable
+    allowed: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Advised:
+        for advised in self.changes:
+            if advised.name == name:
+                return advised
+        change_named(name)  # says which there are
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (advised.name for advised in self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __str__(self) -> str:
+        return "\n".join(advice_lines(self))
+
+    def __repr__(self) -> str:
+        """Show the lines at a prompt, instead of all that they are made of."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Show the advice in a notebook."""
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Write the advice as a fragment of HTML, which browsers show by itself, too."""
+        return advice_html(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Give the gains that are proven, by the keys under which they are logged."""
+        return {
+            f"predict/advice/{advised.name}/gain": advised.gain.middle
+            for advised in self.changes
+            if advised.gain is not None
+        }
+
+    def foretold(self) -> dict[str, tuple[float, float, float]]:
+        """Give low, middle and high of each gain by its change's name; what is only simulated three times."""
+        found = {}
+        for one in self.changes:
+            if one.gain is not None:
+                found[one.name] = (one.gain.low, one.gain.middle, one.gain.high)
+            elif one.simulated_gain is not None:
+                found[one.name] = (one.simulated_gain,) * 3
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        chain = self.chain
+        return {
+            "on": self.on,
+            "before": self.before.as_dict(),
+            "changes": [advised.as_dict() for advised in self.changes],
+            "chain": None
+            if chain is None
+            else {
+                "names": list(chain.names),
+                "gain": _json_interval(chain.gain),
+                "step_seconds": chain.seconds,
+                "gains": {name: _json_interval(each) for name, each in chain.gains.items()},
+                "after": chain.predictions.as_dict(),
+            },
+            "layers": self.layers.as_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Give everything as JSON text."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Give a data frame: a row a change, by name.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingDependencyError("to_pandas needs pandas: pip install pandas") from error
+        rows = []
+        for advised in self.changes:
+            row = {name: value for name, value in advised.as_dict().items() if name not in ("gain", "gains")}
+            own = advised.gain
+            ends = (math.nan,) * 3 if own is None else (own.low, own.middle, own.high)
+            rows.append(row | dict(zip(("gain_low", "gain", "gain_high"), ends, strict=True)))
+        return pd.DataFrame(rows).set_index("name")
+
+
+def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
+    return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
+
+
+# --- As lines and as HTML
+
+NOTHING_GAINS: Final = "No change is proven to gain here."
+HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
+
+
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """Write the advice as lines: changes, the chain, what is not worth it, where the time goes, what to rent."""
+    yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
+    rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        rows.append(_together(advice))
+    yield ""
+    if rows:
+        yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
+    else:
+        yield NOTHING_GAINS
+    for sentence in _sentences(advice):
+        yield from _wrapped(sentence)
+    if advice.layers.rows:
+        yield ""
+        yield from layer_lines(advice.layers)
+    rent = list(_rent(advice))
+    if rent:
+        yield ""
+        for line in rent:
+            yield from textwrap.wrap(line, PLAIN_WIDTH, subsequent_indent="  ")
+
+
+def short_lines(advice: Advice) -> tuple[str, ...]:
+    """Write the advice in at most three lines: what to change first, what not to, and which GPU to rent then."""
+    told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
+    harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    if advice.chain is not None and len(advice.chain.names) > 1:
+        names, own = " + ".join(advice.chain.names), advice.chain.gain
+        lines = [f"Change first: {names}, {_times(own.middle)} as fast ({_times(own.low, '')}–{_times(own.high, '')})."]  # noqa: RUF001
+    elif told:
+        lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
+    else:
+        untested = ", ".join(one.name for one in advice.changes if one.verdict == "untested")
+        lines = [NOTHING_GAINS.removesuffix(".") + (f"; to be tried: {untested}." if untested else ".")]
+    if harm:
+        lines.append(f"Slower, do not: {'; '.join(harm)}.")
+    return (*lines, *list(_rent(advice))[-1:])
+
+
+def _heading(advice: Advice) -> str:
+    first = advice.before.items_in_order[0]
+    wait = f", of which {duration(first.cycle_seconds - first.iteration_seconds)} wait for the loader"
+    loading = wait if first.cycle_seconds > 1.005 * first.iteration_seconds else ""
+    verdict = first.step.verdict
+    bound = "" if verdict is None else f", bound by the {verdict.bound_by}"
+    other = (
+        f" (host {duration(first.host_seconds)})"
+        if verdict is not None and verdict.bound_by == "device"
+        else f" (device {duration(first.device_seconds)})"
+    )
+    full = ""
+    if first.fits is False:
+        enough = [f"{one.name} ({gibibytes(one.memory)} GiB)" for one in advice.changes if one.fits and one.memory]
+        with_it = f"; it would with {' or '.join(enough)}" if enough else ""
+        full = f" It does not fit in the memory of one {first.layout.gpu.name}{with_it}."
+    step = f"{duration(first.cycle_seconds)} a step{loading}{bound}{other}"
+    return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
+
+
+def numbered(advice: Advice) -> list[Advised]:
+    """List the rows of the table: of each kind of change what gains most, those first that ask what is allowed."""
+    found: dict[str, Advised] = {}
+    for one in advice.changes:
+        if one.gain is not None and one.verdict == "faster":
+            found.setdefault(CHANGES[one.name].kind, one)
+    return sorted(found.values(), key=lambda one: not CHANGES[one.name].asks <= advice.allowed)
+
+
+def _row(one: Advised, number: str) -> tuple[str, ...]:
+    assert one.gain is not None
+    assert one.seconds is not None
+    gain = f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+    saves = "" if one.seconds_saved is None else _saves(one.seconds_saved, one.usd_saved)
+    return f"{number:<2} {one.words}", duration(one.seconds), gain, saves, one.note
+
+
+def _together(advice: Advice) -> tuple[str, ...]:
+    chain = advice.chain
+    assert chain is not None
+    first, share = advice.before.items_in_order[0], 1 - 1 / chain.gain.middle
+    saves = ""
+    if first.total_seconds is not None and first.iterations:
+        saves = _saves(share * first.total_seconds, None if first.cost_usd is None else share * first.cost_usd)
+    gain = f"{_times(chain.gain.middle)} ({_times(chain.gain.low, '')}–{_times(chain.gain.high, '')})"  # noqa: RUF001
+    return f"Together: {' + '.join(chain.names)}", duration(chain.seconds), gain, saves, ""
+
+
+def _times(value: float, sign: str = "×") -> str:  # noqa: RUF001 (a times sign is meant)
+    return f"{value:.2f}{sign}" if value < 2 else f"{value:.1f}{sign}"
+
+
+def _saves(seconds: float, money: float | None) -> str:
+    return duration(seconds) + ("" if money is None else f", {usd(money)}")
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _sentences(advice: Advice) -> Iterator[str]:
+    """Say of all changes that have no row of their own why not."""
+    slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
+    noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
+    untested = [one for one in advice.changes if one.verdict == "untested"]
+    closed = [one for one in advice.changes if one.verdict == "no"]
+    alike = [one for one in advice.changes if one.verdict == "faster" and one not in numbered(advice)]
+    stands: dict[str, list[str]] = {}
+    for one in (*numbered(advice), *slower):
+        if one.evidence is not None:
+            stands.setdefault(one.evidence, []).append(one.name)
+    for evidence, names in stands.items():
+        yield f"Rests on ({', '.join(names)}): {evidence}."
+    if alike:
+        yield "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
+    if slower:
+        yield "Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
+    if noise:
+        yield "Inside the noise: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
+    if untested:
+        told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
+        yield f"Try it, no evidence of how well such gains are foretold: {told}."
+    if closed:
+        reasons: dict[str | None, list[str]] = {}
+        for one in closed:
+            reasons.setdefault(one.why_not, []).append(one.name)
+        yield "Not here: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
+
+
+def _ends(one: Advised) -> str:
+    assert one.gain is not None
+    return f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
+
+
+def _simulated(one: Advised) -> str:
+    return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}"
+
+
+def _rent(advice: Advice) -> Iterator[str]:
+    now = _priced(advice.before, None)
+    if now is None:
+        return
+    short = tuple(too_short(rank(advice.before)))
+    if short:
+        yield from short
+        return
+    yield f"Rent: as it stands {now}."
+    if advice.chain is not None:
+        then = _priced(advice.before, advice.chain.gains)
+        if then is not None:
+            yield f"With {' + '.join(advice.chain.names)}: {then}."
+
+
+def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
+    """Name the cheapest GPU that the step fits on, with its time and cost, and the next ones; with gains or without."""
+    found = []
+    for one in predictions.items_in_order:
+        told = None if gains is None else gains.get(one.layout.name)
+        if one.cost_usd is None or one.total_seconds is None or not one.iterations or one.fits is False:
+            continue
+        factor = 1.0 if told is None else told.middle
+        found.append((one.cost_usd / factor, one.total_seconds / factor, one.layout.name))
+    if not found:
+        return None
+    (cost, seconds, name), *others = sorted(found)
+    beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
+    return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, PLAIN_WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def advice_html(advice: Advice) -> str:
+    """Write the advice as a fragment of HTML, for a notebook or a report: what to change first, and where it goes."""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in (
+            *(_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)),
+            *([] if advice.chain is None or len(advice.chain.names) < 2 else [_together(advice)]),
+        )
+    )
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_sentences(advice), *_rent(advice)))
+    return (
+        f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
+        f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{sentences}</section>"
+        f"<section><h2>Where it goes</h2>{advice.layers.to_html()}</section>"
+    )

@@ -1,0 +1,341 @@
+"""Another batch: every tensor that holds samples grows or shrinks, parameters and the host's work stay.
+
+A recorded step does not say which dimension counts samples. It is followed from the data, whose first dimension is the
+samples, through the operations: the same place where shapes are alike, exchanged by transposes, kept by views, gone
+where a product or a sum runs over it; else the first side that is as long, or a multiple. Parameters, their gradients
+and the optimizer stay. Example::
+
+    doubled = with_batch(trace, 2)      # trace.samples twice as many
+    with_samples(trace, 24)             # 24 in each batch
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, final
+
+from lightning_predict.extensions.advice.change import Change, of_steps
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+
+def with_batch(trace: Trace, factor: int) -> Trace:
+    """Return a step of `factor` times as many samples.
+
+    Args:
+        trace: A step whose samples are known and whose tensors were followed.
+        factor: At least 2.
+    """
+    return with_samples(trace, samples_per_batch(trace) * factor)
+
+
+def samples_per_batch(trace: Trace) -> int:
+    """Return the samples of one batch of a step; 1 where they are not known."""
+    return max((trace.samples or 1) // trace.batches, 1)
+
+
+def with_samples(trace: Trace, count: int) -> Trace:
+    """Return a step of batches of another size; arguments as for `with_batch`.
+
+    Args:
+        trace: The step.
+        count: Samples of a batch, at least 1.
+    """
+    return BatchSizes(trace).of(count)
+
+
+@final
+class BatchSizes:
+    """A step, ready to be told at any batch.
+
+    Args:
+        trace: As for `with_batch`.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace, self._samples = trace, samples_per_batch(trace)
+        places = _Places(trace, self._samples)
+        self._places = [
+            None if operation.phase == "optimizer" else places.of(operation) for operation in trace.operations
+        ]
+
+    def of(self, count: int) -> Trace:
+        """Return the step at batches of so many samples."""
+        trace, samples = self._trace, self._samples
+        sized: dict[tuple[TensorInfo, int], TensorInfo] = {}
+
+        def at(tensors: Sequence[TensorInfo], places: Sequence[SampleDimension]) -> tuple[TensorInfo, ...]:
+            return tuple(
+                one if place is None else sized.setdefault((one, place), _sized(one, place, samples, count))
+                for one, place in zip(tensors, places, strict=True)
+            )
+
+        operations = [
+            operation
+            if places is None
+            else replace(operation, inputs=at(operation.inputs, places[0]), outputs=at(operation.outputs, places[1]))
+            for operation, places in zip(trace.operations, self._places, strict=True)
+        ]
+        return replace(
+            trace,
+            operations=tuple(operations),
+            samples=count * trace.batches,
+            loader_seconds=tuple(count / samples * seconds for seconds in trace.loader_seconds),
+            memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None),
+        )
+
+
+def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorInfo:
+    shape = (*tensor.shape[:place], tensor.shape[place] // samples * count, *tensor.shape[place + 1 :])
+    return replace(tensor, shape=shape)
+
+
+SampleDimension = int | None
+"""The dimension of a tensor that counts samples; None without one."""
+
+
+@final
+class _Places:
+    """Follows the dimension that counts samples from operation to operation."""
+
+    def __init__(self, trace: Trace, samples: int) -> None:
+        self._samples = samples
+        shapes = {one.shape for one in trace.parameters}
+        self._fixed = shapes | {shape[::-1] for shape in shapes}
+        self._updated = {
+            tensor.id for one in trace.operations if one.phase == "optimizer" for tensor in (*one.inputs, *one.outputs)
+        }
+        # Every parameter was updated, so that what looks like one and was not is none; but for statistics, say.
+        self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
+        self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
+        self._lengths: dict[int | None, int] = {}  # of the side that counts samples, by storage
+        self._by_shape: dict[tuple[int, ...], int] = {}
+        self._met: set[int | None] = set()
+
+    def of(self, operation: Operation) -> tuple[list[SampleDimension], list[SampleDimension]]:
+        """Find the places of what an operation reads and writes."""
+        inputs = [self._given(tensor) for tensor in operation.inputs]
+        outputs = []
+        for number, tensor in enumerate(operation.outputs):
+            place = self._written(operation, inputs, number, tensor)
+            outputs.append(place)
+            if tensor.id is None:
+                continue
+            self._met.add(tensor.id)
+            self._of[tensor.id, tensor.shape] = place
+            if place is not None:
+                self._lengths.setdefault(tensor.id, tensor.shape[place])
+                if tensor.shape not in self._fixed:
+                    self._by_shape.setdefault(tensor.shape, place)
+        return inputs, outputs
+
+    def _given(self, tensor: TensorInfo) -> SampleDimension:
+        key = (tensor.id, tensor.shape)
+        if tensor.id is None or key in self._of:
+            return self._of.get(key)
+        place: SampleDimension = None
+        if tensor.id in self._lengths:  # a view that no operation was seen to make
+            place = self._like(tensor.shape, (self._lengths[tensor.id],))
+        elif tensor.id not in self._met and self._is_data(tensor):
+            place = 0
+            self._lengths[tensor.id] = tensor.shape[0]
+        elif tensor.id not in self._met and tensor.id not in self._updated:
+            place = self._by_shape.get(tensor.shape)  # a copy that autocast made unseen
+        self._met.add(tensor.id)
+        self._of[key] = place
+        return place
+
+    def _is_data(self, tensor: TensorInfo) -> bool:
+        if not tensor.shape or tensor.shape[0] != self._samples or tensor.id in self._updated:
+            return False
+        if tensor.shape not in self._fixed or tensor.dtype.startswith(("int", "uint", "bool")):
+            return True
+        return self._knows_parameters and len(tensor.shape) > 1
+
+    def _written(
+        self, operation: Operation, inputs: Sequence[SampleDimension], number: int, tensor: TensorInfo
+    ) -> SampleDimension:
+        if not tensor.shape or (tensor.id in self._updated and operation.name not in _REPEATS):
+            return None
+        known = [(one.shape, place) for one, place in zip(operation.inputs, inputs, strict=True) if place is not None]
+        if not operation.inputs:  # noise, for example
+            return 0 if self._is_data(tensor) else None
+        rule = _RULES.get(operation.name)
+        if operation.name in _REPEATS:
+            place = self._expanded(operation, inputs[0], tensor.shape)
+        elif rule is not None:
+            place = rule(operation, inputs, tensor.shape)
+        elif operation.name in _VIEWS:
+            place = self._viewed(operation.inputs[0].shape, inputs[0], tensor.shape)
+        elif number and tensor.shape in self._fixed:
+            return None  # gradients of parameters, and statistics
+        else:
+            place = self._alike(known, tensor.shape)
+        return place if place is None or tensor.shape[place] % self._samples == 0 else None
+
+    def _expanded(self, operation: Operation, place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
+        """Find the dimension that was repeated for each sample."""
+        before = operation.inputs[0].shape
+        more = len(shape) - len(before)
+        if place is not None:
+            return place + more
+        if not before:  # one number, expanded to the gradient of a mean or a sum
+            is_gradient = operation.phase == "backward" and shape[0] % self._samples == 0
+            return 0 if is_gradient or shape[0] == self._samples else None
+        repeated = (at for at, side in enumerate(shape) if at < more or before[at - more] != side)
+        return next((at for at in repeated if shape[at] == self._samples), None)
+
+    def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
+        """Find the place of a result among those of operands that are as long there, counted from the last dimension.
+
+        Args:
+            known: Shapes of operands that hold samples, and the places of these.
+            shape: Of the result.
+        """
+        for own, place in known:
+            if own == shape:
+                return place
+        for own, place in known:
+            if len(own) == len(shape) and shape[place] == own[place] and own[place] % self._samples == 0:
+                return place
+        return self._like(shape, [own[place] for own, place in known]) if known else None
+
+    def _viewed(self, before: tuple[int, ...], place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
+        """Find the dimension of a view in which as many values lie before the samples."""
+        if place is None:
+            return None
+        outer, seen = math.prod(before[:place]), 1
+        for at, side in enumerate(shape):
+            if seen <= outer < seen * side or (seen == outer and side == before[place]):
+                return at
+            seen *= side
+        return self._like(shape, (before[place],))
+
+    def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
+        """Find the side that is as long as one that counts samples, else one that is a multiple of them."""
+        same = next((place for place, side in enumerate(shape) if side in lengths), None)
+        if same is not None:
+            return same
+        return next((at for at, side in enumerate(shape) if side >= self._samples and side % self._samples == 0), None)
+
+
+_REPEATS: Final = frozenset({"aten::expand", "aten::repeat"})
+_VIEWS: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
+
+
+def _transposed(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    place, count = inputs[0], len(shape)
+    if place is None:
+        return None
+    order = list(range(count))
+    if operation.name == "aten::permute":
+        order = [one % count for one in operation.arguments.get("dims", order)]
+    else:
+        first, second = operation.arguments.get("dim0", 0), operation.arguments.get("dim1", 1)
+        if count > 1:
+            order[first % count], order[second % count] = order[second % count], order[first % count]
+    return order.index(place)
+
+
+def _reduced(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    place, count = inputs[0], len(operation.inputs[0].shape)
+    dims = operation.arguments.get("dim")
+    if place is None or dims is None:
+        return None
+    gone = {one % max(count, 1) for one in (dims if isinstance(dims, list | tuple) else [dims])}
+    if not gone:
+        gone = set(range(count))
+    if place in gone:
+        return None
+    return place if len(shape) == count else place - sum(one < place for one in gone)
+
+
+def _stacked(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    place = next((one for one in inputs if one is not None), None)
+    if place is None:
+        return None
+    at = int(operation.arguments.get("dim", 0)) % len(shape)
+    return place + (at <= place)
+
+
+def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    place = inputs[0]
+    at = int(operation.arguments.get("dim", 0)) % (len(shape) + 1)
+    if place is None or at == place:
+        return None
+    return place - (at < place)
+
+
+def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    """Find rows of the first factor, columns of the second, or the batch of both."""
+    del operation
+    first, second = inputs[-2:]
+    rows, columns = len(shape) - 2, len(shape) - 1
+    if first is not None and first <= rows:
+        return first
+    if second is not None and (second == columns or second < rows):
+        return second
+    return None
+
+
+def _convolved_back(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    """Find the gradient of the images, which is as large as they are; the others are of parameters."""
+    return inputs[1] if len(inputs) > 1 and shape == operation.inputs[1].shape else None
+
+
+def _looked_up(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    del operation, shape
+    return inputs[1]
+
+
+def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
+    del operation, inputs, shape
+    return None
+
+
+Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
+"""Finds the place of a result, by its shape and the places of what was read."""
+
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),
+    **dict.fromkeys(("aten::sum", "aten::mean", "aten::amax", "aten::amin", "aten::var_mean"), _reduced),
+    **dict.fromkeys(("aten::unbind", "aten::select"), _unbound),
+    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _multiplied),
+    "aten::stack": _stacked,
+    "aten::convolution_backward": _convolved_back,
+    "aten::embedding": _looked_up,
+    "aten::embedding_dense_backward": _of_parameters,
+}
+"""What is known of operations whose results are not shaped like what they read."""
+
+
+def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:
+    """Say why a step cannot be told at another batch; None if it can."""
+    del gpu
+    if trace.samples is None:
+        return "how many samples a step holds is not known; give samples_per_step to capture()"
+    if not any(one.outputs for one in trace.operations):
+        return "the recording does not hold which tensor goes where; capture the step on the meta device as `followed`"
+    if trace.compiled:
+        return "the step was recorded compiled, which hides its operations"
+    return None
+
+
+def batch_change(factor: int) -> Change:
+    """Make the change to so many times the batch."""
+    return Change(
+        name="batch_size" if factor == 2 else f"batch_size x {factor}",
+        words="twice the batch size" if factor == 2 else f"{factor} times the batch size",
+        note="memory; other optimisation: scale the learning rate",
+        apply=of_steps(partial(with_batch, factor=factor)),
+        why_not=why_no_other_batch,
+        asks=frozenset({"memory", "samples"}),
+        slot="batch",
+        kind="batch",
+    )
+
+
+TWICE_THE_BATCH: Final = batch_change(2)

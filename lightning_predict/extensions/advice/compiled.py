@@ -1,0 +1,35 @@
+"""`torch.compile`: point-wise work between products becomes fused kernels (`kernels/fusion.py`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lightning_predict.extensions.advice.change import Change, of_steps
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.fusion import fused
+from lightning_predict.tracing.followed import knows_tensors
+from lightning_predict.tracing.trace import Trace
+
+
+def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
+    if trace.compiled:
+        return "the step runs compiled already"
+    if not knows_tensors(trace):
+        return (
+            "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
+            "capture the same step on the meta device (or the CPU) and give that trace as `followed`"
+        )
+    if gpu is not None and not gpu.generation.has_tensor_cores:
+        return f"{gpu.name} is too old for Triton, which torch.compile writes its kernels in"
+    return None
+
+
+COMPILE: Final = Change(
+    name="compile",
+    words="torch.compile(model)",
+    note="compiles for a minute or more at first, and again where shapes change",
+    apply=of_steps(fused),
+    why_not=_why_not,
+    slot="compile",
+    kind="compile",
+)

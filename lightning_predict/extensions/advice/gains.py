@@ -1,0 +1,79 @@
+"""`gain`: throughput after a change over before, on one GPU, from two steps that are told alike.
+
+Both sides come from the same kind of information: two simulations from shapes, or a recording and the same recording
+with the change (`measured.py`). What a model gets wrong about the operations that both share is in numerator and
+denominator, so that a gain is known better than either step::
+
+    gain = (seconds per sample before) / (seconds per sample after)
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.prediction import Prediction
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.extensions.advice.change import Change
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.step import Step, layout_in_use
+from lightning_predict.timeline.whole_steps import measured_seconds
+from lightning_predict.tracing.recorded_on import gpu_in_use
+from lightning_predict.tracing.trace import Trace
+
+
+def predicted_with(
+    changes: tuple[Change, ...],
+    trace: Trace,
+    layouts: list[Layout],
+    iterations: int | None,
+    assumptions: Assumptions,
+) -> tuple[Trace, Predictions]:
+    """Return the changed step and its predictions.
+
+    Args:
+        changes: In the order in which they are made; none predicts the step as it is.
+        trace: The recorded step.
+        layouts: Where to run it.
+        iterations: Steps of the recorded size still to come; a step of more samples takes fewer.
+        assumptions: What is assumed.
+    """
+    samples, strategy = trace.samples, assumptions.strategy
+    for change in changes:
+        trace, assumptions = change.apply(trace, assumptions)
+    if assumptions.strategy != strategy:
+        trace = _shared_otherwise(trace, strategy, assumptions)
+    if iterations is not None and samples and trace.samples and trace.samples != samples:
+        iterations = max(round(iterations * samples / trace.samples), 1)
+    return trace, predict_workload(trace, layouts, steps_to_come(trace, iterations), assumptions)
+
+
+def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
+    """Return a step measured on several GPUs as it would be under another strategy, by the ratio of two predictions.
+
+    Args:
+        trace: The step.
+        before: How the GPUs shared it.
+        assumptions: What is assumed, with the strategy that they are to have.
+    """
+    origin, measured = gpu_in_use(trace), measured_seconds(trace)
+    if origin is None or measured is None or trace.world_size == 1:
+        return trace
+    layout = layout_in_use(trace, origin)
+    step = Step(trace.changed(Trace.untimed), [origin], assumptions)
+    one, other = (step.iteration(layout, each).seconds for each in (before, assumptions.strategy))
+    ratio = other / one
+
+    def scaled(kind: Trace) -> Trace:
+        return replace(kind, running_step_seconds=ratio * statistics.median(kind.measured_steps))
+
+    return trace.changed(scaled)
+
+
+def gain(before: Prediction, after: Prediction) -> float:
+    """Return throughput after over before; the waits for the loader count."""
+    one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
+    return (before.cycle_seconds / one) / (after.cycle_seconds / other)

@@ -1,0 +1,208 @@
+"""Find the largest batch that fits: one recorded step, scaled to other batches, each simulated through the allocator.
+
+By bisection: what a step reserves is nearly a straight line of its samples, but for the steps of the allocator, so that
+a handful of scaled steps find the largest batch that fits with a chance of 97 %. Of several GPUs the fullest counts.
+Example::
+
+    found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
+    found[0].batch_size, found[0].fit_probability, found[0].even_batch_size
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, step_memory
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.batch_size import BatchSizes, samples_per_batch, why_no_other_batch
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.step import memory_need_of
+from lightning_predict.tracing.trace import Trace
+
+FINENESS: Final = 64
+"""Batches are told apart to a part of so many: what one sample more takes is known no better."""
+
+LARGEST: Final = 2**40
+"""Samples beyond which the memory is said not to grow with them."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch of each GPU of a layout.
+
+    Attributes:
+        layout: Its name.
+        batch_size: Samples that fit with a chance of 97 %, to 1 part in 64; None if not even one does.
+        fit_probability: Chance that they fit; None without.
+        memory_bytes: What torch's allocator reserves for them on the fullest GPU; None without.
+        even_batch_size: Samples that just fit as predicted, which is to say with an even chance; None if not even one.
+    """
+
+    layout: str
+    batch_size: int | None
+    fit_probability: float | None
+    memory_bytes: float | None
+    even_batch_size: int | None
+
+    @property
+    def sentence(self) -> str:
+        """What is found, in words."""
+        if self.batch_size is None or self.fit_probability is None:
+            even = "" if self.even_batch_size is None else f", though {self.even_batch_size:,} fit as predicted"
+            return (
+                f"Largest batch on the {self.layout}: not even one sample fits with a chance of {FITS_FROM:.0%}{even}."
+            )
+        even = f"{self.even_batch_size:,} have an even chance"
+        return f"Largest batch on the {self.layout}: {self.batch_size:,} samples ({self.fit_probability:.0%}); {even}."
+
+
+def largest_batches(
+    trace: Trace, layouts: Sequence[Layout], strategy: Strategy | None = None
+) -> tuple[LargestBatch, ...]:
+    """Find the largest batch on each layout.
+
+    Args:
+        trace: A step whose samples are known and whose tensors were followed (on the meta device or the CPU).
+        layouts: GPUs, each replica with a batch of its own.
+        strategy: How several share the work; None is DDP.
+
+    Raises:
+        InvalidArgumentError: A step that cannot be scaled, or whose memory cannot be derived.
+    """
+    scaled = ScaledMemory(trace)
+    return tuple(_largest(scaled, layout, strategy or Strategy()) for layout in layouts)
+
+
+@final
+class ScaledMemory:
+    """The memory of a step at other batches, each derived once.
+
+    Args:
+        trace: As for `largest_batches`. Where it holds a measured peak, all batches are corrected by it.
+
+    Raises:
+        InvalidArgumentError: As `largest_batches`.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        why_not = why_no_other_batch(trace)
+        if why_not is None and trace.memory.parameter_bytes is None:
+            why_not = "the recorder saw no model; capture a step that holds one, or with `module`"
+        if why_not is not None:
+            raise InvalidArgumentError(f"The memory of other batches cannot be told: {why_not}.")
+        self.recorded = samples_per_batch(trace)
+        self._kinds = [BatchSizes(kind.trace) for kind in trace.kinds]
+        self._known: dict[int, list[tuple[Trace, StepMemory]]] = {}
+        self._correction = 1.0
+        measured = trace.memory.reserved_bytes
+        if measured is not None:
+            derived = step_memory(self._kinds[0].of(self.recorded))
+            assert derived is not None  # it was followed, and knows its model
+            own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
+            self._correction = measured / own
+
+    def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
+        """Derive what each kind of step needs at a batch of so many samples."""
+        if samples not in self._known:
+            scaled = [kind.of(samples) for kind in self._kinds]
+            found = [(kind, step_memory(kind)) for kind in scaled]
+            self._known[samples] = [(kind, self._corrected(one)) for kind, one in found if one is not None]
+        return self._known[samples]
+
+    @property
+    def derived(self) -> list[int]:
+        """Batches that are derived already, rising; the recorded one at least."""
+        return sorted({self.recorded, *self._known})
+
+    def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
+        """Judge a batch on a layout."""
+        return memory_need_of(self.at(samples), layout, strategy)
+
+    def _corrected(self, derived: StepMemory) -> StepMemory:
+        total = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
+        return replace(derived, slack_bytes=derived.slack_bytes + round((self._correction - 1) * total))
+
+
+def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> LargestBatch:
+    needs: dict[int, MemoryNeed] = {}
+
+    def need(samples: int) -> MemoryNeed:
+        if samples not in needs:
+            needs[samples] = scaled.need(samples, layout, strategy)
+        return needs[samples]
+
+    def is_likely(samples: int) -> bool:
+        return need(samples).fits is True
+
+    def is_safe(samples: int) -> bool:
+        return (need(samples).fit_probability or 0.0) >= FITS_FROM
+
+    def spare_bytes(samples: int) -> float:
+        return need(samples).memory_free_bytes or 0.0
+
+    even = _bisected(is_likely, spare_bytes, scaled.derived, layout.name)
+    safe = None if even is None else _bisected(is_safe, spare_bytes, scaled.derived, layout.name)
+    found = None if safe is None else need(safe)
+    return LargestBatch(
+        layout=layout.name,
+        batch_size=safe,
+        fit_probability=None if found is None else found.fit_probability,
+        memory_bytes=None if found is None else found.memory_bytes,
+        even_batch_size=even,
+    )
+
+
+def _bisected(
+    fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
+) -> int | None:
+    """Find a batch that fits while one a little larger does not; None if one sample does not fit.
+
+    Args:
+        fits: Whether a batch fits.
+        spare_bytes: What it leaves free.
+        tried: Batches that are derived already, rising, at least one.
+        layout: For the error.
+
+    Raises:
+        InvalidArgumentError: The memory does not grow with the batch.
+    """
+    count = bisect_left(tried, True, key=lambda samples: not fits(samples))
+    low = tried[count - 1] if count else tried[0]
+    high = tried[count] if count < len(tried) else low
+    while fits(high):
+        low, high = high, 2 * high if high == low else max(_reached(low, high, spare_bytes), high + 1)
+        if high > LARGEST:
+            raise InvalidArgumentError(
+                f"{low:,} samples would fit {layout}, which is beyond belief: the recording does not show which "
+                "tensors hold samples; the first dimension of the data must be the samples of the step."
+            )
+    while not fits(low):
+        if low == 1:
+            return None
+        low, high = max(low // 2, 1), low
+    while high - low > max(1, low // FINENESS):
+        middle = _between(low, high, spare_bytes)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
+    """Guess a batch that does not fit any more, by a straight line and a little further; at most 64 times as large."""
+    left, right = spare_bytes(low), spare_bytes(high)
+    if right >= left or high <= low:
+        return FINENESS * high
+    reached = high + right / (left - right) * (high - low)
+    return min(math.ceil(reached * (1 + 1 / FINENESS)), FINENESS * high)
+
+
+def _between(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
+    """Guess where a straight line through both ends has no memory left, well inside of them."""
+    left, right = spare_bytes(low), spare_bytes(high)
+    share = 0.5 if left <= 0 or right >= 0 else min(max(left / (left - right), 1 / 8), 7 / 8)
+    return min(max(low + round(share * (high - low)), low + 1), high - 1)

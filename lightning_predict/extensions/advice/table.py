@@ -1,0 +1,53 @@
+"""All changes, in the order in which tables show those that gain alike. A new change is a file, and a name here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.attention import FUSED_ATTENTION
+from lightning_predict.extensions.advice.batch_size import TWICE_THE_BATCH
+from lightning_predict.extensions.advice.change import Change
+from lightning_predict.extensions.advice.channels_last import CHANNELS_LAST_CHANGE
+from lightning_predict.extensions.advice.checkpointing import CHECKPOINTING, NO_CHECKPOINTING
+from lightning_predict.extensions.advice.compiled import COMPILE
+from lightning_predict.extensions.advice.embedding import FUSED_TABLES
+from lightning_predict.extensions.advice.host import CUDA_GRAPHS, FEWER_WAITS, LOADER
+from lightning_predict.extensions.advice.optimizer import FUSED_OPTIMIZER
+from lightning_predict.extensions.advice.padding import PADDING
+from lightning_predict.extensions.advice.precision import PRECISIONS
+from lightning_predict.extensions.advice.sharing import ACCUMULATION, SHARING
+
+CHANGES: Final[Mapping[str, Change]] = {
+    change.name: change
+    for change in (
+        *PRECISIONS,
+        CHANNELS_LAST_CHANGE,
+        COMPILE,
+        TWICE_THE_BATCH,
+        ACCUMULATION,
+        *SHARING,
+        LOADER,
+        FEWER_WAITS,
+        CUDA_GRAPHS,
+        FUSED_OPTIMIZER,
+        FUSED_ATTENTION,
+        FUSED_TABLES,
+        PADDING,
+        CHECKPOINTING,
+        NO_CHECKPOINTING,
+    )
+}
+"""Changes by name."""
+
+
+def change_named(name: str) -> Change:
+    """Find a change.
+
+    Raises:
+        InvalidArgumentError: No change has this name.
+    """
+    if name not in CHANGES:
+        raise InvalidArgumentError(f"change={name!r} is not known; choose one of {', '.join(CHANGES)}.")
+    return CHANGES[name]

@@ -1,0 +1,390 @@
+"""`try_change`: run a change for some steps on this machine, and say what it really gained.
+
+The step comes from a function of the user's that makes one from a batch size, the same that `RuntimePredictor` takes as
+`meta_step`. It makes its own model and data, so that nothing of a training run is touched; what it makes on the meta
+device is filled on the device here, with small random numbers. The step as it is and the step with the change are run
+in turns, a few at a time, so that a machine that slows down slows both. Example::
+
+    def make_step(batch_size):
+        model, rows = Model(), torch.randn(batch_size, 512)
+        return lambda: model(rows).sum().backward()
+
+    print(try_change("bf16-mixed", make_step, batch_size=64))   # bf16-mixed: 1.43x as fast (1.38-1.47) ...
+
+A function with a parameter `change` gets its name, or None for the step as it is, and makes the change itself: so any
+change can be tried, a loader with more workers too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+from lightning_predict.errors import CaptureError, InvalidArgumentError
+from lightning_predict.extensions.advice.table import change_named
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import duration
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+MakeStep = Callable[..., Callable[[], object]]
+"""Makes a step from a batch size; where it has a parameter `change`, from that, too."""
+
+TURNS: Final = 4
+"""Times that each side takes its turn; the ends of the gain are those of the turns."""
+
+SPREAD: Final = 0.02
+"""Standard deviation of the numbers that parameters made on the meta device are filled with."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a change really gained.
+
+    Attributes:
+        name: Name of the change.
+        gain: Throughput after over before: the median of the turns, and the least and the most of them.
+        before_seconds: A step as it is.
+        after_seconds: A step with the change.
+        steps: Steps of each side that were timed.
+        device: Where they ran.
+    """
+
+    name: str
+    gain: Interval[float]
+    before_seconds: float
+    after_seconds: float
+    steps: int
+    device: str
+
+    def __str__(self) -> str:
+        ends = f"{self.gain.low:.2f}–{self.gain.high:.2f}"  # noqa: RUF001
+        return (
+            f"{self.name}: {self.gain.middle:.2f}× as fast ({ends}) on this {self.device.upper()}: "  # noqa: RUF001
+            f"{duration(self.before_seconds)} a step before, {duration(self.after_seconds)} after, {self.steps} steps "
+            "of each."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give everything as JSON values."""
+        return {
+            "name": self.name,
+            "gain": {"low": self.gain.low, "middle": self.gain.middle, "high": self.gain.high},
+            "step_seconds_before": self.before_seconds,
+            "step_seconds_after": self.after_seconds,
+            "steps": self.steps,
+            "device": self.device,
+        }
+
+
+def try_change(
+    name: str,
+    make_step: MakeStep,
+    *,
+    batch_size: int,
+    steps: int = 20,
+    warmup_steps: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tried:
+    """Run a step with and without a change, and compare.
+
+    Args:
+        name: Name of the change, as in `lp.advise`.
+        make_step: Makes a step from a batch size, on the device to try it on or on the meta device.
+        batch_size: Samples of a step as it is.
+        steps: Steps of each side to time, in turns.
+        warmup_steps: Steps of each side before; torch.compile compiles in them.
+        clock: Monotonic clock, in seconds.
+
+    Raises:
+        InvalidArgumentError: An unknown change, fewer than 4 steps, or a change that cannot be made to a step from
+            outside.
+        CaptureError: The step calls no module, or keeps tensors of the meta device where they cannot be replaced.
+    """
+    import torch
+
+    if steps < TURNS:
+        raise InvalidArgumentError(f"steps={steps} is too few to take turns; expected {TURNS} or more.")
+    change_named(name)
+    makes_it = "change" in inspect.signature(make_step).parameters
+    if not makes_it and name not in _WAYS:
+        raise InvalidArgumentError(
+            f"change={name!r} cannot be made to a step from outside; give the function a parameter `change`, and make "
+            f"it there. Without one can be tried: {', '.join(_WAYS)}."
+        )
+    factor = 2 if name == "batch_size" else 1
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        if makes_it:
+            before, after = (_Side(make_step(batch_size, change=change)) for change in (None, name))
+        else:
+            before, after = _Side(make_step(batch_size)), _Side(make_step(factor * batch_size))
+            after.step = _WAYS[name](after)
+        for side in (before, after):
+            for _ in range(warmup_steps):
+                _run(side.step)
+        turns = [
+            tuple(_timed(side, count, clock) for side in (before, after))
+            for count in (steps // TURNS + (turn < steps % TURNS) for turn in range(TURNS))
+        ]
+    gains = sorted(factor * one / other for one, other in turns)
+    return Tried(
+        name=name,
+        gain=Interval(gains[0], statistics.median(gains), gains[-1]),
+        before_seconds=statistics.median(one for one, _ in turns),
+        after_seconds=statistics.median(other for _, other in turns),
+        steps=steps,
+        device=before.device.type,
+    )
+
+
+def _run(step: Callable[[], object]) -> None:
+    """Run a step, and say what is to be done where it still holds tensors of the meta device."""
+    try:
+        step()
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error):
+            raise
+        raise CaptureError(
+            "the step holds tensors of the meta device that cannot be replaced, such as those of a global name or of "
+            f"an object of its own; make them on the device to try it on ({error})"
+        ) from error
+
+
+def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
+    """Return the seconds of a step, the device's work included."""
+    side.wait()
+    begin = clock()
+    for _ in range(steps):
+        side.step()
+    side.wait()
+    return (clock() - begin) / steps
+
+
+@final
+class _Side:
+    """A step with its modules and optimizers, on a device that computes."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
+        from lightning_predict.tracing.waiting import wait_for
+
+        self.step: Callable[[], object] = step
+        modules, updates = ModuleWatch(), OptimizerWatch()
+        modules.open()
+        updates.open()
+        try:
+            step()
+        finally:
+            updates.close()
+            modules.close()
+        self.modules: Sequence[nn.Module] = modules.roots
+        self.optimizers: Sequence[torch.optim.Optimizer] = updates.optimizers
+        if not self.modules:
+            raise CaptureError("the step calls no module, so that there is nothing to make a change to")
+        _fill(step, self.modules, self.optimizers)
+        self.device = next((one.device for module in self.modules for one in module.parameters()), _device())
+        self.wait: Callable[[], object] = wait_for(self.device) or (lambda: None)
+
+
+def _device() -> torch.device:
+    """Return the GPU, if there is one."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# --- Steps of the meta device
+
+
+def _fill(
+    step: Callable[[], object], modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Put what lies on the meta device on the device here: parameters, optimizers' lists of them, and data."""
+    import torch
+
+    if not any(one.is_meta for module in modules for one in module.parameters()):
+        return
+    here = _device()
+
+    def filled(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # an index that every table has
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=here).normal_(std=SPREAD)
+        return made.requires_grad_(tensor.requires_grad)
+
+    replaced: dict[int, nn.Parameter] = {}
+    for module in modules:
+        for part in module.modules():
+            for name, parameter in list(part._parameters.items()):
+                if parameter is not None and parameter.is_meta:
+                    own = replaced.setdefault(
+                        id(parameter), torch.nn.Parameter(filled(parameter.detach()), parameter.requires_grad)
+                    )
+                    part._parameters[name] = own
+            for name, buffer in list(part._buffers.items()):
+                if buffer is not None and buffer.is_meta:
+                    part._buffers[name] = filled(buffer).fill_(1)  # a variance has a root, and a mask lets through
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(one), one) for one in group["params"]]
+        if replaced:
+            optimizer.state.clear()
+    _fill_function(step, filled, set())
+
+
+def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor], seen: set[int]) -> None:
+    """Replace the tensors that a function has closed over, in it and in the functions that it calls."""
+    import torch
+
+    if isinstance(function, partial):
+        _fill_function(function.func, filled, seen)
+        return
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    if id(function) in seen or not inspect.isfunction(function):
+        return
+    seen.add(id(function))
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            continue
+        if inspect.isfunction(value):
+            _fill_function(value, filled, seen)
+        else:
+            cell.cell_contents = _filled_value(value, filled)
+    if function.__defaults__:
+        function.__defaults__ = tuple(_filled_value(one, filled) for one in function.__defaults__)
+
+
+def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value with its tensors replaced, inside of lists, tuples and dictionaries, too."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return filled(value)
+    if isinstance(value, dict):
+        return {name: _filled_value(one, filled) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_filled_value(one, filled) for one in value)
+    return value
+
+
+# --- Ways to make changes
+
+
+def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
+    import torch
+
+    step = side.step
+
+    def run() -> object:
+        with torch.autocast(side.device.type, dtype=getattr(torch, dtype)):
+            return step()
+
+    return run
+
+
+def _in_dtype(dtype: str, side: _Side) -> Callable[[], object]:
+    """Convert the model, and floating-point data where it enters."""
+    import torch
+
+    to = getattr(torch, dtype)
+
+    def cast(value: Any) -> Any:
+        return value.to(to) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def entering(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return tuple(map(cast, args)), {name: cast(one) for name, one in kwargs.items()}
+
+    for module in side.modules:
+        module.to(to)
+        module.register_forward_pre_hook(entering, with_kwargs=True)
+    _forget_state(side)
+    return side.step
+
+
+def _tf32(side: _Side) -> Callable[[], object]:
+    step = side.step
+
+    def run() -> object:
+        with _matmul_precision("high"):
+            return step()
+
+    return run
+
+
+@contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _channels_last(side: _Side) -> Callable[[], object]:
+    """Turn the filters; the first convolution of a step turns the images, and hands its layout on."""
+    import torch
+
+    for module in side.modules:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return side.step
+
+
+def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
+    for module in side.modules:
+        module.compile(mode=mode)
+    return side.step
+
+
+def _fused(side: _Side) -> Callable[[], object]:
+    """Let each optimizer update in one call."""
+    for optimizer in side.optimizers:
+        if any("fused" not in group for group in optimizer.param_groups):
+            raise CaptureError(f"{type(optimizer).__name__} has no fused update")
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = True, False
+    if not side.optimizers:
+        raise CaptureError("the step calls no optimizer")
+    _forget_state(side)
+    return side.step
+
+
+def _as_it_is(side: _Side) -> Callable[[], object]:
+    return side.step
+
+
+def _forget_state(side: _Side) -> None:
+    for optimizer in side.optimizers:
+        optimizer.state.clear()
+
+
+_WAYS: Final[Mapping[str, Callable[[_Side], Callable[[], object]]]] = {
+    "bf16-mixed": partial(_autocast, "bfloat16"),
+    "16-mixed": partial(_autocast, "float16"),
+    "bf16-true": partial(_in_dtype, "bfloat16"),
+    "half": partial(_in_dtype, "float16"),
+    "tf32": _tf32,
+    "channels_last": _channels_last,
+    "compile": partial(_compiled, None),
+    "cuda_graphs": partial(_compiled, "reduce-overhead"),
+    "fused_optimizer": _fused,
+    "batch_size": _as_it_is,
+}
+"""How a change is made to a step from outside, by its name."""

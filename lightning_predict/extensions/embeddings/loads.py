@@ -1,0 +1,268 @@
+"""Load of each GPU by an embedding table in a step, by the way in which the table is sharded.
+
+A way says which `TablePart` each GPU holds, and what the GPUs have to exchange; loads of several tables add up.
+With B samples on n GPUs, b = B / n each, a GPU that holds
+
+* a whole table (`table_wise`) or some of its columns (`column_wise`) looks up all B samples, and sends each GPU the
+  vectors of its b samples (all-to-all);
+* some of its rows (`row_wise`) looks up those indices of all B samples that are its own (as many on each GPU, however
+  uneven the rows: hashed indices are spread over the blocks); the sums of a bag are partial,
+  so a reduce-scatter adds them up. Rows that are not summed go to their GPUs in the all-to-all;
+* a copy (`data_parallel`) looks up its own b samples; the gradients are dense, and all-reduced.
+
+Indices go the other way before, gradients after. A sharded table is updated as its gradients come, in one kernel; a
+copy has its whole gradient filled and its optimizer pass over all rows. Add a way by adding a row to `KINDS`. Example::
+
+    >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
+    >>> table = EmbeddingTable(rows=10, dim=64, pooling=5)
+    >>> [(part.holders, part.rows, part.lookups) for part in KINDS["row_wise"].parts(table, 4, 1024)]
+    [(3, 3, 1.5), (1, 1, 0.5)]
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, final
+
+import numpy as np
+
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable, OptimizerState
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.families.embedding import SPREAD, unique_rows
+from lightning_predict.kernels.operations import Array, Problem, batch_of
+from lightning_predict.kernels.timing import KernelModels, problem_times
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePart:
+    """The part of a table that a GPU holds, and what a step looks up there.
+
+    Attributes:
+        rows: Rows that it holds.
+        dim: Numbers of each row that it holds.
+        bags: Vectors that it makes.
+        lookups: Rows that each is summed from, on average; below 1 where most of a bag is elsewhere.
+        holders: GPUs in a row that hold such a part.
+        alpha: Exponent of Zipf's law by which rows are asked for.
+    """
+
+    rows: int
+    dim: int
+    bags: float
+    lookups: float
+    holders: int
+    alpha: float = 0.0
+
+    def problem(self, operation: str, dtype: str) -> Problem:
+        """Return the look-up as a problem of the kernel models."""
+        return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """A way to shard a table.
+
+    Attributes:
+        parts: What the first GPU holds, the second, ..., of (table, GPUs, samples of all GPUs).
+        splits_rows: Each GPU finds a part of the rows of a bag.
+        replicates: Each GPU holds all of it.
+    """
+
+    parts: Callable[[EmbeddingTable, int, int], tuple[TablePart, ...]]
+    splits_rows: bool = False
+    replicates: bool = False
+
+
+def _whole(table: EmbeddingTable, samples: float, holders: int) -> tuple[TablePart, ...]:
+    bags = samples * table.vectors
+    return (
+        TablePart(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha),
+    )
+
+
+def _table_wise(table: EmbeddingTable, _gpus: int, samples: int) -> tuple[TablePart, ...]:
+    return _whole(table, samples, 1)
+
+
+def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
+    return _whole(table, local_samples(samples, gpus), gpus)
+
+
+def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
+    """Cut into blocks of rows of one size; the last may be smaller, and where rows are few, some GPUs hold none."""
+    block = math.ceil(table.rows / gpus)
+    blocks = ((table.rows // block, block), (1, table.rows % block))
+    parts = []
+    for holders, rows in blocks:
+        if holders and rows:
+            found = rows / table.rows
+            # A bag is summed from what is found of it; a row that is not summed is found by one GPU.
+            bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
+            bags *= samples * table.vectors
+            parts.append(
+                TablePart(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders, alpha=table.alpha)
+            )
+    return tuple(parts)
+
+
+def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
+    """Cut into slices of columns that differ by one at most; where columns are few, some GPUs hold none."""
+    slices = min(gpus, table.dim)
+    width, wider = divmod(table.dim, slices)
+    bags = samples * table.vectors
+    return tuple(
+        TablePart(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha)
+        for holders, dim in ((wider, width + 1), (slices - wider, width))
+        if holders
+    )
+
+
+KINDS: Final[Mapping[str, Sharding]] = {
+    "table_wise": Sharding(_table_wise),
+    "row_wise": Sharding(_row_wise, splits_rows=True),
+    "column_wise": Sharding(_column_wise),
+    "data_parallel": Sharding(_data_parallel, replicates=True),
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """The work of a step on n GPUs, for one table or several together.
+
+    Attributes:
+        forward_seconds: Look-ups on each GPU: middle, low and high end of the interval, shape (3, n).
+        backward_seconds: Gradients and update, likewise.
+        memory_bytes: Parameters, optimizer state and dense gradients on each GPU, shape (n,).
+        index_bytes: Indices that each GPU gets from every GPU, shape (n,).
+        vector_bytes: Vectors that each GPU sends to every GPU, shape (n,).
+        partial_sum_bytes: Message of the reduce-scatter of partial sums, shape ().
+        dense_gradient_bytes: Message of the all-reduce of dense gradients, shape ().
+    """
+
+    forward_seconds: Array
+    backward_seconds: Array
+    memory_bytes: Array
+    index_bytes: Array
+    vector_bytes: Array
+    partial_sum_bytes: Array
+    dense_gradient_bytes: Array
+
+    def __add__(self, other: Load) -> Load:
+        return Load(*map(operator.add, self._values, other._values))
+
+    def __sub__(self, other: Load) -> Load:
+        return Load(*map(operator.sub, self._values, other._values))
+
+    def moved_to(self, gpu: int) -> Load:
+        """Move what the first GPU has to do to another, and so on around."""
+        return Load(*(np.roll(value, gpu, axis=-1) if value.ndim else value for value in self._values))
+
+    @property
+    def _values(self) -> tuple[Array, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+def no_load(gpus: int) -> Load:
+    """Make an empty load on a number of GPUs."""
+    zeros, nothing = np.zeros(gpus), np.zeros(())
+    return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
+
+
+def local_samples(samples: int, gpus: int) -> int:
+    """Return the samples of one GPU: of the one that has most where they cannot be shared out evenly."""
+    return math.ceil(samples / gpus)
+
+
+def loads_of(
+    tables: Sequence[EmbeddingTable],
+    kinds: Sequence[str],
+    layout: Layout,
+    samples: int,
+    optimizer: OptimizerState,
+    models: KernelModels | None,
+) -> tuple[Mapping[str, Load], ...]:
+    """Return the load of each table by kind; a whole table is on the first GPU."""
+    parts = {(table, kind): KINDS[kind].parts(table, layout.count, samples) for table in tables for kind in kinds}
+    problems = list(
+        dict.fromkeys(
+            problem
+            for (table, kind), pieces in parts.items()
+            for piece in pieces
+            for step in _problems(table, kind, piece, optimizer)
+            for problem in step
+        )
+    )
+    times = problem_times(problems, [layout.gpu], models).interval
+    columns = np.stack([times.middle[0], times.low[0], times.high[0]])  # (3, problems)
+    seconds = {problem: columns[:, index] for index, problem in enumerate(problems)}
+    loads = {key: _load(*key, pieces, layout, samples, optimizer, seconds) for key, pieces in parts.items()}
+    return tuple({kind: loads[table, kind] for kind in kinds} for table in tables)
+
+
+def _problems(
+    table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
+) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+    """List problems of the forward and of the backward pass."""
+    forward = part.problem("embedding_bag", table.dtype)
+    backward = part.problem("embedding_bag_backward", table.dtype)
+    if not KINDS[kind].replicates:
+        return (forward,), (backward,)
+    size = table.parameter_bytes
+    state = optimizer.size_bytes(table.rows, table.dim)
+    # Gradient filled; gradient, parameters and state read; parameters and state written.
+    update = Problem("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
+    return (forward,), (backward, update)
+
+
+def _load(
+    table: EmbeddingTable,
+    kind: str,
+    parts: Sequence[TablePart],
+    layout: Layout,
+    samples: int,
+    optimizer: OptimizerState,
+    seconds: Mapping[Problem, Array],
+) -> Load:
+    sharding, gpus = KINDS[kind], layout.count
+    forward, backward, memory, indices, vectors = [], [], [], [], []
+    sums = sharding.splits_rows and table.is_pooled
+    local = 0 if sharding.replicates else local_samples(samples, gpus)
+    for part in parts:
+        forwards, backwards = _problems(table, kind, part, optimizer)
+        forward.append(sum(seconds[problem] for problem in forwards))
+        state = np.zeros(3) if sharding.replicates else _state_seconds(part, backwards[0], layout, optimizer)
+        backward.append(sum((seconds[problem] for problem in backwards), state))
+        held = part.rows * part.dim * table.value_bytes
+        memory.append(held * (2 if sharding.replicates else 1) + optimizer.size_bytes(part.rows, part.dim))
+        found = part.rows / table.rows
+        indices.append(local * table.index_bytes_per_sample(found))
+        vectors.append(0.0 if sums else local * table.vector_bytes_per_sample * found * part.dim / table.dim)
+
+    def on_gpus(values: Sequence[Any]) -> Array:
+        each = np.repeat(np.array(values), [part.holders for part in parts], axis=0)
+        padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
+        on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) of what has no interval
+        return on_each
+
+    return Load(
+        on_gpus(forward),
+        on_gpus(backward),
+        on_gpus(memory),
+        on_gpus(indices),
+        on_gpus(vectors),
+        np.array(gpus * local * table.vector_bytes_per_sample if sums else 0.0),
+        np.array(table.parameter_bytes if sharding.replicates else 0.0),
+    )
+
+
+def _state_seconds(part: TablePart, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
+    """Return the optimizer's state of the rows that were looked up, read and written in the kernel of the update."""
+    rows = float(unique_rows(batch_of([update]).columns)[0])
+    seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
+    return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

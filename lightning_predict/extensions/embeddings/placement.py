@@ -1,0 +1,390 @@
+"""`place_tables`: which sharding of embedding tables is fastest, among those that fit in the GPUs' memory.
+
+Each kind is tried for all tables, and then a mixture of kinds. Whole tables are placed by the longest processing time
+first, each on the GPU with the least to do that has room. The mixture begins with whatever fits and changes one table
+at a time for as long as that makes the step shorter; it is good (the tests hold it within 10 % of the best of all plans
+where all can be tried), and not proven to be the best. Example::
+
+    >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
+    >>> tables = [EmbeddingTable(rows=10**9, dim=64, name="users"), EmbeddingTable(rows=10**6, dim=64, name="items")]
+    >>> placement = place_tables(tables, "8xA100-SXM-80GB", samples=65536)
+    >>> placement.refused["table_wise"]
+    "table 'users' needs 238 GiB, but a GPU has 68 GiB for tables"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, loads_of, no_load
+from lightning_predict.extensions.embeddings.step import (
+    WHOLE,
+    Assignment,
+    ShardingPlan,
+    check_samples,
+    checked_optimizer,
+    in_gibibytes,
+    in_milliseconds,
+    load_at,
+    messages_of,
+    plan_of,
+    training_links,
+)
+from lightning_predict.extensions.embeddings.tables import EmbeddingTable, OptimizerState
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.kernels.collective import COLLECTIVES
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.roofline import link_bandwidth
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.weights.source import AnyWeights
+
+MOST_PASSES: Final = 4
+"""Times that every table is reconsidered for the mixture; rarely are there changes after the second."""
+
+MOST_GPUS: Final = 8
+"""GPUs, those with the least to do, on which a whole table is tried."""
+
+LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
+"""Messages from 1 byte to 1 PiB, sixteen between a size and its double."""
+
+COPIED_SHARES: Final = (0.25, 0.5, 0.75)
+"""Shares of the tables, the smallest, that are tried as copies."""
+
+LEAST_GAIN: Final = 1e-6
+"""Share of the step by which a change must shorten it, so that rounding changes nothing."""
+
+Choices = dict[int, Assignment]
+"""How each table is sharded, by its position."""
+
+
+@final
+@dataclass(frozen=True)
+class Search:
+    """The tables, the costs and the room that a search for a placement works with.
+
+    Attributes:
+        tables: The tables.
+        loads: Of each table, by kind.
+        kinds: Those that may be used.
+        layout: At least two GPUs.
+        table_bytes: Memory of each GPU that tables may take.
+        interconnect: What is known of the links.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    loads: tuple[Mapping[str, Load], ...]
+    kinds: tuple[str, ...]
+    layout: Layout
+    table_bytes: float
+    interconnect: Interconnect
+
+    def total(self, choices: Choices) -> Load:
+        """Return the load of these tables together."""
+        loads = (load_at(choice, self.loads[index]) for index, choice in choices.items())
+        return sum(loads, no_load(self.layout.count))
+
+    def fits(self, load: Load) -> bool:
+        """Return whether the memory of every GPU holds it."""
+        return float(load.memory_bytes.max()) <= self.table_bytes
+
+    @cached_property
+    def _log_seconds(self) -> Mapping[str, Array]:
+        """Logarithm of the seconds of each collective at the messages of `LOG_MESSAGES`."""
+        links, messages = training_links(self.layout, self.interconnect), np.exp(LOG_MESSAGES).tolist()
+        return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
+
+    def seconds(self, load: Load) -> float:
+        """Return the time of a step; collectives are interpolated, as thousands of steps are compared."""
+        seconds = float(load.forward_seconds[0].max() + load.backward_seconds[0].max())
+        for operation, _, message_bytes in messages_of(load):
+            at = np.interp(math.log(message_bytes), LOG_MESSAGES, self._log_seconds[operation])
+            seconds += math.exp(float(at))
+        return seconds
+
+    def pressure(self, load: Load) -> Array:
+        """Compute seconds by which GPUs are compared: computing, and their part of the all-to-alls; shape (gpus,)."""
+        sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
+        pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
+        return pressure
+
+    def freest(self, load: Load, table_bytes: float) -> int | None:
+        """Return the GPU with the least to do that has room for so much more; None if none has."""
+        has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
+        return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
+
+
+def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
+    """Place whole tables on GPUs beside what is there, and list those without room.
+
+    Longest first balances best; largest first wastes least room.
+    """
+    whole = {index: search.loads[index][WHOLE] for index in indices}
+    orders = (
+        sorted(whole, key=lambda index: -float(search.pressure(whole[index]).max())),
+        sorted(whole, key=lambda index: -float(whole[index].memory_bytes[0])),
+    )
+    attempts = []
+    for order in orders:
+        choices, left, beside = {}, [], load
+        for index in order:
+            gpu = search.freest(beside, float(whole[index].memory_bytes[0]))
+            if gpu is None:
+                left.append(index)
+            else:
+                choices[index] = Assignment(search.tables[index], WHOLE, gpu)
+                beside = beside + whole[index].moved_to(gpu)
+        if not left:
+            return choices, []
+        attempts.append((choices, left))
+    return min(attempts, key=lambda attempt: len(attempt[1]))
+
+
+def seed(search: Search) -> Iterable[Choices]:
+    """Place whole tables where they fit, the others on all GPUs: what the mixture can begin with.
+
+    Small tables are tried as copies together, too: a single one pays for the latency of their all-reduce alone.
+    """
+    if WHOLE not in search.kinds:
+        return
+    smallest = sorted(range(len(search.tables)), key=lambda index: search.tables[index].parameter_bytes)
+    for kind in search.kinds:
+        if KINDS[kind].replicates:
+            for share in COPIED_SHARES:
+                copied = {i: Assignment(search.tables[i], kind) for i in smallest[: round(share * len(smallest))]}
+                rest = [index for index in smallest if index not in copied]
+                whole, left = placed(search, rest, search.total(copied))
+                if copied and not left and search.fits(search.total(copied | whole)):
+                    yield copied | whole
+    for kind in search.kinds:
+        if kind == WHOLE or KINDS[kind].replicates:
+            continue
+        shared: Choices = {}
+        while True:
+            rest = [index for index in range(len(search.tables)) if index not in shared]
+            whole, left = placed(search, rest, search.total(shared))
+            if not left:
+                break
+            shared |= {index: Assignment(search.tables[index], kind) for index in left}
+        if shared and search.fits(search.total(shared | whole)):
+            yield shared | whole
+
+
+def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
+    """Change one table at a time, to one of these kinds or another GPU, for as long as the step gets shorter."""
+    choices = dict(choices)
+    load = search.total(choices)
+    seconds = search.seconds(load)
+    heaviest = sorted(
+        choices, key=lambda index: -max(float(search.pressure(one).max()) for one in search.loads[index].values())
+    )
+    for _ in range(MOST_PASSES):
+        before = seconds
+        for index in heaviest:
+            without = load - load_at(choices[index], search.loads[index])
+            for choice in _alternatives(search, index, without, kinds):
+                changed = without + load_at(choice, search.loads[index])
+                shorter = search.seconds(changed)
+                if shorter < seconds * (1 - LEAST_GAIN) and search.fits(changed):
+                    choices[index], load, seconds = choice, changed, shorter
+        if seconds == before:
+            break
+    return choices
+
+
+def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
+    """Return each kind for a table, beside the load of all others."""
+    table = search.tables[index]
+    for kind in kinds:
+        if kind != WHOLE:
+            yield Assignment(table, kind)
+            continue
+        for gpu in np.argsort(search.pressure(without), kind="stable")[:MOST_GPUS].tolist():
+            yield Assignment(table, WHOLE, gpu)
+
+
+TABLE_SHARE: Final = 0.85
+"""Share of a GPU's memory that tables may take, by default; the rest is for the other layers, what is exchanged
+and the driver. An assumption."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TablePlacement:
+    """Ways to shard the tables.
+
+    Attributes:
+        plans: Those that fit, fastest first; a mixture only where it is the fastest.
+        refused: Why each other kind cannot take all tables, in words.
+        table_bytes: Memory of each GPU that tables may take.
+    """
+
+    plans: tuple[ShardingPlan, ...]
+    refused: Mapping[str, str]
+    table_bytes: float
+
+    @property
+    def best(self) -> ShardingPlan:
+        """The fastest plan."""
+        return self.plans[0]
+
+    @property
+    def reason(self) -> str:
+        """The reason why the best is the best, in words."""
+        best, *others = self.plans
+        if not others:
+            return f"{best.name} is the only plan that fits: {best.reason}."
+        following = others[0]
+        gained = [
+            f"{in_milliseconds(abs(saved))} {'less' if saved >= 0 else 'more'} for {what}"
+            for what, saved in (
+                ("look-ups and updates", following.compute_seconds - best.compute_seconds),
+                ("exchanges", following.communication_seconds - best.communication_seconds),
+            )
+        ]
+        return (
+            f"{best.name} is fastest: {in_milliseconds(best.seconds)} a step against "
+            f"{in_milliseconds(following.seconds)} of {following.name}, {' and '.join(gained)}."
+        )
+
+
+def place_tables(
+    tables: Sequence[EmbeddingTable],
+    layout: Layout | str,
+    *,
+    samples: int,
+    kinds: Sequence[str] = tuple(KINDS),
+    optimizer: str = "sgd",
+    table_bytes: float | None = None,
+    interconnect: Interconnect = CATALOGUE,
+    weights: AnyWeights = None,
+) -> TablePlacement:
+    """Shard tables over GPUs so that a training step is short.
+
+    Args:
+        tables: The tables.
+        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`. On one there is nothing to choose.
+        samples: Samples of a step on all GPUs together.
+        kinds: Ways that may be used, keys of `KINDS`; more than one may be mixed.
+        optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        table_bytes: Memory of each GPU that tables may take; None: 85 % of it.
+        interconnect: What you know of the links between GPUs.
+        weights: Folder or file of weights; None searches the cache and the bundled files.
+
+    Raises:
+        InvalidArgumentError: No table, an unknown kind or optimizer, no memory, or fewer samples than GPUs.
+        InfeasiblePlanError: No plan fits in memory.
+        UnknownGpuError: The layout's GPU is not in the catalogue.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+    target = layout_of(layout) if isinstance(layout, str) else layout
+    return placement(
+        tables,
+        target,
+        samples=samples,
+        kinds=kinds,
+        optimizer=checked_optimizer(optimizer),
+        table_bytes=table_bytes,
+        interconnect=interconnect,
+        models=kernel_models((target.gpu.name,), weights),
+    )
+
+
+def placement(
+    tables: Sequence[EmbeddingTable],
+    target: Layout,
+    *,
+    samples: int,
+    kinds: Sequence[str],
+    optimizer: OptimizerState,
+    table_bytes: float | None,
+    interconnect: Interconnect,
+    models: KernelModels | None,
+) -> TablePlacement:
+    """Shard tables as `place_tables` does, with kernel models at hand; None takes rooflines."""
+    state = optimizer
+    check_samples(samples, target)
+    room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
+    _check(tables, kinds, room)
+    chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
+    loads = loads_of(tables, chosen, target, samples, state, models)
+    search = Search(tuple(tables), loads, chosen, target, room, interconnect)
+    found, refused = _of_one_kind(search)
+    if len(chosen) > 1:
+        found += [improved(search, start, chosen) for start in (*found, *seed(search))]
+    if not found:
+        raise InfeasiblePlanError(_what_is_missing(search, state, refused))
+    plans: dict[str, ShardingPlan] = {}
+    for choices in found:
+        ordered = [choices[index] for index in range(len(tables))]
+        plan = plan_of(ordered, list(map(load_at, ordered, loads)), target, samples, interconnect)
+        if plan.name not in plans or plan.seconds < plans[plan.name].seconds:
+            plans[plan.name] = plan
+    fastest = sorted(plans.values(), key=lambda plan: plan.seconds)
+    useful = [plan for plan in fastest if plan.name != "mixed" or plan is fastest[0]]
+    return TablePlacement(tuple(useful), refused, room)
+
+
+def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
+    """List plans of a single kind that fit, and why the others do not; whole tables as placed, then moved about."""
+    found: list[Choices] = []
+    refused: dict[str, str] = {}
+    for kind in search.kinds:
+        choices = {index: Assignment(table, kind) for index, table in enumerate(search.tables)}
+        if kind == WHOLE:
+            choices, left = placed(search, range(len(search.tables)), no_load(search.layout.count))
+            if left:
+                refused[kind] = _no_room(search, left)
+                continue
+            found.append(improved(search, choices, [WHOLE]))
+        elif not search.fits(search.total(choices)):
+            needed = float(search.total(choices).memory_bytes.max())
+            refused[kind] = (
+                f"it needs {in_gibibytes(needed)} on the fullest GPU, but a GPU has "
+                f"{in_gibibytes(search.table_bytes)} for tables"
+            )
+            continue
+        found.append(choices)
+    return found, refused
+
+
+def _no_room(search: Search, left: Sequence[int]) -> str:
+    """Say why these tables cannot be whole."""
+    needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
+    largest = max(needs, key=lambda index: needs[index])
+    name = search.tables[largest].name or f"number {largest}"
+    room = in_gibibytes(search.table_bytes)
+    if needs[largest] > search.table_bytes:
+        return f"table {name!r} needs {in_gibibytes(needs[largest])}, but a GPU has {room} for tables"
+    return f"{len(left)} table(s), {name!r} among them, found no GPU with enough left of its {room} for tables"
+
+
+def _what_is_missing(search: Search, optimizer: OptimizerState, refused: Mapping[str, str]) -> str:
+    parameters = sum(table.parameter_bytes for table in search.tables)
+    state = sum(optimizer.size_bytes(table.rows, table.dim) for table in search.tables)
+    layout, room = search.layout, search.table_bytes
+    reasons = "; ".join(f"{kind}: {reason}" for kind, reason in refused.items())
+    return (
+        f"No sharding of the {len(search.tables)} table(s) fits on {layout.name}: they need {in_gibibytes(parameters)} "
+        f"and {in_gibibytes(state)} for the optimizer; {layout.count} GPU(s) with {in_gibibytes(room)} for tables "
+        f"each have {in_gibibytes(layout.count * room)}. {reasons}. Take more or larger GPUs, an optimizer with less "
+        "state, other kinds, or tables in float16."
+    )
+
+
+def _check(tables: Sequence[EmbeddingTable], kinds: Sequence[str], table_bytes: float) -> None:
+    if not tables:
+        raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds or isinstance(kinds, str):
+        raise InvalidArgumentError(f"kinds={kinds!r}; expected at least one of {', '.join(KINDS)} in a list.")
+    if not (math.isfinite(table_bytes) and table_bytes > 0):
+        raise InvalidArgumentError(f"table_bytes={table_bytes!r}; expected bytes above 0.")

@@ -1,0 +1,380 @@
+"""One training step of sharded embedding tables: look-ups and updates on each GPU, and what the GPUs exchange.
+
+The step is as slow as its slowest GPU, twice: the vectors are exchanged when the last look-up is done, and the step
+ends with the last update. Nothing is taken to overlap, and the layers other than tables are left out, so that plans
+compare by what sharding decides. An all-to-all is paced by the GPU that sends or receives most: with chunks of c bytes
+from each GPU to every other, that is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022).
+Example::
+
+    >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
+    >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]
+    >>> places = [Assignment(table, "table_wise", gpu=index % 8) for index, table in enumerate(tables)]
+    >>> plan = sharded_step(places, "8xA100-SXM-80GB", samples=65536)
+    >>> round(plan.imbalance, 6), [(one.operation, one.carries) for one in plan.exchanges]
+    (1.0, [('alltoall', 'indices'), ('alltoall', 'vectors'), ('alltoall', 'gradients')])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.checked import read_json
+from lightning_predict.distributed.overlap import OVERLAP_COSTS, Links
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, loads_of, no_load
+from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
+from lightning_predict.gpus.layouts import Layout, layout_of
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seconds_to_milliseconds
+from lightning_predict.weights.source import AnyWeights
+
+WHOLE: Final = "table_wise"
+"""The kind of a table that one GPU holds."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The sharding of one table.
+
+    Attributes:
+        table: The table.
+        kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
+        gpu: Number of the GPU that holds a `table_wise` table, from 0; None for the others, which all GPUs share.
+    """
+
+    table: EmbeddingTable
+    kind: str
+    gpu: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective of the step.
+
+    Attributes:
+        operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
+        carries: What is sent, in words.
+        message_bytes: The whole message, as `kernels/fabric.py` counts it; of an uneven all-to-all that of an even one
+            with as much on the busiest link.
+        time: Its seconds.
+    """
+
+    operation: str
+    carries: str
+    message_bytes: float
+    time: Interval[float]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingPlan:
+    """A sharding of all tables, and what a step of it takes.
+
+    Attributes:
+        layout: Name of the layout.
+        samples: Of all GPUs together.
+        assignments: How each table is sharded, in the order of the tables.
+        time: Seconds of a step: slowest look-up, slowest update, and all exchanges.
+        forward_seconds: Look-ups on each GPU.
+        backward_seconds: Gradients and updates on each GPU.
+        exchanges: In their order; none on one GPU.
+        memory_bytes: Parameters, optimizer state and dense gradients on each GPU.
+    """
+
+    layout: str
+    samples: int
+    assignments: tuple[Assignment, ...]
+    time: Interval[float]
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    exchanges: tuple[Exchange, ...]
+    memory_bytes: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.time.middle
+
+    @property
+    def name(self) -> str:
+        """Kind of all its tables; `mixed` if they differ."""
+        kinds = {assignment.kind for assignment in self.assignments}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def gpu_seconds(self) -> tuple[float, ...]:
+        """Look-ups, gradients and updates on each GPU."""
+        return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds of the step in which its slowest GPUs compute."""
+        return max(self.forward_seconds) + max(self.backward_seconds)
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of all exchanges together."""
+        return sum(exchange.time.middle for exchange in self.exchanges)
+
+    @property
+    def imbalance(self) -> float:
+        """Time of the slowest GPU over the mean; 1 where all work as long."""
+        return max(self.gpu_seconds) / (sum(self.gpu_seconds) / len(self.gpu_seconds))
+
+    @property
+    def reason(self) -> str:
+        """Say where the time goes."""
+        sent = bytes_to_mebibytes(sum(exchange.message_bytes for exchange in self.exchanges))
+        exchanged = f", {in_milliseconds(self.communication_seconds)} for exchanging {sent:,.3g} MiB"
+        return (
+            f"{in_milliseconds(self.compute_seconds)} for look-ups and updates (imbalance {self.imbalance:.2f})"
+            f"{exchanged if self.exchanges else ''}; {in_gibibytes(max(self.memory_bytes))} on the fullest GPU"
+        )
+
+
+def sharded_step(
+    assignments: Sequence[Assignment],
+    layout: Layout | str,
+    *,
+    samples: int,
+    optimizer: str = "sgd",
+    interconnect: Interconnect = CATALOGUE,
+    weights: AnyWeights = None,
+) -> ShardingPlan:
+    """Predict one step of tables that are sharded so.
+
+    Args:
+        assignments: How each table is sharded.
+        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`.
+        samples: Samples of a step on all GPUs together.
+        optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
+        interconnect: What you know of the links between GPUs.
+        weights: Folder or file of weights; None searches the cache and the bundled files.
+
+    Raises:
+        InvalidArgumentError: No table, an unknown kind or optimizer, a GPU that is not in the layout, or fewer samples
+            than GPUs.
+        UnknownGpuError: The layout's GPU is not in the catalogue.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+    target = layout_of(layout) if isinstance(layout, str) else layout
+    return assigned_plan(
+        assignments,
+        target,
+        samples=samples,
+        optimizer=checked_optimizer(optimizer),
+        interconnect=interconnect,
+        models=kernel_models((target.gpu.name,), weights),
+    )
+
+
+def assigned_plan(
+    assignments: Sequence[Assignment],
+    target: Layout,
+    *,
+    samples: int,
+    optimizer: OptimizerState,
+    interconnect: Interconnect,
+    models: KernelModels | None,
+) -> ShardingPlan:
+    """Predict tables as `sharded_step` does, with kernel models at hand; None takes rooflines."""
+    check_samples(samples, target)
+    if not assignments:
+        raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
+    for assignment in assignments:
+        _check_assignment(assignment, target)
+    kinds = list(dict.fromkeys(assignment.kind for assignment in assignments))
+    loads = loads_of([assignment.table for assignment in assignments], kinds, target, samples, optimizer, models)
+    return plan_of(assignments, list(map(load_at, assignments, loads)), target, samples, interconnect)
+
+
+def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
+    """Find the load of a table where it is assigned to."""
+    load = loads[assignment.kind]
+    return load if assignment.gpu is None else load.moved_to(assignment.gpu)
+
+
+def plan_of(
+    assignments: Sequence[Assignment],
+    loads: Sequence[Load],
+    layout: Layout,
+    samples: int,
+    interconnect: Interconnect,
+) -> ShardingPlan:
+    """Make the plan of assignments with these loads."""
+    load = sum(loads, no_load(layout.count))
+    exchanges = _exchanges(load, layout, interconnect)
+    computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low, high end
+    middle, low, high = (float(value) for value in computing)
+    time = reduce(Interval.added, (exchange.time for exchange in exchanges), Interval(low, middle, high))
+    return ShardingPlan(
+        layout=layout.name,
+        samples=samples,
+        assignments=tuple(assignments),
+        time=time,
+        forward_seconds=tuple(load.forward_seconds[0].tolist()),
+        backward_seconds=tuple(load.backward_seconds[0].tolist()),
+        exchanges=exchanges,
+        memory_bytes=tuple(load.memory_bytes.tolist()),
+    )
+
+
+def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
+    """List the collectives in their order, as (name, what it carries, bytes of the message); none on one GPU."""
+    if len(load.memory_bytes) == 1:
+        return ()
+    vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
+    messages = (
+        ("alltoall", "indices", alltoall_message(load.index_bytes)),
+        ("alltoall", "vectors", vectors),
+        ("reduce_scatter", "partial sums", sums),
+        ("alltoall", "gradients", vectors),
+        ("all_gather", "gradients of the sums", sums),
+        ("all_reduce", "dense gradients", float(load.dense_gradient_bytes)),
+    )
+    return tuple(message for message in messages if message[2] >= 1)  # less than a byte is what rounding left
+
+
+def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
+    links = training_links(layout, interconnect)
+    found = []
+    for operation, carries, message_bytes in messages_of(load):
+        (ends,) = links.collective(operation, [message_bytes])
+        found.append(Exchange(operation, carries, message_bytes, Interval(*ends.tolist())))
+    return tuple(found)
+
+
+def training_links(layout: Layout, interconnect: Interconnect) -> Links:
+    """Time collectives as `predict` does: beside a training step, and on machines without measurements."""
+    return Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
+
+
+def alltoall_message(chunk_bytes: Array) -> float:
+    """Find the even all-to-all with as much on its links as the busiest link of this one (Lin et al.).
+
+    The same formula holds where a GPU receives its chunk from every other instead of sending it.
+
+    Args:
+        chunk_bytes: What each GPU sends to every other, shape (gpus,), at least two.
+    """
+    gpus = len(chunk_bytes)
+    busiest = np.maximum(chunk_bytes.sum() - chunk_bytes, chunk_bytes * (gpus - 1)).max()
+    return float(busiest) * gpus / (gpus - 1)
+
+
+def checked_optimizer(name: str) -> OptimizerState:
+    """Find what the optimizer of this name keeps.
+
+    Raises:
+        InvalidArgumentError: It is not known.
+    """
+    if name not in OPTIMIZERS:
+        raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(OPTIMIZERS)}.")
+    return OPTIMIZERS[name]
+
+
+def check_samples(samples: int, layout: Layout) -> None:
+    """Refuse a step in which a GPU has nothing to do.
+
+    Raises:
+        InvalidArgumentError: Fewer samples than GPUs.
+    """
+    if samples < layout.count:
+        raise InvalidArgumentError(
+            f"samples={samples!r} for the {layout.count} GPU(s) of {layout.name}; expected at least one sample per GPU."
+        )
+
+
+def _check_assignment(assignment: Assignment, layout: Layout) -> None:
+    kind, gpu = assignment.kind, assignment.gpu
+    if kind not in KINDS:
+        raise InvalidArgumentError(f"kind={kind!r} is not known; choose one of {', '.join(KINDS)}.")
+    if kind == WHOLE and (gpu is None or not 0 <= gpu < layout.count):
+        raise InvalidArgumentError(
+            f"A table_wise table is on GPU {gpu!r}; expected 0 to {layout.count - 1}, as {layout.name} has "
+            f"{layout.count} GPU(s)."
+        )
+    if kind != WHOLE and gpu is not None:
+        raise InvalidArgumentError(f"A {kind} table is on all GPUs, but gpu={gpu!r}; leave it out.")
+
+
+def in_milliseconds(seconds: float) -> str:
+    """Write seconds as people read them."""
+    return f"{seconds_to_milliseconds(seconds):.3g} ms"
+
+
+def in_gibibytes(size_bytes: float) -> str:
+    """Write bytes as people read them."""
+    return f"{bytes_to_gibibytes(size_bytes):,.3g} GiB"
+
+
+def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
+    """Give a plan as what a plan file holds: each table's way and place, and what they were chosen for.
+
+    Args:
+        plan: The plan.
+        optimizer: What updates the tables, a key of `OPTIMIZERS`.
+    """
+    return {
+        "layout": plan.layout,
+        "optimizer": optimizer,
+        "tables": [
+            {"name": one.table.name, "rows": one.table.rows, "dim": one.table.dim, "kind": one.kind, "gpu": one.gpu}
+            for one in plan.assignments
+        ],
+    }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WrittenPlan:
+    """The plan of a file, for the tables of a step.
+
+    Attributes:
+        assignments: In the order of the step's tables.
+        optimizer: A key of `OPTIMIZERS`.
+    """
+
+    assignments: tuple[Assignment, ...]
+    optimizer: str
+
+
+def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
+    """Read a plan that `lightning-predict shard --output` wrote.
+
+    Args:
+        path: The file.
+        tables: Those of the step, which it must be for.
+
+    Raises:
+        InvalidArgumentError: A file that is not a plan, or one for other tables.
+        OSError: The file cannot be read.
+    """
+    document = read_json(path, InvalidArgumentError, name="sharding plan")
+    rows = document.member("tables").items()
+    if len(rows) != len(tables):
+        raise InvalidArgumentError(f"{path} shards {len(rows)} tables, and the step looks up {len(tables)}.")
+    found = []
+    for number, (row, table) in enumerate(zip(rows, tables, strict=True)):
+        size = (row.member("rows").integer(minimum=1), row.member("dim").integer(minimum=1))
+        if size != (table.rows, table.dim):
+            raise InvalidArgumentError(
+                f"{path}: table {number} has {size[0]:,} rows of {size[1]}, but that of the step, "
+                f"{table.name or number!r}, has {table.rows:,} of {table.dim}; shard this step again."
+            )
+        kind = row.member("kind").choice(tuple(KINDS))
+        gpu = None if row.member("gpu").value is None else row.member("gpu").integer()
+        found.append(Assignment(table, kind, gpu))
+    return WrittenPlan(tuple(found), document.member("optimizer").choice(tuple(OPTIMIZERS)))

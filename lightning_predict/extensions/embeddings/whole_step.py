@@ -1,0 +1,649 @@
+"""The whole training step of a model whose embedding tables are shared by GPUs that each hold its dense layers.
+
+Each GPU has samples of its own. Their indices go to the GPUs that hold the rows (input distribution), which look them
+up; while the vectors come back, the dense layers that do not read them compute (DLRM's bottom perceptron). The backward
+pass is the same from behind: the gradients of the vectors travel beside the backward pass of those layers and the
+all-reduces of dense gradients; then the tables are updated, in one launch, and the optimizer updates the dense layers.
+That is the order of TorchRec's sharded modules, with one step at a time (its pipelines distribute the next batch's
+indices beside a step). Computing and exchanging are two queues (`distributed/overlap.py`), and one path through them
+decides the length of the step.
+
+What the tables take, and where they lie, is `step.py`'s and `placement.py`'s; the dense layers are those of the
+recorded step, simulated with its host. Example::
+
+    sharded = ShardedEmbeddings(strategy_of("embedding=auto"), setting)
+    sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+
+from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
+from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, narrowed_ends
+from lightning_predict.distributed.overlap import (
+    OVERLAP_COSTS,
+    WAITS,
+    Cutter,
+    Event,
+    Links,
+    Transfer,
+    WorkSegment,
+    events_of,
+    walk,
+)
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.embeddings.loads import KINDS
+from lightning_predict.extensions.embeddings.placement import placement
+from lightning_predict.extensions.embeddings.step import (
+    ShardingPlan,
+    assigned_plan,
+    in_milliseconds,
+    read_sharding_plan,
+)
+from lightning_predict.extensions.embeddings.tables import (
+    BACKWARDS,
+    OPTIMIZERS,
+    TracedTables,
+    is_look_up,
+    tables_of_trace,
+)
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, run_queues
+from lightning_predict.timeline.verdict import Bound, Verdict
+from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+from lightning_predict.units import MICROSECOND, mebibytes_to_bytes
+
+AUTO: Final = "auto"
+
+TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward", "aten::embedding_sparse_backward"})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """How the tables are shared on a layout.
+
+    Attributes:
+        plan: The plan.
+        optimizer: What updates the tables, a key of `OPTIMIZERS`.
+    """
+
+    plan: ShardingPlan
+    optimizer: str
+
+
+def possible_plans(
+    trace: Trace,
+    layout: Layout,
+    embedding: str,
+    *,
+    interconnect: Interconnect,
+    models: KernelModels | None,
+) -> tuple[ChosenPlan, ...]:
+    """List the ways to share a step's tables on a layout, each GPU with as many samples as were recorded.
+
+    Args:
+        trace: The step of one GPU.
+        layout: Two GPUs or more.
+        embedding: See `Strategy`.
+        interconnect: What is known of the links.
+        models: Kernel models; None takes rooflines.
+
+    Returns:
+        Those that fit, the fastest first by the tables alone; the only one where the user says which.
+
+    Raises:
+        InvalidArgumentError: The step looks up no table, or cannot be shared so.
+        InfeasiblePlanError: No way fits.
+        OSError: The plan file cannot be read.
+    """
+    traced = tables_of_trace(trace)
+    samples = traced.batch_size * layout.count
+    if embedding == AUTO or embedding in KINDS:
+        optimizer = table_optimizer(trace)
+        found = placement(
+            traced.tables,
+            layout,
+            samples=samples,
+            kinds=tuple(KINDS) if embedding == AUTO else (embedding,),
+            optimizer=OPTIMIZERS[optimizer],
+            table_bytes=None,
+            interconnect=interconnect,
+            models=models,
+        )
+        return tuple(ChosenPlan(plan, optimizer) for plan in found.plans)
+    path = Path(embedding)
+    if not path.is_file():
+        raise InvalidArgumentError(
+            f"strategy: embedding={embedding!r} is neither {AUTO}, {', '.join(KINDS)} nor a file; write a plan with "
+            "lightning-predict shard TRACE --output plan.json."
+        )
+    written = read_sharding_plan(path, traced.tables)
+    plan = assigned_plan(
+        written.assignments,
+        layout,
+        samples=samples,
+        optimizer=OPTIMIZERS[written.optimizer],
+        interconnect=interconnect,
+        models=models,
+    )
+    return (ChosenPlan(plan, written.optimizer),)
+
+
+def table_optimizer(trace: Trace) -> str:
+    """Tell the optimizer of the tables by the state that was recorded for each parameter: none, one number or two."""
+    memory = trace.memory
+    if not memory.optimizer_state_bytes or not memory.parameter_bytes:
+        return "sgd"
+    per_element = memory.optimizer_state_bytes / memory.parameter_bytes
+    return "sgd" if per_element < 0.5 else "adagrad" if per_element < 1.5 else "adam"
+
+
+@final
+class ShardedEmbeddings:
+    """Steps and memory of layouts whose GPUs share the embedding tables; a layout keeps the plan of its first step.
+
+    Args:
+        strategy: With `embedding`.
+        setting: What steps are predicted with.
+    """
+
+    def __init__(self, strategy: Strategy, setting: Setting) -> None:
+        self._strategy, self._setting = strategy, setting
+        self._chosen: dict[Layout, ChosenPlan] = {}
+
+    def steps(
+        self, single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout]
+    ) -> tuple[Iteration, ...]:
+        """Return the step on layouts, as `layout_steps.shared_steps` does.
+
+        Args:
+            single: The step on one of each GPU.
+            steps: The same, corrected by what else is known.
+            layouts: Layouts of the setting's GPUs.
+
+        Raises:
+            InvalidArgumentError: As `possible_plans`.
+            InfeasiblePlanError: As `possible_plans`.
+        """
+        rows = {gpu: row for row, gpu in enumerate(self._setting.gpus)}
+        own = [steps[rows[layout.gpu]] for layout in layouts]
+        if all(layout.count == 1 for layout in layouts):
+            return tuple(own)
+        shared = self.shared(single)
+        return tuple(
+            step if layout.count == 1 else self._best(shared, step, layout).step
+            for step, layout in zip(own, layouts, strict=True)
+        )
+
+    def shared(self, single: SingleSteps) -> SharedStep:
+        """Return a step ready to be shared."""
+        setting = self._setting
+        return SharedStep(
+            single.trace,
+            single.timed,
+            setting.gpus,
+            origin=setting.origin,
+            models=setting.models,
+            host=single.host,
+        )
+
+    def whole(self, shared: SharedStep, step: Iteration, layout: Layout, chosen: ChosenPlan) -> WholeStep:
+        """Return the step of a layout under a plan, with its parts placed in time.
+
+        Args:
+            shared: The step, from `shared`.
+            step: The same on one of the layout's GPUs.
+            layout: Two GPUs or more.
+            chosen: The plan, for the samples that were recorded on each GPU.
+
+        Raises:
+            InvalidArgumentError: The step holds several batches.
+        """
+        row = self._setting.gpus.index(layout.gpu)
+        return _whole_step(shared, step, row, layout, chosen, self._strategy, self._setting.interconnect)
+
+    def _best(self, shared: SharedStep, step: Iteration, layout: Layout) -> WholeStep:
+        wholes = (self.whole(shared, step, layout, plan) for plan in self._plans(shared.trace, layout))
+        best = min(wholes, key=lambda whole: whole.step.seconds)
+        self._chosen.setdefault(layout, best.chosen)
+        return best
+
+    def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
+        """List plans to look at: that of the layout, where it has one for these tables, with this step's samples."""
+        known, setting = self._chosen.get(layout), self._setting
+        tables = tables_of_trace(trace)
+        if known is not None:
+            assigned = known.plan.assignments
+            sizes = [(table.rows, table.dim) for table in tables.tables]
+            if sizes == [(one.table.rows, one.table.dim) for one in assigned]:
+                again = assigned_plan(
+                    [replace(one, table=table) for one, table in zip(assigned, tables.tables, strict=True)],
+                    layout,
+                    samples=tables.batch_size * layout.count,
+                    optimizer=OPTIMIZERS[known.optimizer],
+                    interconnect=setting.interconnect,
+                    models=setting.models,
+                )
+                return (replace(known, plan=again),)
+        return possible_plans(
+            trace,
+            layout,
+            self._strategy.embedding or AUTO,
+            interconnect=setting.interconnect,
+            models=setting.models,
+        )
+
+    def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> float:
+        """Return the peak memory of the fullest GPU of a layout of several.
+
+        Args:
+            dense_bytes: What the step without tables (`without_tables`) needs there.
+            trace: The step.
+            layout: Two GPUs or more.
+        """
+        plan = self._plans(trace, layout)[0].plan
+        sent = (one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
+        return dense_bytes + max(plan.memory_bytes) + sum(sent)
+
+
+_BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
+"""What lies on a GPU twice while it is exchanged: as it is sent, beside what the step holds as it came."""
+
+
+def without_tables(trace: Trace) -> Trace:
+    """Return a step as a GPU runs it beside its part of the tables: no look-ups, no parameters of tables.
+
+    Raises:
+        InvalidArgumentError: It looks up no table.
+    """
+    tables = _Tables(trace)
+    memory, gone = trace.memory, tables.parameter_bytes
+    share = 1 - gone / memory.parameter_bytes if memory.parameter_bytes else 1.0
+    state = None if memory.optimizer_state_bytes is None else round(memory.optimizer_state_bytes * share)
+    has_gradients = memory.gradient_bytes is not None and memory.gradient_bytes >= gone
+    gradients = None if memory.gradient_bytes is None else round(memory.gradient_bytes - gone * has_gradients)
+    lasting = gone * (1 + has_gradients) + (memory.optimizer_state_bytes or 0) * (1 - share)
+    return replace(
+        trace,
+        operations=tuple(one for index, one in enumerate(trace.operations) if index not in tables.operations),
+        parameters=tables.dense_parameters,
+        memory=replace(
+            memory,
+            parameter_bytes=None if memory.parameter_bytes is None else round(memory.parameter_bytes - gone),
+            gradient_bytes=gradients,
+            optimizer_state_bytes=state,
+            peak_bytes=None if memory.peak_bytes is None else max(round(memory.peak_bytes - lasting), 0),
+            reserved_bytes=None if memory.reserved_bytes is None else max(round(memory.reserved_bytes - lasting), 0),
+        ),
+    )
+
+
+@final
+class _Tables:
+    """The part of a recorded step that embedding tables take.
+
+    Args:
+        trace: The step.
+
+    Raises:
+        InvalidArgumentError: It looks up no table, or holds several batches.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.traced: TracedTables = tables_of_trace(trace)
+        if trace.batches > 1:
+            raise InvalidArgumentError(
+                f"strategy: embedding shares the tables of one batch, and this step has {trace.batches}; record a step "
+                "without gradient accumulation."
+            )
+        self.shapes = frozenset((table.rows, table.dim) for table in self.traced.tables)
+        names = {f"{table.name}.weight": table for table in self.traced.tables}
+        own = [
+            one
+            for one in trace.parameters
+            if one.shape in self.shapes and (one.name in names or not self._is_named(one.name))
+        ]
+        self.parameters = tuple(own)
+        self.dense_parameters = tuple(one for one in trace.parameters if one not in own)
+        self._modules = {one.name.rpartition(".")[0] for one in own}
+
+    def _is_named(self, name: str) -> bool:
+        """Return whether a parameter's module is one that computes something else."""
+        module = name.rpartition(".")[0]
+        return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of the tables as they were recorded."""
+        return float(sum(map(parameter_bytes, self.parameters)))
+
+    @cached_property
+    def operations(self) -> frozenset[int]:
+        """The operations that look up, and that make, add up or apply the gradients of tables alone."""
+        return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
+
+    def _is_own(self, operation: Operation) -> bool:
+        if is_look_up(operation) or operation.name in TABLE_BACKWARDS:
+            return True
+        if operation.module in self._modules and operation.phase in ("forward", "backward"):
+            return True
+        if operation.phase == "backward" and operation.module is None:
+            return any(self._is_gradient(tensor) for tensor in operation.inputs)
+        return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
+
+    def _is_gradient(self, tensor: TensorInfo) -> bool:
+        """Return whether a tensor is the gradient of a table; sparse ones have no storage, but the table's shape."""
+        return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
+
+    @cached_property
+    def _gradients(self) -> frozenset[int]:
+        """Storages that hold the gradient of a table."""
+        made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
+        return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
+
+    def dense_share(self, operation: Operation) -> float:
+        """Return the share of an operation's values that are not of the shape of a table."""
+        tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if len(tensor.shape) > 0]
+        every = sum(tensor.elements for tensor in tensors)
+        dense = sum(tensor.elements for tensor in tensors if tensor.shape not in self.shapes)
+        return dense / every if every else 1.0
+
+    def reads_vectors(self) -> frozenset[int]:
+        """Find the forward operations that need a vector; all behind the first look-up where tensors have no names."""
+        forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
+        looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
+        if not looked_up or None in looked_up:
+            first = next(i for i, one in forward if is_look_up(one))
+            return frozenset(i for i, _ in forward if i > first)
+        found = set[int]()
+        for index, one in forward:
+            if index not in self.operations and any(tensor.id in looked_up for tensor in one.inputs):
+                found.add(index)
+                looked_up |= {tensor.id for tensor in one.outputs} - {None}
+        return frozenset(found)
+
+    def gradients_ready(self) -> int:
+        """Find the operation after which the gradients of all vectors are there, by the tensors that are read for them.
+
+        Where tensors have no names, that is the first operation of a table's backward pass.
+        """
+        backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
+        own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
+        if not own:
+            return max(i for i, _ in backward)
+        wanted = {one.inputs[0].id for _, one in own if one.inputs}
+        if None in wanted:
+            return own[0][0] - 1
+        writers = [i for i, one in backward if any(t.id in wanted for t in one.outputs) and not _only_views(one)]
+        return max((i for i in writers if i < own[-1][0]), default=own[0][0] - 1)
+
+
+def _only_views(operation: Operation) -> bool:
+    """Return whether an operation writes nothing: its results lie in what it reads."""
+    given = {tensor.id for tensor in operation.inputs}
+    return bool(operation.outputs) and all(tensor.id in given for tensor in operation.outputs)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WholeStep:
+    """A step of a layout, and what it consists of.
+
+    Attributes:
+        step: Its prediction.
+        events: Its parts in the order of their begins, at the middle of the prediction.
+        chosen: The plan of the tables.
+    """
+
+    step: Iteration
+    events: tuple[Event, ...]
+    chosen: ChosenPlan
+
+    @property
+    def critical_path(self) -> str:
+        """The parts that decide its length, in words; those below a microsecond left out."""
+        merged: list[tuple[str, float]] = []
+        for event in self.events:
+            if event.is_critical and event.seconds >= MICROSECOND:
+                if merged and merged[-1][0] == event.name:
+                    merged[-1] = (event.name, merged[-1][1] + event.seconds)
+                else:
+                    merged.append((event.name, event.seconds))
+        return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the parts in the Trace Event format for ui.perfetto.dev: a row for computing and one for links."""
+        rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
+        placed = (
+            complete_event(
+                one.name,
+                0,
+                int(one.is_transfer),
+                one.start_seconds,
+                one.seconds,
+                {"on the critical path": one.is_critical},
+            )
+            for one in self.events
+        )
+        return chrome_document([*rows, *placed])
+
+
+def _whole_step(
+    shared: SharedStep,
+    step: Iteration,
+    row: int,
+    layout: Layout,
+    chosen: ChosenPlan,
+    strategy: Strategy,
+    interconnect: Interconnect,
+) -> WholeStep:
+    trace, tables = shared.trace, _Tables(shared.trace)
+    host = shared.host(strategy)
+    order = _ordered(shared, tables, chosen.plan)
+    simulated = run_queues(launch_order(order.work, gpus=len(shared.gpus)), host)
+    factors = narrowed_ends(step) / shared.seconds[row]
+    links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
+    dense = replace(trace, parameters=tables.dense_parameters)
+    segments, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
+    walked = walk(segments, transfers)
+    alone = sum((segment.seconds for segment in segments), np.zeros(3))
+    low, middle, high = OVERLAP_COSTS.seconds(walked, alone, layout, replicas=layout.count, spread=WAITS).tolist()
+    events = events_of(segments, transfers, 1)
+    factor = float(factors[1])
+    device = float(simulated.active_seconds[row]) * factor
+    found = replace(
+        step,
+        gpu=layout.name,
+        interval=Interval(min(low, middle), middle, max(high, middle)),
+        device_seconds=device,
+        host_seconds=simulated.host_seconds,
+        forward_seconds=_phase_seconds(order.work, "forward", row) * factor,
+        optimizer_seconds=_phase_seconds(order.work, "optimizer", row) * factor,
+        communication_seconds=float(walked.communication_seconds[1]),
+        added_seconds=middle - float(alone[1]),
+        verdict=_verdict(step.verdict, device, simulated.host_seconds, float(walked.exposed_seconds[1]), middle),
+    )
+    whole = WholeStep(found, events, chosen)
+    plan = chosen.plan
+    notes = (
+        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} as their gradients come; {plan.reason}. "
+        "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer, are "
+        "faster: TorchRec publishes 3 times their rate for 10 tables and 10 times for 100 (its benchmarks, one V100).",
+        f"Critical path: {whole.critical_path}; the rest of the step is waiting for the slowest GPU, "
+        "and what exchanges beside it cost computing.",
+    )
+    return replace(whole, step=replace(found, notes=(*step.notes, *notes)))
+
+
+def _phase_seconds(work: Sequence[Launching], phase: str, row: int) -> float:
+    return math.fsum(float(one.seconds[row].sum()) for one in work if one.phase == phase)
+
+
+def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
+    """Find what the step spends most time on: its device, its host, or links that nothing hides."""
+    if verdict is None:
+        return None
+    own = max(device, host)
+    bound_by: Bound = "links" if exposed > own else "host" if host > device else "device"
+    gain = 0.5 * device / seconds if bound_by == "device" else 0.0
+    return replace(verdict, bound_by=bound_by, idle_share=min(max(1 - device / seconds, 0.0), 1.0), gain=gain)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """The work of one GPU in the order in which it is launched; positions count operations from the beginning.
+
+    Attributes:
+        work: All of it, look-ups first, the update of the tables behind the backward pass.
+        free: End of the forward operations that need no vector.
+        gradients: Where the gradients of the vectors are ready; None without a backward pass.
+        update: Where the update of the tables begins; None likewise.
+    """
+
+    work: tuple[Launching, ...]
+    free: int
+    gradients: int | None
+    update: int | None
+
+
+LOOK_UP: Final = "look-ups"
+UPDATE: Final = "update of the tables"
+
+
+def _ordered(shared: SharedStep, tables: _Tables, plan: ShardingPlan) -> _Order:
+    operations = shared.trace.operations
+    dependent, ready = tables.reads_vectors(), 0
+    trains = has_backward(shared.work)
+    if trains:
+        ready = tables.gradients_ready()
+    first: list[Launching] = [_launching(LOOK_UP, "forward", max(plan.forward_seconds), shared)]
+    behind: list[Launching] = []
+    early, late = list[Launching](), list[Launching]()
+    update: list[Launching] = []
+    for one in shared.work:
+        index = one.operation
+        if index is None or index in tables.operations:
+            continue
+        if one.phase == "optimizer":
+            update.append(replace(one, seconds=one.seconds * tables.dense_share(operations[index])))
+        elif one.phase == "forward":
+            (behind if index in dependent else first).append(one)
+        elif index <= ready:
+            early.append(one)
+        else:
+            late.append(one)
+    work = [*first, *behind, *early, *late]
+    if not trains:
+        return _Order((*work, *update), len(first), None, None)
+    at_update = len(work)
+    work += [_launching(UPDATE, "backward", max(plan.backward_seconds), shared), *update]
+    return _Order(tuple(work), len(first), len(first) + len(behind) + len(early), at_update)
+
+
+def _launching(name: str, phase: Any, seconds: float, shared: SharedStep) -> Launching:
+    """Return a launch that takes as long on each GPU."""
+    each: Array = np.full((len(shared.gpus), 1), seconds)
+    return Launching(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
+
+
+def _queues(
+    trace: Trace, order: _Order, cutter: Cutter, links: Links, plan: ShardingPlan, strategy: Strategy
+) -> tuple[list[WorkSegment], list[Transfer]]:
+    """Return the two queues of a step.
+
+    Args:
+        trace: The step with the parameters of its dense layers alone.
+        order: The work of one GPU.
+        cutter: Cuts it.
+        links: Between the GPUs.
+        plan: Of the tables.
+        strategy: For the buckets.
+    """
+    full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
+    marks = {1, order.free, *(bucket.after for bucket in full)}
+    if order.gradients is not None and order.update is not None:
+        marks |= {order.gradients, order.update, order.update + 1}
+    cuts = sorted(marks)
+    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # segments that are done at a mark
+    sent = _transfers(order, plan, full, links)
+    ordered = sorted(
+        ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
+        key=lambda one: one[0],
+    )
+    transfers = [replace(transfer, after=after) for after, transfer in ordered]
+
+    def last(*names: str) -> int | None:
+        return max((i for i, one in enumerate(transfers) if one.name in names), default=None)
+
+    waits = {0: last("all-to-all of indices"), done[order.free]: last(*_FORWARD)}
+    if order.update is not None:
+        waits[done[order.update]] = last(*_BACKWARD)
+        waits[done[order.update + 1]] = len(transfers) - 1 if transfers else None
+    seconds = cutter.segments(cuts)
+    segments = []
+    for position, each in enumerate(seconds):
+        begin = cuts[position - 1] if position else 0
+        segments.append(WorkSegment(each, waits_for=waits.get(position), name=_name(order, begin)))
+    return segments, transfers
+
+
+def _name(order: _Order, begin: int) -> str:
+    if begin < order.free:
+        return LOOK_UP if begin == 0 else "layers that need no vectors"
+    if order.update is not None and begin >= order.update:
+        return UPDATE if begin == order.update else "dense update"
+    if order.gradients is not None and begin >= order.gradients:
+        return "backward pass beside the gradients' exchange"
+    return "layers on the vectors"
+
+
+_FORWARD: Final = ("all-to-all of vectors", "reduce-scatter of partial sums")
+_BACKWARD: Final = ("all-to-all of gradients", "all-gather of gradients of the sums")
+_NAMES: Final[Mapping[str, str]] = {
+    "alltoall": "all-to-all",
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+    "all_reduce": "all-reduce",
+}
+
+
+def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Links) -> Mapping[int, list[Transfer]]:
+    """Return the transfers by the operation after which each may begin; `after` is filled in later."""
+    by_mark: dict[int, list[Transfer]] = {}
+    dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
+    for bucket, seconds in zip(full, dense, strict=True):
+        by_mark.setdefault(bucket.after, []).append(Transfer(seconds, 0, "all-reduce of dense gradients"))
+    when = {
+        "indices": 0,
+        "vectors": 1,
+        "partial sums": 1,
+        "gradients": order.gradients,
+        "gradients of the sums": order.gradients,
+        "dense gradients": None if order.update is None else order.update + 1,
+    }
+    for one in plan.exchanges:
+        mark = when[one.carries]
+        if mark is not None:
+            seconds = np.array([one.time.low, one.time.middle, one.time.high])
+            name = f"{_NAMES[one.operation]} of {one.carries}"
+            name = name.replace("dense gradients", "gradients of copied tables")
+            by_mark.setdefault(mark, []).insert(0, Transfer(seconds, 0, name))
+    return by_mark

@@ -1,0 +1,1 @@
+"""Weights for a GPU without shipped measurements: `measuring` times its operations, `training` fits the networks."""

@@ -1,0 +1,223 @@
+"""Seconds of a call on a device: replayed from a CUDA graph, with L2 flushed and warm, and eager.
+
+A graph replay has no launch cost, so it is the device's own time; a buffer larger than L2 is overwritten before each
+replay of the flushed kind. What cannot be captured in a graph (it synchronises) is timed eagerly alone, and says so. On
+the CPU only the eager time exists: it serves tests, not training.
+
+All of it happens on one stream of its own, on which the tensors are made, too: the nodes of autograd run on the stream
+of their forward pass, and one of the default stream invalidates every capture that its backward pass is part of.
+Example::
+
+    with own_stream(device):
+        left, right = make_them()
+        timing = time_call(lambda: left @ right, device)
+    timing.flushed_seconds, timing.warm_seconds, timing.eager_seconds
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final, final
+
+import torch
+
+from lightning_predict.errors import CaptureError
+from lightning_predict.extensions.own_weights.measuring.management import UNKNOWN_STATE, GpuState, read_state
+from lightning_predict.units import milliseconds_to_seconds
+
+REPLAYS: Final = 20
+"""Repetitions of each kind; their median counts."""
+
+FEWEST_REPLAYS: Final = 3
+"""Repetitions that a problem gets, however long each takes."""
+
+WARM_UPS: Final = 3
+KINDS: Final = 3
+"""Kinds of repetition: eager, warm and flushed."""
+
+FLUSH_TIMES_L2: Final = 2
+HOST_SECONDS: Final = 0.02
+"""Time that the calls on a host may take together: they only try the command out."""
+
+PROBLEM_SECONDS: Final = 2.0
+"""Time that the repetitions of one call may take together, unless another is given."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Medians of repeated calls; None if a kind of timing is not possible.
+
+    Attributes:
+        flushed_seconds: Graph replay after L2 was overwritten.
+        warm_seconds: Graph replay after graph replay.
+        eager_seconds: Ordinary calls, back to back, launches included.
+        state: Clock, power and what held the GPU back, right after the replays.
+        reason: Why there is no graph; None if there is one.
+    """
+
+    flushed_seconds: float | None
+    warm_seconds: float | None
+    eager_seconds: float
+    state: GpuState = UNKNOWN_STATE
+    reason: str | None = None
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Do what is inside on one stream that is not the default one; nothing on other devices than CUDA's."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def time_call(
+    call: Callable[[], object],
+    device: torch.device,
+    *,
+    replays: int = REPLAYS,
+    problem_seconds: float = PROBLEM_SECONDS,
+) -> Timing:
+    """Time a call, on CUDA within `own_stream`.
+
+    Args:
+        call: Takes nothing, and may be repeated.
+        device: Where it runs.
+        replays: Most repetitions of each kind; their median counts.
+        problem_seconds: Seconds that the repetitions may take together: of long calls there are fewer.
+
+    Raises:
+        RuntimeError: One call takes longer than that.
+    """
+    if device.type != "cuda":
+        own = _host_time(call, replays)
+        return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason="not a CUDA device")
+    call()  # libraries load, algorithms are chosen
+    torch.cuda.synchronize(device)
+    one = _event_times(call, 1, before=None)
+    if one > problem_seconds:
+        raise RuntimeError(f"one call takes {one:.3g} s, over the limit of {problem_seconds:g} s a problem")
+    replays = fitting(one, replays=replays, problem_seconds=problem_seconds)
+    for _ in range(min(WARM_UPS, replays)):
+        call()
+    eager = _event_times(call, replays, before=None)
+    graph, reason = captured(call, device)
+    if graph is None:
+        return Timing(
+            flushed_seconds=None, warm_seconds=None, eager_seconds=eager, state=read_state(device), reason=reason
+        )
+    buffer = torch.empty(FLUSH_TIMES_L2 * _l2_bytes(device), dtype=torch.uint8, device=device)
+    warm = _event_times(graph.replay, replays, before=None)
+    flushed = _event_times(graph.replay, replays, before=buffer.zero_)
+    return Timing(flushed_seconds=flushed, warm_seconds=warm, eager_seconds=eager, state=read_state(device))
+
+
+def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
+    """Return how many repetitions of each kind fit into the seconds of a problem; a few in any case."""
+    if one_seconds <= 0:
+        return replays
+    return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(FEWEST_REPLAYS, replays))
+
+
+def _host_time(call: Callable[[], object], replays: int) -> float:
+    times: list[float] = []
+    call()
+    while len(times) < replays and sum(times) < HOST_SECONDS:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
+    """Measure the median seconds between two events around each call."""
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
+    for start, end in pairs:
+        if before is not None:
+            before()
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return median(milliseconds_to_seconds(start.elapsed_time(end)) for start, end in pairs)
+
+
+def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str | None]:
+    """Capture a call on the current stream, and leave nothing behind where that fails.
+
+    Args:
+        call: What is captured; it has run on this stream before.
+        device: A CUDA device.
+
+    Returns:
+        The graph, or None and the reason in a line.
+
+    Raises:
+        CaptureError: A failed capture left this process in a state in which nothing can be captured any more.
+    """
+    pool = torch.cuda.graph_pool_handle()  # our own, as a graph whose capture failed does not tell its pool
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    failure: RuntimeError | None = None
+    graph.capture_begin(pool=pool)
+    try:
+        call()
+    except RuntimeError as error:  # it synchronises, or allocates outside of the graph's pool
+        failure = error
+    finally:
+        try:
+            graph.capture_end()
+        except RuntimeError as error:  # the capture was invalidated
+            failure = failure or error
+            _release(pool, device)
+    if failure is None:
+        return graph, None
+    graph.reset()
+    _renew_generator(device)
+    try:
+        torch.cuda.synchronize(device)
+        torch.rand(1, device=device)
+    except RuntimeError as error:
+        raise CaptureError(
+            f"A call that cannot be captured in a CUDA graph ({_line(failure)}) left CUDA unusable in this process: "
+            f"{_line(error)}. Run the command again: it goes on where it stopped."
+        ) from error
+    return None, _line(failure)
+
+
+def _release(pool: Any, device: torch.device) -> None:
+    """Give back the memory pool of a capture that ended in an error, which torch leaves recording.
+
+    torch calls what ends the recording by another name before 2.6.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
+        found = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+        if found is not None:
+            with suppress(RuntimeError):
+                found(index, pool)
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Replace the state of the random numbers by a copy that is in no capture, at the same place in their sequence."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    with suppress(RuntimeError, AttributeError):
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _l2_bytes(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -1,0 +1,286 @@
+"""Tune the networks that ship to GPUs of one's own: tables of `measure` in, weights files and their scores out.
+
+Each family of operations that was measured often enough on a GPU starts from the network that serves it now: the GPU's
+own where it has one, else the base; convolutions on matrix units, for which none ships, start from nothing. Families
+that were not measured keep the networks that ship. How good both are is said on problems that no fit saw. Example::
+
+    scores = train_own(Path("tables"), Path("weights"))
+    scores[0].operation, scores[0].before, scores[0].after
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from lightning_predict.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.extensions.own_weights.training.networks import (
+    TrainingPlan,
+    collect_rows,
+    train_network,
+    with_constants_in_bias,
+)
+from lightning_predict.extensions.own_weights.training.tables import Group, read_own_tables, split_rows
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.features import reference_seconds
+from lightning_predict.kernels.models import log_utilisation_of
+from lightning_predict.kernels.operations import Array, Family, families
+from lightning_predict.weights.files import sha256, write_weights
+from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
+from lightning_predict.weights.records import GpuWeights, LoadedWeights, NetworkWeights
+from lightning_predict.weights.store import load_weights
+
+RECIPE_NAME: Final = "own-1"
+SOURCE: Final = "one's own measurements"
+
+FEWEST_OWN_ROWS: Final = 500
+"""Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
+
+TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
+"""Plan of networks that start from those that ship."""
+
+FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
+"""Plan of networks that start from nothing."""
+
+INTERVAL_SHARE: Final = 0.9
+"""Share of the measurements that an interval holds."""
+
+FEWEST_CALIBRATION_ROWS: Final = 5
+"""Calibration rows of an operation below which it takes the interval of the family's widest."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnScore:
+    """Errors on measurements that no fit saw, before and after.
+
+    Attributes:
+        gpu: The GPU.
+        operation: Operation.
+        dtype: dtype.
+        rows: Held-out measurements.
+        before: Mean of |predicted / measured - 1| by the network that served until now; None if there was none.
+        after: The same by the tuned one.
+        median: Median of |predicted / measured - 1| by the tuned one.
+        coverage: Share of the measurements in its 90 % interval.
+    """
+
+    gpu: str
+    operation: str
+    dtype: str
+    rows: int
+    before: float | None
+    after: float
+    median: float
+    coverage: float
+
+
+@final
+@dataclass(frozen=True)
+class _Task:
+    """One network to tune: a family on a GPU, its measurements, and what serves it until now."""
+
+    family: Family
+    gpu: Gpu
+    groups: tuple[Group, ...]
+    start: NetworkWeights | None
+    seen: Gpu  # as the start sees the GPU: the base by its data sheet alone
+
+
+def train_own(
+    tables: Path,
+    output: Path,
+    *,
+    seed: int = 0,
+    jobs: int = 2,
+    plan: TrainingPlan | None = None,
+    done: Callable[[str], None] = lambda _: None,
+) -> tuple[OwnScore, ...]:
+    """Tune networks to the GPUs of one's tables and write a weights file for each, with their manifest.
+
+    Args:
+        tables: Folder of the tables that `measure` wrote.
+        output: Folder to write; weights files that it holds are removed.
+        seed: Seed of the networks and of the split.
+        jobs: Networks to train at a time, each in a process of its own; the results do not depend on it.
+        plan: How long each is trained; None takes `TUNING`, and `FRESH` where nothing ships.
+        done: Called with a sentence after each network.
+
+    Raises:
+        MeasurementTableError: Tables are missing or wrong, or hold too few rows, or no GPU of the catalogue.
+        OSError: The output cannot be written.
+    """
+    groups = read_own_tables(tables)
+    gpus = gpus_of(groups)
+    if not gpus:
+        raise MeasurementTableError(
+            f"No GPU of {str(tables)!r} is in the catalogue by its name: {', '.join(sorted({g.gpu for g in groups}))}. "
+            "Give `measure --gpu` the name that `lightning-predict gpus` lists."
+        )
+    shipped = load_weights(sorted(gpus))
+    tasks = [task for card in gpus.values() for task in _tasks(card, groups, shipped, seed)]
+    if not tasks:
+        raise MeasurementTableError(_too_few(groups, seed))
+    calls = [delayed(_tuned)(task, plan, seed) for task in tasks]
+    tuned: dict[str, dict[str, NetworkWeights]] = {}
+    scores: list[OwnScore] = []
+    for task, network in zip(tasks, Parallel(n_jobs=jobs, return_as="generator")(calls), strict=True):
+        tuned.setdefault(task.gpu.name, {})[task.family.name] = network
+        scores += _scores(task, network, seed)
+        done(f"{task.gpu.name}: {task.family.name}")
+    _write(tuned, tasks, scores, shipped, output, seed)
+    return tuple(scores)
+
+
+def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
+    """List GPUs of the tables that the catalogue knows by exactly this name.
+
+    A bare `V100` is an alias of one form factor; whoever measured it did not say which, so it is left out.
+    """
+    found: dict[str, Gpu] = {}
+    for name in sorted({group.gpu for group in groups}):
+        try:
+            card = find_gpu(name)
+        except UnknownGpuError:
+            continue
+        if card.name == name:
+            found[name] = card
+    return found
+
+
+def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
+    """Compute log(predicted / measured) of every row of a group."""
+    log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
+    error: Array = np.log(reference_seconds(group.batch, [gpu])[0]) - log_utilisation - np.log(group.seconds)
+    return error
+
+
+def weighted_quantile(errors: Array, weights: Array) -> float:
+    """Return the conformal quantile of weighted errors, at least 0.001."""
+    order = np.argsort(errors)  # (errors,)
+    total = np.cumsum(weights[order])
+    # The split-conformal correction: one more row, at infinity, counts as an error.
+    level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]
+    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move it one row on
+    return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
+
+
+def _tasks(card: Gpu, groups: Sequence[Group], shipped: LoadedWeights, seed: int) -> list[_Task]:
+    tasks = []
+    for family in families().values():
+        mine = tuple(group for group in groups if group.gpu == card.name and _serves(family, group))
+        if _fitted_rows(mine, seed) < FEWEST_OWN_ROWS:
+            continue
+        own = shipped.gpus[card.name].families.get(family.name) if card.name in shipped.gpus else None
+        start = own or shipped.base.families.get(family.name)
+        tasks.append(_Task(family, card, mine, start, card if own is not None else family.unmeasured(card)))
+    return tasks
+
+
+def _serves(family: Family, group: Group) -> bool:
+    return group.batch.operation in family.operations and group.batch.dtype in family.dtypes
+
+
+def _fitted_rows(groups: Sequence[Group], seed: int) -> int:
+    return sum(int(split_rows(group.batch.columns, seed=seed).fitted.sum()) for group in groups)
+
+
+def _too_few(groups: Sequence[Group], seed: int) -> str:
+    counts = {
+        name: _fitted_rows([g for g in groups if _serves(family, g)], seed) for name, family in families().items()
+    }
+    most = max(counts, key=lambda name: counts[name])
+    return (
+        f"Of no family of operations there are {FEWEST_OWN_ROWS} rows to fit on one GPU; most are of {most}: "
+        f"{counts[most]}. Measure more problems of {', '.join(families()[most].operations)} (`measure --problems`)."
+    )
+
+
+def _tuned(task: _Task, plan: TrainingPlan | None, seed: int) -> NetworkWeights:
+    """Train one network and set its interval."""
+    splits = [split_rows(group.batch.columns, seed=seed) for group in task.groups]
+    fitted = [group.take(split.fitted) for group, split in zip(task.groups, splits, strict=True)]
+    calibration = [group.take(split.calibration) for group, split in zip(task.groups, splits, strict=True)]
+    cards = [task.gpu] * len(task.groups)
+    rows, checked = collect_rows(task.family, fitted, cards), collect_rows(task.family, calibration, cards)
+    wanted = plan or (FRESH if task.start is None else TUNING)
+    network = train_network(rows, checked, wanted, seed=seed, start=task.start)
+    widths: dict[str, float] = {}
+    for calibrating, fitting in zip(calibration, fitted, strict=True):
+        if len(calibrating.seconds) >= FEWEST_CALIBRATION_ROWS:
+            # An operation is not known better on new problems than on those that were fitted to.
+            parts = [np.abs(log_errors(task.family, network, part, task.gpu)) for part in (calibrating, fitting)]
+            key = f"{calibrating.batch.operation}/{calibrating.batch.dtype}"
+            widths[key] = max(weighted_quantile(part, np.ones(len(part))) for part in parts)
+    return replace(network, interval={**widths, "*": max(widths.values(), default=math.log(3))})
+
+
+def _scores(task: _Task, network: NetworkWeights, seed: int) -> Iterable[OwnScore]:
+    for group in task.groups:
+        held_out = group.take(split_rows(group.batch.columns, seed=seed).held_out)
+        if not len(held_out.seconds):
+            continue
+        error = log_errors(task.family, network, held_out, task.gpu)
+        before = None if task.start is None else log_errors(task.family, task.start, held_out, task.seen)
+        operation, dtype = group.batch.operation, group.batch.dtype
+        yield OwnScore(
+            gpu=task.gpu.name,
+            operation=operation,
+            dtype=dtype,
+            rows=len(error),
+            before=None if before is None else float(np.abs(np.expm1(before)).mean()),
+            after=float(np.abs(np.expm1(error)).mean()),
+            median=float(np.median(np.abs(np.expm1(error)))),
+            coverage=float((np.abs(error) <= network.half_width(operation, dtype)).mean()),
+        )
+
+
+def _write(
+    tuned: Mapping[str, Mapping[str, NetworkWeights]],
+    tasks: Sequence[_Task],
+    scores: Sequence[OwnScore],
+    shipped: LoadedWeights,
+    output: Path,
+    seed: int,
+) -> None:
+    """Write a file a GPU, whose other families stay as they ship, and the manifest."""
+    output.mkdir(parents=True, exist_ok=True)
+    for old in output.glob("*.safetensors"):
+        old.unlink()
+    entries = {}
+    for name, networks in tuned.items():
+        known = shipped.gpus.get(name)
+        networks = {**(known.families if known else {}), **{k: with_constants_in_bias(v) for k, v in networks.items()}}
+        sources = (*(known.sources if known else ()), SOURCE)
+        path = output / file_name(name)
+        write_weights(GpuWeights(name, networks, RECIPE_NAME, seed, sources), path)
+        pairs = {pair for network in networks.values() for pair in network.trained}
+        content = path.read_bytes()
+        entries[path.name] = ManifestEntry(
+            sha256=sha256(content),
+            bytes=len(content),
+            gpu=name,
+            operations=tuple(sorted({operation for operation, _ in pairs})),
+            dtypes=tuple(sorted({dtype for _, dtype in pairs})),
+            trained_on=sources,
+            rows=sum(_fitted_rows(task.groups, seed) for task in tasks if task.gpu.name == name),
+            held_out_error={
+                f"{one.operation}/{one.dtype}": HeldOutError(
+                    rows=one.rows,
+                    mean=round(one.after, 4),
+                    median=round(one.median, 4),
+                    coverage=round(one.coverage, 3),
+                )
+                for one in scores
+                if one.gpu == name
+            },
+        )
+    manifest = Manifest(recipe=RECIPE_NAME, seed=seed, files=entries)
+    (output / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")

@@ -1,0 +1,252 @@
+"""Read the tables that `lightning-predict measure` writes: grouped by GPU, operation and dtype, and split for training.
+
+A table is a CSV file (gzip where the name ends in `.gz`) of one row a measurement: GPU, operation, dtype, shape
+parameters and milliseconds. Rows of ordinary calls hold launches and are left out. Which rows are fitted, which
+calibrate the intervals and which are held out is decided by a hash of the problem, so the same shape is on the same
+side on every GPU, in every source and on every run. Example::
+
+    groups = read_own_tables(Path("measurements"))
+    groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_predict.checked import read_csv
+from lightning_predict.errors import MeasurementTableError
+from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, EAGER
+from lightning_predict.kernels.operations import Array, BoolArray, Columns, ProblemBatch, operation_kind, problem_batch
+from lightning_predict.units import milliseconds_to_seconds
+
+HELD_OUT_SHARE: Final = 0.15
+"""Share of the problems that no fit sees; errors are reported on them."""
+
+CALIBRATION_SHARE: Final = 0.08
+"""Share that stops the training and sets the width of the intervals."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Masks over rows: each row is in exactly one."""
+
+    fitted: BoolArray
+    calibration: BoolArray
+    held_out: BoolArray
+
+
+ADDED_LATER: Final = frozenset({"channels_last"})
+"""Shape parameters that came after the weights that ship were trained: where they are 0, a problem is the one that it
+was, and stays on the side of the split where it was."""
+
+
+def problem_shares(columns: Columns, *, seed: int) -> Array:
+    """Return a number in [0, 1) for each row that depends on the shape and the seed alone, shape (rows,)."""
+    state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
+    for word in sorted(columns):
+        bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
+        mixed = _scramble(state ^ (bits + np.uint64(_mix_word(word, seed))))
+        state = np.where((columns[word] == 0) & (word in ADDED_LATER), state, mixed)
+    return (state >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def split_rows(columns: Columns, *, seed: int) -> Split:
+    """Mask the rows of these shapes."""
+    share = problem_shares(columns, seed=seed)
+    held_out = share < HELD_OUT_SHARE
+    calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
+    return Split(~held_out & ~calibration, calibration, held_out)
+
+
+def _mix_word(word: str, seed: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{word}".encode(), digest_size=8).digest(), "little")
+
+
+def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): every input bit flips half of the output's."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKind:
+    """One file: its shape words and its columns of times.
+
+    Attributes:
+        file: Name of the file.
+        words: Shape words in the file -> the operation's words.
+        times: Column of milliseconds -> suffix of the operation that it times.
+    """
+
+    file: str
+    words: Mapping[str, str]
+    times: Mapping[str, str]
+
+
+def same(*words: str) -> dict[str, str]:
+    """Map shape words of a file to themselves."""
+    return {word: word for word in words}
+
+
+OWN_TABLES: Final = tuple(
+    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_kind(name).shape), times={"latency_ms": ""})
+    for name in BENCHMARKS
+)
+"""What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names."""
+
+LEFT_OUT_KERNELS: Final = frozenset({"triton"})
+"""Kernels of another class than the library's: Triton attention is up to 24 times slower."""
+
+
+@final
+@dataclass(frozen=True)
+class Group:
+    """Measurements of one operation and dtype on one GPU from one source.
+
+    Attributes:
+        gpu: The GPU's name as the table spells it.
+        source: A key of `SOURCES`, or the user's own.
+        batch: The problems, each once.
+        seconds: Measured time of each problem, shape (problems,).
+        floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
+        build: Software that was timed, without its version; empty where builds are averaged.
+        taken_off_seconds: Launch that was taken off each time (`launches.py`), shape (problems,); None if none was.
+    """
+
+    gpu: str
+    source: str
+    batch: ProblemBatch
+    seconds: Array
+    floor_seconds: float
+    build: str = ""
+    taken_off_seconds: Array | None = None
+
+    def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
+        """Return the rows of a mask."""
+        columns = {word: values[rows] for word, values in self.batch.columns.items()}
+        batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
+        taken_off = None if self.taken_off_seconds is None else self.taken_off_seconds[rows]
+        return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build, taken_off)
+
+
+Key = tuple[str, str, str, str, str]
+"""GPU, operation, dtype, source and build of rows that belong together."""
+
+
+def read_own_tables(folder: Path) -> tuple[Group, ...]:
+    """Return all groups of the tables that `measure` wrote into a folder, in a fixed order.
+
+    Raises:
+        MeasurementTableError: There is no such table, or one has a wrong column or value.
+    """
+    present = [kind for kind in OWN_TABLES if (folder / kind.file).is_file()]
+    if not present:
+        raise MeasurementTableError(
+            f"No table of yours in {str(folder)!r}. Expected the own_*.csv.gz that `lightning-predict measure` writes "
+            "on the machine that has the GPU; tables of other sources are trained by `python -m benchmarks.training` "
+            "in a clone of the repository."
+        )
+    groups = [
+        group_of(key, np.array(values, dtype=np.float64), kind)
+        for kind in present
+        for key, values in read_rows(folder / kind.file, kind).items()
+    ]
+    check_any_captured(groups, folder, present)
+    return tuple(sorted(groups, key=lambda group: (group.batch.operation, group.batch.dtype, group.gpu)))
+
+
+def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:
+    """Refuse tables of which no row was timed by a CUDA graph.
+
+    Raises:
+        MeasurementTableError: All rows are ordinary calls.
+    """
+    if not groups and (eager := eager_rows(folder)):
+        raise MeasurementTableError(
+            f"All {eager} rows of {', '.join(kind.file for kind in present)} were timed as ordinary calls (`timed` is "
+            f"{EAGER}), launches and all; expected rows that a CUDA graph timed. Measure on a CUDA GPU."
+        )
+
+
+def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Key, list[tuple[float, ...]]]:
+    """Read one file: the shape and the seconds of each row, in the order of the file.
+
+    Args:
+        path: The file.
+        kind: Its columns.
+        by_build: Keep the software builds of one source apart instead of averaging them.
+
+    Raises:
+        MeasurementTableError: It has a wrong column or value.
+    """
+    rows: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
+    needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
+    for line in read_csv(path, MeasurementTableError, columns=needed):
+        row = line.value
+        if row.get("kernel") in LEFT_OUT_KERNELS or was_eager(row):
+            continue
+        shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
+        for column, suffix in kind.times.items():
+            if not row[column]:  # a pass that this source did not time
+                continue
+            milliseconds = line.member(column).parsed().positive("in milliseconds")
+            build = (row.get("software") or "").split(" ")[0] if by_build else ""
+            key = (row["gpu"], row["op"] + suffix, plain_dtype(row["dtype"]), row["source"], build)
+            rows[key].append((*shape, milliseconds_to_seconds(milliseconds)))
+    return dict(sorted(rows.items()))
+
+
+def was_eager(row: Mapping[str, str]) -> bool:
+    """Return whether a row of `measure` holds an ordinary call, launches and all, and not the device's own time.
+
+    A table of a release that did not say so leaves `warm_ms` empty there.
+    """
+    timed = row.get("timed")
+    return timed == EAGER if timed is not None else row.get("warm_ms") == "" and "eager_ms" in row
+
+
+def eager_rows(folder: Path) -> int:
+    """Count the rows of one's own tables that no fit uses, as no CUDA graph timed them."""
+    present = [folder / kind.file for kind in OWN_TABLES if (folder / kind.file).is_file()]
+    return sum(was_eager(row.value) for path in present for row in read_csv(path, MeasurementTableError))
+
+
+def plain_dtype(text: str) -> str:
+    """Drop the units from a dtype: `float16 (tensor cores)` is float16, as which units ran is up to the GPU."""
+    return text.split(" ")[0]
+
+
+def group_of(key: Key, table: Array, kind: TableKind) -> Group:
+    """Average the rows of each problem.
+
+    Args:
+        key: Whose rows.
+        table: Shape words and seconds, shape (rows, words + 1).
+        kind: What the words are.
+    """
+    gpu, operation, dtype, source, build = key
+    shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
+    inverse = inverse.reshape(-1)
+    seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)  # (problems,)
+    columns = _columns(operation, dtype, kind.words.values(), shapes)
+    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, 0.0, build)
+
+
+def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
+    """Read every shape parameter of the operation, in its own spelling, with defaults filled in."""
+    given = {word: shapes[:, index] for index, word in enumerate(words)}
+    known = operation_kind(operation)
+    accepted = set(known.shape) | set(known.spellings or {})
+    batch = problem_batch(operation, dtype, **{word: value for word, value in given.items() if word in accepted})
+    return {word: np.ascontiguousarray(column) for word, column in batch.columns.items()}

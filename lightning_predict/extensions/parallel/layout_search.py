@@ -1,0 +1,301 @@
+"""Find the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation that fit.
+
+A step that looks up bags of embeddings is tried with its tables shared (`embedding=auto`), too.
+
+Example::
+
+    import lightning_predict as lp
+
+    for one in lp.best_layouts(trace, ["8x8xH100-SXM-80GB"], iterations=10_000):
+        print(one.strategy.name, one.samples_per_second, one.prediction.cost_usd, one.bound_by)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.memory import memory_need, step_memory, usable_bytes
+from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.distributed.memory import ModelMemory, memory_on
+from lightning_predict.distributed.strategy import Float8, Strategy
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.embeddings.tables import is_look_up
+from lightning_predict.extensions.embeddings.whole_step import AUTO
+from lightning_predict.extensions.parallel.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
+from lightning_predict.extensions.parallel.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
+from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.prediction import steps_to_come
+from lightning_predict.step import Step
+from lightning_predict.timeline.whole_steps import weighted_kinds
+from lightning_predict.tracing.trace import Trace
+from lightning_predict.units import hours_to_seconds
+from lightning_predict.weights.source import AnyWeights
+
+SPARE = 4
+"""With a budget, so many times as many are found as are wanted; of one layout the fastest is the cheapest, too."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RankedLayout:
+    """A way to share the step.
+
+    Attributes:
+        prediction: Its time, memory and cost.
+        strategy: How the GPUs share.
+        seconds_per_batch: Seconds for as many samples as were recorded.
+        goodput: What failures and checkpoints leave of a run; None if nothing was said of them.
+    """
+
+    prediction: Prediction
+    strategy: Strategy
+    seconds_per_batch: float
+    goodput: Goodput | None = None
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Seconds of the run, with what failures and checkpoints add where that is known."""
+        seconds = self.prediction.total_seconds
+        return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Dollars of the run, with what failures and checkpoints add where that is known."""
+        cost = self.prediction.cost_usd
+        return cost if cost is None or self.goodput is None else cost / self.goodput.share
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of all GPUs; None if the trace does not say how many a step has."""
+        return self.prediction.samples_per_second
+
+    @property
+    def samples_per_usd(self) -> float | None:
+        """Samples for a dollar, less what failures and checkpoints take; None without a price or the samples."""
+        hourly = self.prediction.usd_per_hour
+        if self.samples_per_second is None or not hourly:
+            return None
+        left = 1.0 if self.goodput is None else self.goodput.share
+        return left * self.samples_per_second / (hourly / hours_to_seconds(1.0))
+
+    @property
+    def bound_by(self) -> str | None:
+        """Name what its steps wait for most."""
+        verdict = self.prediction.step.verdict
+        return None if verdict is None else verdict.bound_by
+
+
+def best_layouts(
+    trace: Trace,
+    gpus: Sequence[str],
+    *,
+    iterations: int | None = None,
+    budget_usd: float | None = None,
+    global_batch: int | None = None,
+    max_micro_batch: int | None = None,
+    fp8: Float8 | None = None,
+    reliability: Reliability | None = None,
+    count: int = 10,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+    weights: AnyWeights = None,
+    interconnect: Interconnect | None = None,
+    release: str | None = None,
+    host: str | float | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[RankedLayout, ...]:
+    """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
+
+    Each batch is as large as the recorded one, and a strategy works on as many batches at once as it has data-parallel
+    groups; they are ranked by their time for the same samples. With a global batch, each group adds up the gradients
+    of as many recorded batches as make it.
+
+    Args:
+        trace: One step, recorded on one GPU or on the meta device.
+        gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
+        iterations: Steps still to come, for the time and cost of the run: of the global batch where there is one, else
+            recorded steps.
+        budget_usd: Leave out what costs more; needs `iterations`.
+        global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
+        max_micro_batch: Most samples that a group works on at once.
+        fp8: Float8 that the products of the blocks may run in, by its scales: `tensorwise`, `rowwise`, `blockwise` or
+            `mx`. It changes what is computed, so that it is looked at only where you take it; None for none.
+        reliability: How often GPUs fail and how fast a run is saved; the budget then pays for that, too.
+        count: How many to return.
+        offers: See `predict`.
+        usd_per_hour: See `predict`.
+        weights: See `predict`.
+        interconnect: See `predict`.
+        release: See `predict`.
+        host: See `predict`.
+        on_progress: Called with the number of a layout's candidates done and their total.
+
+    Returns:
+        The best, the fastest first.
+
+    Raises:
+        InvalidArgumentError: Nothing fits, or nothing that fits is within the budget; an impossible argument.
+        LightningPredictError: As `predict`.
+    """
+    if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
+        raise InvalidArgumentError(
+            f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
+            "steps still to come, which they have to pay for."
+        )
+    if count < 1:
+        raise InvalidArgumentError(f"count={count}; expected at least 1.")
+    batch = BatchLimits(global_batch=global_batch, max_micro_batch=max_micro_batch)
+    if global_batch is not None and trace.samples is None:
+        raise InvalidArgumentError(
+            f"global_batch={global_batch} of a trace that does not say how many samples it has; record it with "
+            "samples_per_step."
+        )
+    layouts = layouts_of(gpus)
+    assumptions = Assumptions(
+        offers=offers,
+        usd_per_hour=usd_per_hour,
+        weights=weights,
+        interconnect=interconnect,
+        release=release,
+        host=host,
+    )
+    kinds, shares = weighted_kinds(trace)
+    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
+    recorded = iterations
+    if iterations is not None and global_batch is not None and kind.samples:
+        recorded = math.ceil(iterations * global_batch / kind.samples)
+    step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, recorded))
+    ranked = list[RankedLayout]()
+    for layout in map(step.as_offered, layouts):
+        wanted = count if budget_usd is None else SPARE * count
+        found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
+        goodput = None
+        if reliability is not None and (size := checkpoint_bytes(kind)) is not None:
+            goodput = goodput_of(size, layout.count, reliability)
+        ranked += [replace(_ranked(step, one, layout), goodput=goodput) for one in found]
+    if budget_usd is not None:
+        ranked = _within(ranked, budget_usd)
+    return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
+
+
+def _found(
+    step: Step,
+    layout: Layout,
+    batch: BatchLimits,
+    fp8: Float8 | None,
+    *,
+    count: int,
+    on_progress: Callable[[int, int], None],
+) -> tuple[FoundStrategy, ...]:
+    (single,) = step.kinds
+    row = step.setting.gpus.index(layout.gpu)
+    need = step_memory(step.trace)
+    memory = ModelMemory(step.trace)
+
+    def bytes_of(strategy: Strategy) -> float | None:
+        if need is None:
+            return None
+        alone = float(need.bytes_on(layout.gpu))
+        return alone if layout.count == 1 else memory_on(memory.held(alone, strategy), layout, strategy)
+
+    tables = _with_shared_tables(step, layout)
+    try:
+        found = best_strategies(
+            step.shared(single),
+            layout,
+            single.steps[row],
+            row,
+            bytes_of,
+            usable_bytes=usable_bytes(layout.gpu),
+            wanted=count,
+            interconnect=step.setting.interconnect,
+            batch=batch,
+            fp8=fp8,
+            on_progress=on_progress,
+        )
+    except InvalidArgumentError:
+        if not tables:
+            raise
+        found = ()
+    return (*tables, *found)
+
+
+def _with_shared_tables(step: Step, layout: Layout) -> tuple[FoundStrategy, ...]:
+    """Return the fastest way to share a step's bags of embeddings; none if it has none, or nothing fits."""
+    if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
+        return ()
+    strategy = Strategy(embedding=AUTO)
+    try:
+        shared = step.iteration(layout, strategy)
+    except (InvalidArgumentError, InfeasiblePlanError):
+        return ()
+    needed = step.memory_need(layout, strategy).memory_bytes
+    if needed is not None and needed > usable_bytes(layout.gpu):
+        return ()
+    return (FoundStrategy(StrategyCandidate(strategy, needed, layout.count), shared),)
+
+
+def _ranked(step: Step, found: FoundStrategy, layout: Layout) -> RankedLayout:
+    strategy = found.candidate.strategy
+    need = memory_need(layout, found.candidate.memory_bytes)
+    return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)
+
+
+def tokens_per_sample(trace: Trace) -> int | None:
+    """Count the tokens of a sample by the first look-up of embeddings; None without one, or without samples."""
+    for operation in trace.operations:
+        if operation.name == "aten::embedding" and operation.phase == "forward":
+            indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
+            if indices is not None and trace.samples and math.prod(indices.shape) % trace.samples == 0:
+                return math.prod(indices.shape) // max(trace.samples // trace.batches, 1)
+            return None
+    return None
+
+
+def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Name layouts of a cloud's machine that have so many GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
+
+    Args:
+        machine: The cloud's name for it.
+        gpus: Numbers of GPUs; None: those of one machine.
+
+    Raises:
+        InvalidArgumentError: No such machine, a number that its GPUs do not divide, or something that is no number.
+    """
+    found = find_machine(machine)
+    if found is None:
+        raise InvalidArgumentError(f"machine={machine!r} is no cloud's name for a machine; expected as p5.48xlarge.")
+    each = int(found.gpus.partition("x")[0])
+    names = []
+    for words in [str(each)] if gpus is None else gpus:
+        if not words.isdigit():
+            raise InvalidArgumentError(
+                f"gpus={words} beside machine={machine!r}: expected how many GPUs such machines have, as {8 * each}."
+            )
+        if int(words) < each or int(words) % each:
+            raise InvalidArgumentError(
+                f"{words} GPUs are no whole number of {machine}, which has {each}; give a multiple of {each}."
+            )
+        names.append(f"{int(words) // each}x{machine}" if int(words) > each else machine)
+    return tuple(names)
+
+
+def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
+    """Select those that the budget pays for.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    costs = [one.cost_usd for one in ranked]
+    affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
+    if not affordable:
+        known = [cost for cost in costs if cost is not None]
+        least = f"the cheapest costs ${min(known):,.2f}" if known else "no price of these layouts is known"
+        raise InvalidArgumentError(f"budget_usd={budget_usd:g} pays for no strategy that fits: {least}.")
+    return affordable

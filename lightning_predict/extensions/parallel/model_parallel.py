@@ -1,0 +1,590 @@
+"""Time GPUs that hold parts of a model: what one GPU of each stage runs, and the pace of the slowest stage.
+
+The recorded work is cut (`tensor_parallel.py`), dealt out to stages (`pipeline_parallel.py`) and simulated again, so
+that the host's launches, which no GPU more makes fewer, stay a floor.
+
+The collectives inside blocks, and what stages hand over, stand in the way of the work behind them: they are hidden by
+nothing but the device's waits for the host. Example::
+
+    stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
+    stages[0].passes.seconds  # of one micro-batch, on each GPU
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.distributed.gradients import has_backward, parameter_bytes
+from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
+from lightning_predict.distributed.strategy import Recompute, Strategy, context_group, expert_group
+from lightning_predict.extensions.parallel.experts import (
+    check_experts,
+    is_of_expert,
+    launched_by_expert,
+    messages,
+    routed_bytes,
+)
+from lightning_predict.extensions.parallel.pipeline_parallel import (
+    block_stages,
+    hand_over_seconds,
+    micro_batches_of,
+    sharing_links,
+    stages_of,
+)
+from lightning_predict.extensions.parallel.recomputation import (
+    check_recomputation,
+    is_recomputed,
+    recomputed_products,
+    reduced_again,
+    with_recomputation,
+)
+from lightning_predict.extensions.parallel.tensor_parallel import (
+    Cut,
+    ProblemClock,
+    SplitModel,
+    WorkCutter,
+    block_of,
+    is_weight_gradient,
+    split_model,
+    vocabulary_messages,
+)
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.operations import Array
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.timeline.host import HostModel
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
+from lightning_predict.timeline.verdict import Bound, Verdict
+from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The work of one GPU of a stage; arrays and simulations have one row per GPU.
+
+    Attributes:
+        parameters: Its parameters, each as large as its part.
+        work: One micro-batch, and the update.
+        whole: Both, simulated.
+        pass_work: The micro-batch alone.
+        passes: The same, simulated.
+        reduced_bytes: All_reduces of a micro-batch among the GPUs that share the blocks.
+        routed_bytes: All-to-alls of a micro-batch among the GPUs that hold different experts.
+        ring_bytes: Keys and values of a micro-batch's blocks that go around among the GPUs that share a sequence.
+        attention_seconds: Time of the attention that hides them, on each GPU, shape (gpus,).
+        weight_share: Share of a micro-batch that the gradients of weights take, shape (gpus,).
+        hand_overs: Activations and gradients that it sends to a neighbour, a micro-batch.
+        stream_bytes: Size of each of them.
+        micro_batches: Micro-batches of a step.
+        notes: What was assumed, in words.
+    """
+
+    parameters: tuple[Parameter, ...]
+    work: tuple[Launching, ...]
+    whole: Simulated
+    pass_work: tuple[Launching, ...]
+    passes: Simulated
+    reduced_bytes: tuple[float, ...]
+    routed_bytes: tuple[float, ...]
+    ring_bytes: tuple[float, ...]
+    attention_seconds: Array
+    weight_share: Array
+    hand_overs: int
+    stream_bytes: float
+    micro_batches: int
+    notes: tuple[str, ...]
+
+
+def model_stages(
+    trace: Trace,
+    timed: TimedWork,
+    gpus: Sequence[Gpu],
+    host: HostModel,
+    models: KernelModels | None,
+    strategy: Strategy,
+    *,
+    model: SplitModel | None = None,
+    cutter: WorkCutter | None = None,
+) -> tuple[Stage, ...]:
+    """Return the stages of a model's pipeline, a single one where only blocks are split."""
+    model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
+    check_experts(trace, strategy)
+    check_recomputation(trace, model, strategy.recompute)
+    stage_of = block_stages(strategy, len(model.blocks))
+    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
+    micro_batches = micro_batches_of(strategy, samples)
+    parameters = stage_parameters(trace, model, strategy)
+    cut = Cut(
+        strategy.tensor,
+        micro_batches,
+        _updated(trace, parameters, strategy),
+        context=strategy.context,
+        sequence=strategy.sequence,
+        expert=strategy.expert,
+        capacity=strategy.capacity,
+        fp8=strategy.fp8,
+        # What FSDP gathers is cast again each time: torchao's layers do so whenever they run.
+        cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
+        added=_added_share(strategy, micro_batches * strategy.accumulate),
+        sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
+    )
+    cutter = cutter or WorkCutter(trace, timed, model, ProblemClock(gpus, models))
+    timed = cutter.cut(cut)
+    work = with_recomputation(launchings(trace, timed, timed.seconds), model, strategy.recompute)
+    if strategy.expert_launches:
+        work = tuple(launched_by_expert(trace, work, strategy))
+    owners = list(stages_of(work, model.positions, stage_of))
+    trains = has_backward(work)
+    reduced = _messages(trace, model, stage_of, trains=trains, recompute=strategy.recompute)
+    routed = _routed(trace, model, stage_of, strategy, trains=trains)
+    rings = _rings(model, stage_of, strategy, trains=trains)
+    weights = _weight_shares(trace, timed, model)
+    stream = max((block.stream_bytes for block in model.blocks), default=0.0)
+    found = []
+    for stage in range(strategy.pipeline):
+        own, passes = (_of(work, owners, members) for members in ({stage, None}, {stage}))
+        is_first, is_last = stage == 0, stage == strategy.pipeline - 1
+        found.append(
+            Stage(
+                parameters=parameters[stage],
+                work=own,
+                whole=run_queues(launch_order(own, gpus=len(gpus)), host),
+                pass_work=passes,
+                passes=run_queues(launch_order(passes, gpus=len(gpus)), host),
+                reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
+                routed_bytes=tuple(size / cut.rows for size in routed[stage]),
+                ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
+                attention_seconds=_attention_seconds(passes, len(gpus)),
+                weight_share=weights,
+                # Activations to the next stage, gradients to the one before.
+                hand_overs=trace.batches
+                * (
+                    (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
+                    if strategy.pipeline > 1
+                    else 0
+                ),
+                stream_bytes=stream / micro_batches,
+                micro_batches=micro_batches * strategy.accumulate,
+                notes=tuple(_notes(timed, strategy, micro_batches)),
+            )
+        )
+    return tuple(found)
+
+
+def _added_share(strategy: Strategy, micro_batches: int) -> float:
+    """Return the share of micro-batches whose whole gradients are added up; FSDP scatters first, and adds up shares."""
+    if strategy.split.parameters and strategy.pipeline == 1:
+        return 0.0
+    return 1 - 1 / micro_batches
+
+
+def needs_blocks(strategy: Strategy) -> bool:
+    """Return whether the model's blocks must be known."""
+    return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
+
+
+def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
+    """Sum the device time of fused attention on each GPU, shape (gpus,)."""
+    fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
+    seconds: Array = sum(fused, np.zeros(gpus))
+    return seconds
+
+
+def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
+    """Return the share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
+    passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
+    for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
+        if phase in ("forward", "backward"):
+            passes += seconds
+            operation = trace.operations[item.operations[0]]
+            block = model.block(operation.module)
+            if any(is_weight_gradient(problem, operation.phase, model, block) for problem in item.problems):
+                weights += seconds
+    return np.divide(weights, passes, out=np.zeros_like(passes), where=passes > 0)
+
+
+def _of(
+    work: Sequence[Launching], owners: Sequence[int | None], members: Collection[int | None]
+) -> tuple[Launching, ...]:
+    """Return the operations that these stages own."""
+    return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
+
+
+def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
+    """Return the share of the parameters that the fullest stage updates on each of its GPUs."""
+    everything = sum(map(parameter_bytes, trace.parameters))
+    if not everything:
+        return 1 / strategy.model_parallel
+    return max(sum(map(parameter_bytes, own)) for own in parameters) / everything
+
+
+def _messages(
+    trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
+) -> list[tuple[float, ...]]:
+    """Return bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary.
+
+    What a backward pass computes again adds up again.
+    """
+    sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
+    again = recomputed_products(trace, model) if trains else {}
+    for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
+        sizes[stage] += block.reduced_bytes * (2 if trains else 1)
+        repeated = reduced_again(block, again.get(block.name, 0))
+        if recompute in ("full", "layers") and is_recomputed(position, recompute):
+            repeated = block.reduced_bytes
+        elif recompute == "operations":  # sums are kept, what is gathered is not: half of what each pair exchanges
+            repeated = block.reduced_bytes[::2]
+        sizes[stage] += repeated if trains else ()
+    first, last = vocabulary_messages(trace, model)
+    sizes[0] += first
+    sizes[-1] += last if trains else []
+    return [tuple(own) for own in sizes]
+
+
+def _routed(
+    trace: Trace, model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool
+) -> list[tuple[float, ...]]:
+    """Return the bytes of each stage's all-to-alls of a batch."""
+    sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
+    for holder, size in (routed_bytes(trace) if strategy.expert > 1 else {}).items():
+        position = block_of(holder, model.positions)
+        sizes[0 if position is None else stage_of[position]].append(size)
+    return [tuple(messages(own, strategy, trains=trains)) for own in sizes]
+
+
+def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
+    """Return bytes of each stage's rings of a batch: keys and values forward; backward again, and their gradients."""
+    sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
+    if strategy.context > 1:
+        for block, stage in zip(model.blocks, stage_of, strict=True):
+            sizes[stage] += [block.ring_bytes] * (3 if trains else 1)
+    return [tuple(own) for own in sizes]
+
+
+def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
+    """Return the parameters of each stage, each as large as one GPU's part of it.
+
+    Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
+    first's.
+    """
+    stage_of = block_stages(strategy, len(model.blocks))
+    behind = _modules_behind(trace, model)
+    stages: list[list[Parameter]] = [[] for _ in range(strategy.pipeline)]
+    for parameter in trace.parameters:
+        position = block_of(parameter.name, model.positions)
+        if position is None:
+            module = parameter.name.rpartition(".")[0]
+            stage = len(stages) - 1 if module in behind else 0
+        else:
+            stage = stage_of[position]
+        block = None if position is None else model.blocks[position]
+        own = _part(parameter, model.is_split(parameter.shape, block), strategy.tensor)
+        stages[stage].append(_part(own, is_of_expert(parameter), strategy.expert))
+    return [tuple(own) for own in stages]
+
+
+def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
+    """Split along its first dimension; which one makes no difference to its size."""
+    if not is_split or parts == 1 or len(parameter.shape) < 2:
+        return parameter
+    rows, *others = parameter.shape
+    return replace(parameter, shape=(math.ceil(rows / parts), *others))
+
+
+def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
+    """Find modules outside of blocks that all run forward after the last block; none without blocks."""
+    forward = [operation for operation in trace.operations if operation.phase == "forward"]
+    inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
+    if not inside:
+        return set()
+    before = {each.module for each in forward[: inside[-1]]}
+    return {each.module for each in forward[inside[-1] :] if each.module is not None} - before
+
+
+_AGAIN: Final[Mapping[Recompute, str]] = {
+    "selective": "attention",
+    "operations": "all of a block but attention and every second product",
+    "layers": "every second block",
+    "full": "every block",
+}
+"""What is computed again, in words."""
+
+
+def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
+    """Say what was assumed."""
+    if strategy.tensor > 1:
+        rest = "shared as well" if strategy.sequence else "whole on each"
+        yield (
+            f"Each block is split over {strategy.tensor} GPUs by heads and inner width, the vocabulary by rows; norms, "
+            f"dropouts and shortcuts are {rest}. Together they take as many samples as were recorded. "
+            f"{'Products hide a part of' if strategy.overlap_tensor else 'No work hides'} "
+            f"their {'all_gathers and reduce_scatters' if strategy.sequence else 'all_reduces'}."
+        )
+    if strategy.context > 1:
+        yield (
+            f"Each sequence is split over {strategy.context} GPUs, evenly under a causal mask, too; keys and values go "
+            "around in a ring behind attention."
+        )
+    if strategy.expert > 1:
+        yield (
+            f"Experts are dealt out over {strategy.expert} GPUs, and "
+            + (
+                "tokens are taken to be evenly routed (capacity= says otherwise)"
+                if strategy.capacity == 1
+                else f"the fullest take {strategy.capacity:g} times as many tokens as evenly routed"
+            )
+            + "; no work hides their all-to-alls."
+        )
+    if strategy.expert_launches:
+        yield "Each expert's products are launched by themselves, in float8 behind a cast of each operand."
+    if strategy.fp8 is not None:
+        yield (
+            f"Products of the blocks run in float8 with {strategy.fp8} scales, at the rate that large ones reach "
+            "beside half precision's, and their factors are scaled and cast in passes of their own."
+        )
+    if strategy.recompute != "none":
+        yield f"The backward pass computes {_AGAIN[strategy.recompute]} again."
+    if strategy.offload != "none":
+        yield "The optimizer's state lives in the host's memory, and its processors update; their speed is assumed."
+    if strategy.pipeline > 1:
+        idle = (strategy.pipeline - 1) / strategy.virtual
+        bubble = 100 * idle / (idle + micro_batches * strategy.accumulate)
+        idle_words = f"{bubble:.0f}" if bubble >= 0.5 else "less than 1"
+        each = f"{strategy.pipeline} stages"
+        if strategy.virtual > 1:
+            each += f" of {strategy.virtual} parts each, interleaved,"
+        order = {
+            "1f1b": f"forward and backward in turn; equal stages wait for {idle_words} % of the passes' time, "
+            "others for the slowest",
+            "gpipe": f"all forward, then all backward; equal stages wait for {idle_words} % of the passes' time, "
+            "others for the slowest",
+            "zero_bubble": "gradients of weights where a stage would wait",
+        }[strategy.schedule]
+        if strategy.accumulate > 1:
+            yield f"{each} work through {micro_batches * strategy.accumulate} micro-batches, {order}."
+        else:
+            cut = f"cut what was recorded into {micro_batches} micro-batches"
+            yield f"{each} {'work through what was recorded at once' if micro_batches == 1 else cut}, {order}."
+    elif micro_batches > 1:
+        yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
+    if strategy.accumulate > 1:
+        yield f"A step is {strategy.accumulate} batches as large as the recorded one, whose gradients add up."
+    unknown = sum(not item.problems for item in timed.items)
+    if unknown:
+        yield f"{unknown} operations of unknown shape (fused kernels) are taken to be whole on each GPU."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """A micro-batch in one stage; all times (low, middle, high).
+
+    Attributes:
+        stage: The stage.
+        row: The layout's GPU.
+        seconds: The micro-batch.
+        communication_seconds: Its collectives inside the model.
+        exposed: The exposed part of them.
+    """
+
+    stage: Stage
+    row: int
+    seconds: Ends
+    communication_seconds: Ends
+    exposed: Ends
+
+    def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = (), together: int = 1) -> Walked:
+        """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange meanwhile.
+
+        Args:
+            last: The last micro-batches and the update.
+            turns: Micro-batches' worth of time of a step.
+            before: Micro-batches that are exchanged, too; the others are not.
+            together: How many the last ones are.
+        """
+        seconds = (turns - together - len(before)) * self.seconds
+        walked = [*before, last]
+        return Walked(
+            seconds + sum(one.seconds for one in walked),
+            sum((one.communication_seconds for one in walked), np.zeros(3)),
+            sum((one.exposed_seconds for one in walked), np.zeros(3)),
+        )
+
+
+def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
+    """Divide the ends of a stage's micro-batch by its middle: of the device or the host, the later at each end."""
+    device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
+    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
+    launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))
+    ends = np.maximum(device * factors, launched) + exposed  # (3,)
+    found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
+    return found
+
+
+TENSOR_HIDDEN: Final = 0.45
+"""Share of what products could hide of tensor parallelism's collectives that they do: smaller products are slower, and
+the copies take multiprocessors. torchtitan's async tensor parallelism of Llama 3.1 8B over 8 H100 shortens a step by
+9 % in bfloat16 and in float8, where hiding everything would by 26 % (training data: those rows of torchtitan.csv)."""
+
+
+RING_DOUBT: Final = np.array([0.0, 0.0, 0.5])
+"""Time that attention in a ring may take beyond its own, at the ends and in the middle: which ring computes it is not
+told. Transformer Engine's takes what attention of one GPU does; torch's, in torchtitan's runs of 131,072 and 262,144
+tokens over four and eight H100, half as much again (training data: those rows of torchtitan.csv)."""
+
+
+def sharing_collectives(strategy: Strategy) -> dict[str, float]:
+    """Return the collectives that add up what the GPUs of a block hold, and by what their messages are multiplied.
+
+    With one scale a tensor, each GPU casts its part before all gather it, as Transformer Engine and torchao do; other
+    scales differ among them, and are taken to travel in the stream's own dtype.
+    """
+    if not strategy.sequence:
+        return {"all_reduce": 1.0}
+    return {"reduce_scatter": 1.0, "all_gather": 0.5 if strategy.fp8 == "tensorwise" else 1.0}
+
+
+def pace_of(
+    stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
+) -> StageTimes:
+    """Time a micro-batch of a stage on a layout.
+
+    Args:
+        stage: The stage.
+        layout: All GPUs.
+        strategy: How they share.
+        interconnect: What is known of the links.
+        row: The layout's GPU.
+        factors: By what the simulated times are multiplied; (low, middle, high).
+    """
+    communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
+    passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
+    # The device waits for the host or for the collectives, whichever is longer.
+    exposed = np.maximum(unhidden - (passes - active), 0.0)
+    if stage.ring_bytes:
+        exposed = exposed + RING_DOUBT * stage.attention_seconds[row]
+    return StageTimes(stage, row, passes + exposed, communication, exposed)
+
+
+def _communication(
+    stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
+) -> tuple[Ends, Ends]:
+    """Return the seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
+
+    Returns:
+        All of them, and those that no work hides.
+    """
+    sharing = sharing_links(layout, strategy, interconnect)
+    seconds = np.zeros(3)  # (3,): low end, middle, high end
+    for operation, share in sharing_collectives(strategy).items():
+        sizes = [share * size for size in stage.reduced_bytes]
+        seconds = seconds + sum(sharing.collective(operation, sizes), np.zeros(3))
+    hidden = np.zeros(3)
+    if strategy.overlap_tensor:  # in as many parts as GPUs, all but the first behind products, where these take as long
+        hidden = TENSOR_HIDDEN * np.minimum((1 - 1 / strategy.tensor) * seconds, stage.passes.active_seconds[row])
+    if stage.routed_bytes:
+        group = expert_group(layout, strategy)
+        links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
+        seconds = seconds + sum(links.collective("alltoall", stage.routed_bytes), np.zeros(3))
+    if stage.hand_overs:
+        seconds = seconds + stage.hand_overs * hand_over_seconds(stage.stream_bytes, layout, strategy, interconnect)
+    if not stage.ring_bytes:
+        return seconds, seconds - hidden
+    group = context_group(layout, strategy)
+    links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
+    rings: Ends = sum(links.collective("all_gather", stage.ring_bytes), np.zeros(3))
+    return seconds + rings, seconds - hidden + np.maximum(rings - stage.attention_seconds[row], 0.0)
+
+
+def divided_step(
+    step: Iteration,
+    work: Sequence[Launching],
+    simulated: Simulated,
+    pace: StageTimes,
+    turns: float,
+    layout: Layout,
+    seconds: Ends,
+    walked: Walked,
+) -> Iteration:
+    """Return the step of a layout whose GPUs hold parts of the model.
+
+    Args:
+        step: The step of one GPU.
+        work: Its operations.
+        simulated: The same, simulated.
+        pace: The slowest stage.
+        turns: Times that its micro-batch fits into the passes of a step.
+        layout: The GPUs.
+        seconds: The step on them; (low, middle, high).
+        walked: What the replicas exchange in it.
+    """
+    stage, row = pace.stage, pace.row
+    low, middle, high = seconds.tolist()
+    again = stage.micro_batches - 1
+    device = stage.whole.active_seconds[row] + again * stage.passes.active_seconds[row]
+    alone = step.seconds * _ratio(
+        float(stage.whole.seconds[row] + again * stage.passes.seconds[row]), float(simulated.seconds[row])
+    )
+    host = stage.whole.host_seconds + again * stage.passes.host_seconds
+    forward = _phase_share(stage.work, work, "forward", row) * turns
+    waiting = turns * float(pace.exposed[1]) / (2 if has_backward(work) else 1)
+    return replace(
+        step,
+        gpu=layout.name,
+        interval=Interval(min(low, middle), middle, max(high, middle)),
+        device_seconds=step.device_seconds * _ratio(float(device), float(simulated.active_seconds[row])),
+        host_seconds=step.host_seconds * _ratio(host, simulated.host_seconds),
+        forward_seconds=step.forward_seconds * forward + waiting,
+        optimizer_seconds=step.optimizer_seconds * _phase_share(stage.work, work, "optimizer", row),
+        verdict=_verdict(step, pace, turns, middle, walked),
+        communication_seconds=float(
+            walked.communication_seconds[1] + stage.micro_batches * pace.communication_seconds[1]
+        ),
+        added_seconds=middle - alone,
+        notes=(*step.notes, *stage.notes),
+    )
+
+
+def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, walked: Walked) -> Verdict | None:
+    """Find what bounds the step of a divided layout: the largest part of the time of its slowest stage.
+
+    A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add
+    is what is exposed, and what the schedule adds is waiting for other stages.
+    """
+    if step.verdict is None:
+        return None
+    stage, row = pace.stage, pace.row
+    micro_batches = stage.micro_batches
+    alone = float(stage.passes.seconds[row])
+    is_host = stage.passes.host_seconds > float(stage.passes.active_seconds[row])
+    spent: dict[Bound, float] = {
+        "host" if is_host else "device": micro_batches * alone,
+        "links": turns * float(pace.exposed[1]) + float(walked.exposed_seconds[1]),
+        "bubble": (turns - micro_batches) * float(pace.seconds[1]),
+    }
+    bound_by = max(spent, key=lambda each: spent[each])
+    idle = 1 - micro_batches * float(stage.passes.active_seconds[row]) / seconds
+    gain = 0.5 * spent.get("device", 0.0) / seconds  # of a GPU twice as fast
+    return replace(step.verdict, bound_by=bound_by, idle_share=min(max(idle, 0.0), 1.0), gain=gain)
+
+
+def _phase_share(part: Sequence[Launching], whole: Sequence[Launching], phase: Phase, row: int) -> float:
+    """Divide the device time of a phase in a part by that in the whole."""
+    one, all_of_it = (
+        math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
+    )
+    return _ratio(one, all_of_it)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,506 @@
+"""Find the strategies with the highest throughput of a layout within its memory.
+
+All combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
+recomputation are listed, with and without products in float8 where a user takes them; what does not fit in memory is
+left out. Each of the others has a bound that its time cannot
+fall below: what its slowest stage computes and exchanges, where blocks that do the same are computed once. In the order
+of their bounds they are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
+
+    found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.experts import count_experts
+from lightning_predict.extensions.parallel.model_parallel import needs_blocks, sharing_collectives
+from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, sharing_links
+from lightning_predict.extensions.parallel.recomputation import recomputed_part, recomputed_products, with_recomputation
+from lightning_predict.extensions.parallel.tensor_parallel import (
+    Cut,
+    SplitModel,
+    TransformerBlock,
+    WorkCutter,
+    block_of,
+)
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.simulation import host_walk, launch_order
+from lightning_predict.tracing.trace import Operation, Trace
+from lightning_predict.units import bytes_to_gibibytes
+
+VIRTUAL_STAGES: Final = (1, 2, 4)
+RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+
+LEAST_CONTEXT: Final = 4096
+"""Tokens of a sequence that each GPU of a ring keeps at least: below, sequences are short enough to be whole."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StrategyCandidate:
+    """A strategy that fits.
+
+    Attributes:
+        strategy: How the GPUs share.
+        memory_bytes: Peak memory of each GPU; None if it is not known.
+        replicas: Batches of a step.
+        bound_seconds: What a step takes at least.
+    """
+
+    strategy: Strategy
+    memory_bytes: float | None
+    replicas: int
+    bound_seconds: float = 0.0
+
+    @property
+    def batches(self) -> int:
+        """Batches that a step works through."""
+        return self.replicas * self.strategy.accumulate
+
+    @property
+    def bound(self) -> float:
+        """Least seconds for the samples of a batch."""
+        return self.bound_seconds / self.batches
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FoundStrategy:
+    """A strategy and its step."""
+
+    candidate: StrategyCandidate
+    step: Iteration
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Seconds for the samples of a batch."""
+        return self.step.seconds / self.candidate.batches
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """What a user says of the batch of a step.
+
+    Attributes:
+        global_batch: Samples of all GPUs between two updates; None: one recorded batch a data-parallel group.
+        max_micro_batch: Most samples that a group works on at once.
+    """
+
+    global_batch: int | None = None
+    max_micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "max_micro_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"{name}={value}; expected at least 1 sample.")
+
+    @property
+    def words(self) -> str:
+        """What was said, for an error."""
+        said = [f"{name}={value}" for name, value in asdict(self).items() if value is not None]
+        return " with ".join(said)
+
+    def accumulate(self, samples: int, replicas: int) -> int | None:
+        """Count the recorded batches that each group adds up; None if the global batch does not divide so.
+
+        Args:
+            samples: Of a recorded batch.
+            replicas: Data-parallel groups.
+        """
+        if self.global_batch is None:
+            return 1
+        count, rest = divmod(self.global_batch, samples * replicas)
+        return count if count and not rest else None
+
+
+def strategies_for(
+    trace: Trace,
+    layout: Layout,
+    *,
+    heads: int,
+    blocks: int,
+    recomputes: bool,
+    is_fused: bool,
+    length: int = 1,
+    batch: BatchLimits = BatchLimits(),
+    fp8: Float8 | None = None,
+) -> Iterator[Strategy]:
+    """List every strategy to look at.
+
+    Args:
+        trace: The step of one GPU.
+        layout: The GPUs.
+        heads: What tensor parallelism must divide; 0 where the model has no blocks.
+        blocks: Blocks of the model.
+        recomputes: The step was recorded with activation checkpointing.
+        is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
+        length: Tokens of a sequence that a ring of GPUs may share; 1 where none can.
+        batch: What the user says of a step's batch.
+        fp8: Float8 that the blocks' products may run in, beside their own dtype; None for none.
+    """
+    samples = max((trace.samples or 1) // trace.batches, 1)
+    parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
+    if batch.max_micro_batch is not None:
+        parts = [count for count in parts if samples // count <= batch.max_micro_batch]
+    if layout.count == 1:  # which knows of a strategy how many batches it adds up, and nothing else
+        accumulate = batch.accumulate(samples * trace.batches, 1)
+        if accumulate is not None and 1 in parts:
+            yield Strategy(accumulate=accumulate)
+        return
+    tensors = [size for size in _divisors(layout.gpus_per_node) if heads and heads % size == 0] or [1]
+    pipelines = [size for size in _divisors(layout.count) if size <= max(blocks, 1)]
+    recomputed: tuple[Recompute, ...] = ("none",)
+    if blocks and not recomputes and has_gradients(trace):
+        recomputed = ("none", "full") if is_fused else RECOMPUTED
+    contexts = [2**power for power in range(max(length // LEAST_CONTEXT, 1).bit_length())]
+    experts = count_experts(trace)
+    recipes = (fp8, None) if fp8 is not None and blocks else (None,)
+    for tensor, pipeline, context, micro_batches, recompute in product(tensors, pipelines, contexts, parts, recomputed):
+        replicas, rest = divmod(layout.count, tensor * pipeline * context)
+        accumulate = None if rest else batch.accumulate(samples * trace.batches, replicas)
+        if accumulate is None:
+            continue
+        for virtual in VIRTUAL_STAGES if pipeline > 1 else (1,):
+            if virtual > 1 and (micro_batches * accumulate % pipeline or pipeline * virtual > blocks):
+                continue
+            for data in _data_strategies(layout, tensor * pipeline, pipeline, trains=has_gradients(trace)):
+                degrees, ends = _expert_degrees(experts, replicas, data), _end_stages(blocks, pipeline, virtual)
+                for expert, recipe, (first_stage, last_stage) in product(degrees, recipes, ends):
+                    yield Strategy(
+                        data=data,
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        context=context,
+                        expert=expert,
+                        micro_batches=micro_batches,
+                        accumulate=accumulate,
+                        virtual=virtual,
+                        first_stage=first_stage,
+                        last_stage=last_stage,
+                        sequence=tensor > 1,
+                        recompute=recompute,
+                        fp8=recipe,
+                    )
+
+
+def has_gradients(trace: Trace) -> bool:
+    """Return whether the step trains."""
+    return any(operation.phase == "backward" for operation in trace.operations)
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
+
+
+def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
+    """List the ways to split the data; only without a pipeline, which gathers them often, are parameters sharded."""
+    if layout.count == model_parallel or not trains:
+        return ("ddp",)
+    return tuple(
+        data
+        for data, split in DATA_SPLITS.items()
+        if split.is_searched
+        and (pipeline == 1 or not split.parameters)
+        and (layout.nodes > 1 or not split.inside_machines)
+    )
+
+
+def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int]:
+    """List over how many data-parallel groups experts may be dealt out; sharded parameters are not dealt out again."""
+    if not experts or data in ("fsdp", "hybrid"):
+        return [1]
+    return [degree for degree in _divisors(replicas) if experts % degree == 0]
+
+
+def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | None, int | None], ...]:
+    """List how many blocks the first and the last stage may have: as many as others, or less for what is outside.
+
+    Where blocks divide evenly, one less on the last stage, which has the output layer; where two are missing from an
+    even share, one less on both ends, as the 126 blocks of Llama 3 405B are laid out.
+    """
+    if pipeline == 1 or virtual > 1:
+        return ((None, None),)
+    each = math.ceil(blocks / pipeline)
+    missing = each * pipeline - blocks
+    if each > 1 and not missing:
+        return ((None, None), (None, each - 1))
+    return ((None, None), (each - 1, each - 1)) if each > 1 and missing == 2 < pipeline else ((None, None),)
+
+
+def best_strategies(
+    shared: SharedStep,
+    layout: Layout,
+    step: Iteration,
+    row: int,
+    memory_of: Callable[[Strategy], float | None],
+    *,
+    usable_bytes: float,
+    wanted: int,
+    interconnect: Interconnect = CATALOGUE,
+    batch: BatchLimits = BatchLimits(),
+    fp8: Float8 | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[FoundStrategy, ...]:
+    """Find the strategies with the least time for each sample, the fastest first.
+
+    Args:
+        shared: The step, ready to be shared.
+        layout: The GPUs.
+        step: The step on one of them.
+        row: Its row in `shared`.
+        memory_of: Peak memory of each GPU under a strategy; None if it is not known.
+        usable_bytes: What a GPU's tensors may take.
+        wanted: How many to find.
+        interconnect: What is known of the links.
+        batch: What the user says of a step's batch.
+        fp8: Float8 that the blocks' products may run in; None for none.
+        on_progress: Called with the number of candidates done and their total.
+
+    Raises:
+        InvalidArgumentError: No strategy fits.
+    """
+    candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
+    bounds = Bounds(shared, step, row, interconnect)
+    bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
+    bounded.sort(key=lambda one: one.bound)
+    best: list[tuple[float, int, FoundStrategy]] = []
+    for position, candidate in enumerate(bounded):
+        on_progress(position, len(bounded))
+        if len(best) == wanted and candidate.bound >= -best[0][0]:
+            break
+        found = FoundStrategy(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
+        entry = (-found.seconds_per_batch, -position, found)
+        if len(best) < wanted:
+            heapq.heappush(best, entry)
+        else:
+            heapq.heappushpop(best, entry)
+    on_progress(len(bounded), len(bounded))
+    return tuple(found for *_, found in sorted(best, reverse=True))
+
+
+def _fitting(
+    shared: SharedStep,
+    layout: Layout,
+    memory_of: Callable[[Strategy], float | None],
+    usable_bytes: float,
+    batch: BatchLimits,
+    fp8: Float8 | None,
+) -> Iterator[StrategyCandidate]:
+    trace = shared.trace
+    try:
+        model = shared.split(True)
+    except InvalidArgumentError:  # no transformer: whole models alone
+        model = None
+    blocks = () if model is None else model.blocks
+    heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
+    recomputes = model is not None and any(recomputed_products(trace, model).values())
+    is_fused = all(block.ring_bytes > 0 for block in blocks)
+    samples = max((trace.samples or 1) // trace.batches, 1)
+    length = min((block.tokens for block in blocks), default=1) // samples if is_fused else 1
+    least = math.inf
+    is_empty = True
+    for strategy in strategies_for(
+        trace,
+        layout,
+        heads=heads,
+        blocks=len(blocks),
+        recomputes=recomputes,
+        is_fused=is_fused,
+        length=length,
+        batch=batch,
+        fp8=fp8,
+    ):
+        needed = memory_of(strategy)
+        least = min(least, needed or 0.0)
+        if needed is None or needed <= usable_bytes:
+            is_empty = False
+            yield StrategyCandidate(strategy, needed, strategy.replicas(layout))
+    if is_empty and math.isinf(least):
+        raise InvalidArgumentError(
+            f"No strategy makes {batch.words} on {layout.name} out of batches of {trace.samples} recorded sample(s): "
+            "the number of data-parallel groups times these must divide it. Record a smaller batch, best of one "
+            "sample, or ask for another."
+        )
+    if is_empty:
+        raise InvalidArgumentError(
+            f"No strategy fits the step into {bytes_to_gibibytes(usable_bytes):.1f} GiB of each GPU of {layout.name}: "
+            f"the least needs {bytes_to_gibibytes(least):.1f} GiB. Ask for more GPUs, or record a smaller batch."
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """Device seconds of a micro-batch's passes in one GPU's part of all blocks, what is outside, and the update.
+
+    Attributes:
+        in_blocks: As recorded.
+        again: What recomputation adds to them.
+        outside: Outside of blocks.
+        update: The update.
+    """
+
+    in_blocks: float
+    again: Mapping[Recompute, float]
+    outside: float
+    update: float
+
+
+@final
+class Bounds:
+    """Least times of strategies: nothing hides computing, the host's launches, or what a block's GPUs exchange.
+
+    Blocks that do the same are cut and timed once.
+
+    Args:
+        shared: The step, ready to be shared.
+        step: The step on one of the GPUs.
+        row: Its row in `shared`.
+        interconnect: What is known of the links.
+    """
+
+    def __init__(self, shared: SharedStep, step: Iteration, row: int, interconnect: Interconnect) -> None:
+        self._shared, self._row, self._interconnect = shared, row, interconnect
+        self._factor = step.seconds / float(shared.seconds[row])
+        self._known: dict[Strategy, _Least] = {}
+        self._cutters: dict[bool, WorkCutter] = {}
+        self._hosts: dict[tuple[Recompute, bool], float] = {}
+        self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
+
+    def seconds(self, strategy: Strategy, layout: Layout) -> float:
+        """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be."""
+        own = Strategy(
+            tensor=strategy.tensor,
+            context=strategy.context,
+            micro_batches=strategy.micro_batches,
+            sequence=strategy.sequence,
+            expert=strategy.expert,
+            fp8=strategy.fp8,
+        )
+        if own not in self._known:
+            self._known[own] = self._least(own)
+        least = self._known[own]
+        model = self._model(strategy)
+        in_blocks = self._factor * (least.in_blocks + least.again[strategy.recompute])
+        in_blocks += self._exchanging(strategy, layout)
+        everything = in_blocks + self._factor * least.outside
+        host = self._host(strategy)
+        stages = block_stages(strategy, len(model.blocks))
+        longest = max(map(stages.count, set(stages))) / len(stages) if stages else 1.0
+        slowest = max(in_blocks * longest, everything / strategy.pipeline, host / strategy.pipeline)
+        together = max(everything, host, slowest)
+        turning = (
+            slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
+        )
+        shared = strategy.sharded_count(layout) if strategy.split.state else 1
+        # Where the update is not shared, a GPU updates its experts alone: a part of all, if a model were nothing else.
+        update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
+        return turning + update
+
+    def _model(self, strategy: Strategy) -> SplitModel:
+        return self._shared.split(needs_blocks(strategy))
+
+    def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
+        """Return the seconds of the collectives of a micro-batch inside all blocks."""
+        if strategy.tensor == 1:
+            return 0.0
+        trains = has_gradients(self._shared.trace)
+        times = (2 if trains else 1) + (strategy.recompute == "full" and trains)
+        links = sharing_links(layout, strategy, self._interconnect)
+        seconds = 0.0
+        for sizes, count in Counter(block.reduced_bytes for block in self._model(strategy).blocks).items():
+            each = [size / ((strategy.micro_batches or 1) * strategy.context) for size in sizes]
+            for operation, share in sharing_collectives(strategy).items():
+                found = links.collective(operation, [share * size for size in each])
+                seconds += count * times * sum(float(one[1]) for one in found)
+        return seconds
+
+    def _host(self, strategy: Strategy) -> float:
+        """Return the seconds in which the host launches a micro-batch's passes."""
+        key = strategy.recompute, strategy.is_whole
+        if key not in self._hosts:
+            work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
+            passes = [each for each in work if each.phase in ("forward", "backward")]
+            walk = host_walk(launch_order(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
+            self._hosts[key] = walk.seconds
+        return self._hosts[key]
+
+    def _least(self, strategy: Strategy) -> _Least:
+        trace, blocks = self._shared.trace, needs_blocks(strategy)
+        counts, timed, owners = self._distinct()
+        if blocks not in self._cutters:
+            self._cutters[blocks] = WorkCutter(trace, timed, self._shared.split(blocks), self._shared.clock)
+        cut = Cut(
+            strategy.tensor,
+            strategy.micro_batches or 1,
+            1 / strategy.tensor,
+            context=strategy.context,
+            sequence=strategy.sequence,
+            expert=strategy.expert,
+            fp8=strategy.fp8,
+            cast=0.0,
+        )
+        seconds = self._cutters[blocks].cut(cut).seconds[self._row]
+        inside, outside, update = 0.0, 0.0, 0.0
+        forward: dict[int, list[tuple[Operation, float]]] = {}
+        for item, phase, owner, own in zip(timed.items, timed.phases, owners, seconds.tolist(), strict=True):
+            if phase == "optimizer":
+                update += own
+            elif phase in ("forward", "backward") and owner is None:
+                outside += own
+            elif phase in ("forward", "backward") and owner is not None:
+                inside += counts[owner] * own
+                if phase == "forward":
+                    forward.setdefault(owner, []).append((trace.operations[item.operations[0]], own))
+        again = dict.fromkeys(RECOMPUTED, 0.0)
+        for owner, operations in forward.items():
+            for recompute in RECOMPUTED:
+                repeated = recomputed_part([operation for operation, _ in operations], recompute)
+                again[recompute] += counts[owner] * sum(operations[index][1] for index in repeated)
+        return _Least(inside, again, outside, update)
+
+    def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:
+        """Count the blocks like each representative, and assign every item of work to one of them or to none."""
+        if self._kinds is None:
+            trace, timed = self._shared.trace, self._shared.timed
+            try:
+                model = self._shared.split(True)
+            except InvalidArgumentError:
+                model = self._shared.split(False)
+            first: dict[TransformerBlock, int] = {}
+            alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
+            counts = dict(Counter(alike))
+            kept, owners = list[int](), list[int | None]()
+            for column, item in enumerate(timed.items):
+                owner = block_of(trace.operations[item.operations[0]].module, model.positions)
+                if owner is None or owner in counts:
+                    kept.append(column)
+                    owners.append(owner)
+            chosen = np.array(kept, dtype=np.intp)
+            part = replace(
+                timed,
+                items=tuple(timed.items[column] for column in kept),
+                families=tuple(timed.families[column] for column in kept),
+                phases=tuple(timed.phases[column] for column in kept),
+                interval=timed.interval.each(lambda seconds: seconds[:, chosen]),
+                shares={},
+            )
+            self._kinds = counts, part, owners
+        return self._kinds

@@ -1,0 +1,482 @@
+"""Write a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
+
+Carrying a plan out must lose nothing, however wrong the predicted times are: no line ends a job or a machine at a
+predicted moment. A job that moves has one file per stretch, `bert.yaml`, `bert-2.yaml`, and so on; it is told to stop,
+writes its checkpoint where the next stretch finds it, and only then starts again. Example::
+
+    write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.checked import read_json
+from lightning_predict.errors import PlanningFormatError
+from lightning_predict.extensions.planning.pictures import gantt_page
+from lightning_predict.extensions.planning.problem import (
+    Configuration,
+    Job,
+    MachineType,
+    Placement,
+    Plan,
+    PlanningProblem,
+    Segment,
+    Situation,
+)
+from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
+from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
+from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
+
+SCHEDULE: Final = "schedule.txt"
+"""File that says which line of a plan to run when."""
+
+
+def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
+    """Write all files of a plan, and return what was not written, and why, in words.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        folder: Where to write; it is made.
+        since: What was running already when the plan was made, and is not started again.
+    """
+    files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
+    refused: list[str] = []
+    for target, write in (("sky", skypilot_tasks), ("slurm", slurm_scripts)):
+        _remove_earlier(folder / target)
+        try:
+            files |= {f"{target}/{name}": text for name, text in write(plan, problem, since).items()}
+        except PlanningFormatError as error:
+            refused.append(str(error))
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return tuple(refused)
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove what an earlier plan wrote, as its tasks would be taken for this one's; nothing that is not ours."""
+    if (folder / SCHEDULE).is_file():
+        for path in (*folder.glob("*.yaml"), *folder.glob("*.sh"), folder / SCHEDULE):
+            path.unlink()
+
+
+def plan_json(plan: Plan) -> str:
+    """Write everything in a plan, with its sums; the key of each number says its unit."""
+    return json.dumps(
+        {
+            "version": 1,
+            "policy": plan.policy,
+            "machine_usd": plan.machine_usd,
+            "tardiness_usd": plan.tardiness_usd,
+            "total_usd": plan.total_usd,
+            "decisions": plan.decisions,
+            "largest_gap": plan.largest_gap,
+            "segments": [_segment(segment) for segment in plan.segments],
+            "rentals": [asdict(rental) for rental in plan.rentals],
+            "jobs": [asdict(outcome) for outcome in plan.outcomes],
+        },
+        indent=2,
+    )
+
+
+def read_plan(path: Path) -> tuple[Segment, ...]:
+    """Read what runs when from a `plan.json`.
+
+    Args:
+        path: The file, as `plan_json` writes it.
+
+    Raises:
+        PlanningFormatError: It is missing, or no plan.
+    """
+    document = read_json(path, PlanningFormatError)
+    return tuple(
+        Segment(
+            job=row.member("job").words(),
+            placement=Placement(
+                node=row.member("node").integer(),
+                configuration=Configuration(
+                    machine=row.member("machine").words(), num_gpus=row.member("num_gpus").integer(minimum=1)
+                ),
+            ),
+            start_seconds=float(row.member("start_seconds").any_number()),
+            end_seconds=float(row.member("end_seconds").any_number()),
+        )
+        for row in document.member("segments").items(named=["job"])
+    )
+
+
+def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
+    """Write what SkyPilot needs to carry a plan out, by file name.
+
+    A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and `schedule.txt` says
+    which line to run when. No line ends what still works: a machine gives itself back once nothing ran on it for
+    `IDLE_MINUTES`, a job waits in the machine's own queue until its GPUs are free, and one that moves is told to stop,
+    writes its checkpoint and has ended before it starts elsewhere. A node becomes another machine once nothing runs on
+    the one that it was, so that there are never more machines than planned.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made, and is not started again.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no bucket for its checkpoint.
+    """
+    check_exportable(plan, problem, since, target="SkyPilot")
+    begin = 0.0 if since is None else since.now_seconds
+    stays, stops = tuple(_stays(plan, problem, since)), tuple(_stops(plan, problem, since))
+    names = _file_names(plan, problem)
+    machines = {machine.name: machine for machine in problem.machines}
+    tasks: dict[str, str] = {}
+    for _, segment, _, machine in stays:
+        cluster = _cluster(segment.placement)
+        if f"{cluster}.yaml" not in tasks:
+            cloud = _cloud(machine)
+            tasks[f"{cluster}.yaml"] = write_sky_task(
+                name=cluster,
+                run=None,
+                accelerators=_accelerators(machine, machine.num_gpus // machine.nodes),
+                cloud=cloud,
+                instance_type=None if cloud is None else sky_instance(cloud, machine.instance or machine.kind),
+                use_spot=True if machine.interruptions_per_hour is not None else None,
+                num_nodes=machine.nodes,
+                file_mounts={
+                    _mounted(names[job.name]): {"source": job.checkpoint, "mode": "MOUNT"}
+                    for _, other, job, _ in stays
+                    if _cluster(other.placement) == cluster and _is_bucket(job.checkpoint)
+                },
+                comment=(_safe_comment(f"{machine.name}, ${machine.usd_per_hour:g} an hour"),),
+            )
+    commands: list[tuple[float, int, str]] = []
+    for name, segment, job, machine in stays:
+        cluster = _cluster(segment.placement)
+        tasks[f"{name}.yaml"] = write_sky_task(
+            name=name,
+            run=_stoppable(job, pid_file=_pid_file(names[job.name])),
+            accelerators=_accelerators(machine, segment.placement.configuration.num_gpus // machine.nodes),
+            num_nodes=machine.nodes,
+            envs=_told(segment, _mounted(names[job.name]), names) if _is_bucket(job.checkpoint) else None,
+            comment=(_when(segment, machine),),
+        )
+        rented = f"sky launch --yes --cluster {cluster} --idle-minutes-to-autostop {IDLE_MINUTES} --down {cluster}.yaml"
+        line = f"{_once_given_back(segment, plan, since)}{rented} && sky exec --detach-run {cluster} {name}.yaml"
+        commands.append((segment.start_seconds, 1, f"{_once_stopped(segment, stops, names)}{line}"))
+    for at_seconds, job, placement in stops:
+        pid = f"$(cat {_pid_file(names[job.name])})"
+        stop = f"pid={pid} && kill -TERM $pid && while kill -0 $pid 2>/dev/null; do sleep 5; done"
+        nodes = machines[placement.configuration.machine].nodes
+        everywhere = f"--num-nodes {nodes} " if nodes > 1 else ""
+        line = f"sky exec {everywhere}{_cluster(placement)} {shlex.quote(stop)} && touch {_marker(names[job.name])}"
+        commands.append((at_seconds, 0, line))
+    return {**tasks, SCHEDULE: _schedule(commands, begin)}
+
+
+def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
+    """Write a Slurm batch script for each stretch of a job, by file name, and `schedule.txt`, which line to run when.
+
+    The stretches of a job share its name and follow one another (`--dependency=singleton`). A time limit, at the upper
+    end of the predicted time, is set only where a checkpoint outlasts it: the job is told before, and queued again.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made, and is not started again.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no checkpoint.
+    """
+    check_exportable(plan, problem, since, target="Slurm")
+    begin = 0.0 if since is None else since.now_seconds
+    hosts = _hosts(plan, problem)
+    files: dict[str, str] = {}
+    commands: list[tuple[float, int, str]] = []
+    names, stops = _file_names(plan, problem), tuple(_stops(plan, problem, since))
+    for name, segment, job, machine in _stays(plan, problem, since):
+        configuration = segment.placement.configuration
+        late = job.time(configuration).high / job.seconds[configuration]
+        limit = (segment.end_seconds - segment.start_seconds) * late + problem.restart_seconds
+        host = hosts.get((segment.placement.node, configuration.machine))
+        directives = [
+            f"--job-name={names[job.name]}",
+            "--dependency=singleton",
+            f"--nodes={machine.nodes}",
+            f"--gres=gpu:{_safe(machine.gpu).lower()}:{configuration.num_gpus // machine.nodes}",
+            *([] if host is None else [f"--nodelist={host}"]),
+            f"--begin=now+{math.floor(segment.start_seconds - begin)}seconds",
+        ]
+        if job.checkpoint is not None:
+            told = f"--signal=B:TERM@{TOLD_SECONDS}"
+            directives += [f"--time={_slurm_time(limit + TOLD_SECONDS)}", told, "--requeue", "--open-mode=append"]
+        lines = [
+            "#!/bin/bash",
+            *(f"#SBATCH {directive}" for directive in directives),
+            f"# {_when(segment, machine)}",
+            *([] if job.checkpoint else ["# No time limit, as it names no checkpoint: all that it did would be lost."]),
+            "",
+            *(
+                f"export {variable}={shlex.quote(value)}"
+                for variable, value in ({} if job.checkpoint is None else _told(segment, job.checkpoint, names)).items()
+            ),
+            _stoppable(job, requeues=job.checkpoint is not None),
+        ]
+        files[f"{name}.sh"] = "\n".join(lines)
+        line = f"{_once_stopped(segment, stops, names)}sbatch {name}.sh"
+        commands.append((segment.start_seconds, 1, line))
+    for at_seconds, job, _ in stops:
+        which = f"--user=$USER --name={names[job.name]}"
+        running = f"squeue --noheader --states=RUNNING {which} | grep -q ."
+        stop = f"scancel --batch --signal=USR1 --state=RUNNING {which}"
+        commands.append((at_seconds, 0, f"{running} && {stop} && touch {_marker(names[job.name])}"))
+    return {**files, SCHEDULE: _schedule(commands, begin)}
+
+
+IDLE_MINUTES: Final = 15
+"""A rented machine is given back once nothing has run on it for so long: a job that is late keeps it, and the next one
+is there within it."""
+
+TOLD_SECONDS: Final = 300
+"""Before its time limit a job is told so long ahead, and writes its checkpoint: a minute or two of a large model's."""
+
+
+def check_exportable(plan: Plan, problem: PlanningProblem, since: Situation | None = None, *, target: str) -> None:
+    """Refuse a plan that would end or lose a job's work if somebody carried it out.
+
+    Args:
+        plan: What runs when.
+        problem: What was planned.
+        since: What was running already when the plan was made.
+        target: `SkyPilot` or `Slurm`.
+
+    Raises:
+        PlanningFormatError: A job that names no command, or that moves and names no checkpoint (no bucket, on clouds).
+    """
+    silent = sorted({job.name for _, _, job, _ in _stays(plan, problem, since) if job.command is None})
+    if silent:
+        raise PlanningFormatError(
+            f"Nothing is written for {target}: {_listed(silent)} no command that starts the training. Add "
+            "command: to each in the file of jobs."
+        )
+    is_kept = _is_bucket if target == "SkyPilot" else _is_path
+    lost = sorted({job.name for _, job, _ in _stops(plan, problem, since) if not is_kept(job.checkpoint)})
+    if lost:
+        what = "bucket for its checkpoint" if target == "SkyPilot" else "folder for its checkpoint that machines share"
+        example = "s3://our-bucket/runs" if target == "SkyPilot" else "/shared/runs"
+        raise PlanningFormatError(
+            f"Nothing is written for {target}: in this plan {_listed(lost, 'moves or pauses', 'move or pause')} "
+            f"and would lose all work, as the file names no {what}. Add checkpoint: {example} to each, with a command "
+            "that writes it on SIGTERM and goes on from it, or plan without moves (formulation: {preempts: false, "
+            "migrates: false})."
+        )
+
+
+def _listed(names: Sequence[str], one: str = "names", several: str = "name") -> str:
+    return f"{', '.join(names)} {one if len(names) == 1 else several}"
+
+
+def _is_path(checkpoint: str | None) -> bool:
+    return checkpoint is not None and not _is_bucket(checkpoint)
+
+
+def _is_bucket(checkpoint: str | None) -> bool:
+    """Return whether a checkpoint lies in a bucket, by its address: `s3://our-bucket/runs`."""
+    return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
+
+
+def _mounted(name: str) -> str:
+    """Give the folder that the bucket of a job of this file name is mounted at."""
+    return f"/checkpoints/{name}"
+
+
+def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Give the environment of a stretch: where its checkpoint is, and where to keep how far it is, and as what."""
+    configuration = segment.placement.configuration
+    place = Place(
+        job=segment.job,
+        node=segment.placement.node,
+        machine=configuration.machine,
+        num_gpus=configuration.num_gpus,
+    )
+    return {
+        "CHECKPOINTS": checkpoints,
+        FILE_VARIABLE: f"{checkpoints.rstrip('/')}/{PROGRESS_PREFIX}_{names[segment.job]}.json",
+        PLACE_VARIABLE: json.dumps(asdict(place)),
+    }
+
+
+def _pid_file(name: str) -> str:
+    """Give the file on the machine that holds the process of a job of this file name."""
+    return f"~/.lightning-predict-{name}.pid"
+
+
+def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
+    """Write bash that runs a job's command, tells all of its processes when it is told to stop, and waits for them.
+
+    A process group of its own takes the signal, as the command may start others; and only once all of them have ended
+    is the checkpoint whole, and does this script end.
+
+    Args:
+        job: Its command.
+        pid_file: Where to write the number of this script's process.
+        requeues: TERM comes before a time limit: Slurm queues the job again. USR1 stops it for good.
+    """
+    lines = [
+        *([] if pid_file is None else [f"echo $$ > {pid_file}", f"trap 'rm -f {pid_file}' EXIT"]),
+        f"setsid bash -c {shlex.quote(job.command or '')} &",
+        "group=$!",
+        *(["again="] if requeues else []),
+        f"trap '{'again=1; ' if requeues else ''}kill -TERM -- -$group' TERM",
+        "trap 'kill -TERM -- -$group' USR1",
+        "wait $group; status=$?",
+        "while kill -0 -- -$group 2>/dev/null; do sleep 1; done",
+        *(['[ -z "$again" ] || scontrol requeue $SLURM_JOB_ID'] if requeues else []),
+        "exit $status",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
+    """Write which line to run when, in hours from now; at one moment jobs are stopped before others start."""
+    return "".join(f"{seconds_to_hours(at - begin_seconds):8.3f} h  {line}\n" for at, _, line in sorted(commands))
+
+
+def _cluster(placement: Placement) -> str:
+    """Name a rented machine: the same in every plan, so that planning again finds what runs."""
+    return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
+
+
+def _marker(name: str) -> str:
+    """Name the file beside the schedule that says that a job of this file name was stopped, to be started again."""
+    return f"{name}.stopped"
+
+
+def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
+    """Write on what condition a later stretch starts: a job that ended earlier, or waits still, has not stopped."""
+    stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
+    marker = _marker(names[segment.job])
+    return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
+
+
+def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> str:
+    """Write how to wait for the machine that a node was before, which gives itself back once nothing runs on it."""
+    node = segment.placement.node
+    running = () if since is None else since.running.values()
+    before = {_cluster(one.placement) for one in plan.segments if one.start_seconds < segment.start_seconds}
+    before |= {_cluster(placement) for placement in running}
+    others = sorted(name for name in before if name.startswith(f"node-{node}-") and name != _cluster(segment.placement))
+    return "".join(
+        f"{{ sky autostop --yes --idle-minutes 1 --down {name}; "
+        f"while sky status --refresh {name} | grep -qwE 'UP|INIT'; do sleep 60; done; }} && "
+        for name in others
+    )
+
+
+def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
+    """Give the own machines that stand for the nodes of a plan, by node and type, where the problem names enough."""
+    found: dict[tuple[int, str], str] = {}
+    for machine in problem.machines:
+        nodes = sorted({rental.node for rental in plan.rentals if rental.machine == machine.name})
+        if len(nodes) <= len(machine.hosts):
+            found |= {(node, machine.name): host for node, host in zip(nodes, machine.hosts, strict=False)}
+    return found
+
+
+def _cloud(machine: MachineType) -> str | None:
+    """Return SkyPilot's name of the cloud that a machine is of; None if it has none."""
+    return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
+
+
+def _accelerators(machine: MachineType, num_gpus: int) -> str:
+    return f"{sky_accelerator(machine.gpu, machine.provider or '')}:{num_gpus}"
+
+
+def _stays(
+    plan: Plan, problem: PlanningProblem, since: Situation | None
+) -> Iterator[tuple[str, Segment, Job, MachineType]]:
+    """List every stretch of a job that has to be started, with the name of its file, its job and its machine type."""
+    jobs = {job.name: job for job in problem.jobs}
+    machines = {machine.name: machine for machine in problem.machines}
+    files = _file_names(plan, problem)
+    taken = {*files.values(), *map(_cluster, {segment.placement for segment in plan.segments})}
+    stays: dict[str, int] = {}
+    running = {} if since is None else since.running
+    for segment in plan.segments:
+        begins = since is not None and segment.start_seconds == since.now_seconds
+        if begins and running.get(segment.job) == segment.placement:
+            continue  # it goes on where it runs
+        number = stays[segment.job] = stays.get(segment.job, 0) + 1
+        name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
+        taken.add(name)
+        yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
+
+
+def _stops(plan: Plan, problem: PlanningProblem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
+    """List when which job stops where, without having ended, to move or to wait."""
+    jobs = {job.name: job for job in problem.jobs}
+    ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
+    for segment in plan.segments:
+        if segment.end_seconds < ends[segment.job]:
+            yield segment.end_seconds, jobs[segment.job], segment.placement
+    if since is not None:
+        stays = {(one.job, one.placement) for one in plan.segments if one.start_seconds == since.now_seconds}
+        for name, placement in sorted(since.running.items()):
+            if (name, placement) not in stays:
+                yield since.now_seconds, jobs[name], placement
+
+
+def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
+    """Name each job safely in a file system: its file, process, checkpoint; as no other job or machine is named."""
+    names: dict[str, str] = {}
+    machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
+    for job in sorted(job.name for job in problem.jobs):
+        names[job] = _unused(_safe(job), {*machines, *names.values()})
+    return names
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Lengthen a name until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.") or "job"
+
+
+def _when(segment: Segment, machine: MachineType) -> str:
+    gpus = segment.placement.configuration.num_gpus
+    start, end = seconds_to_hours(segment.start_seconds), seconds_to_hours(segment.end_seconds)
+    place = f"{gpus} of {machine.num_gpus} GPUs of node {segment.placement.node}"
+    return _safe_comment(f"Planned: {start:.2f} h to {end:.2f} h, on {place} ({machine.name}).")
+
+
+def _safe_comment(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _slurm_time(seconds: float) -> str:
+    """Write hours, minutes and seconds, at least a minute."""
+    whole = max(math.ceil(seconds), int(SECONDS_PER_MINUTE))
+    hours, rest = divmod(whole, int(SECONDS_PER_HOUR))
+    minutes, left = divmod(rest, int(SECONDS_PER_MINUTE))
+    return f"{hours:02d}:{minutes:02d}:{left:02d}"
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "job": segment.job,
+        "node": segment.placement.node,
+        "machine": segment.placement.configuration.machine,
+        "num_gpus": segment.placement.configuration.num_gpus,
+        "start_seconds": segment.start_seconds,
+        "end_seconds": segment.end_seconds,
+    }

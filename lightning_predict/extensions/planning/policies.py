@@ -1,0 +1,151 @@
+"""Policies by name, and the plan to recommend: the cheapest of all, each simulated to the end.
+
+A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
+queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
+with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
+simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move. Example::
+
+    policy("milp").decide(problem, situation)
+    plan = cheapest_plan(problem)
+    plan.policy, plan.total_usd
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final, final
+
+from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
+from lightning_predict.extensions.planning.milp import MilpPlanner
+from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, Situation
+from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
+from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.extensions.planning.validation import check_problem
+from lightning_predict.units import seconds_to_hours
+
+POLICIES: Final[dict[str, AbstractPolicy]] = {
+    "milp": MilpPlanner(),
+    **{rule.name.lower().replace(" ", "-"): rule for rule in QUEUE_RULES},
+}
+
+
+def policy(name: str) -> AbstractPolicy:
+    """Return the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
+
+    Raises:
+        InvalidArgumentError: There is none.
+    """
+    if name not in POLICIES:
+        raise InvalidArgumentError(f"There is no policy {name!r}; known: {', '.join(POLICIES)}.")
+    return POLICIES[name]
+
+
+HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
+"""Horizons that are tried in addition to the planner's own, in typical run times."""
+
+
+WORTH_A_MOVE: Final = 0.01
+"""Among plans that cost up to this share more than the cheapest, the one in which jobs move least is recommended."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlanCandidate:
+    """One way to plan: a policy, the freedom that it is given, and how far it looks ahead."""
+
+    policy: AbstractPolicy
+    formulation: Formulation
+    horizon_seconds: float | None
+
+    def applied_to(self, problem: PlanningProblem) -> PlanningProblem:
+        """Return the problem with the candidate's freedom and horizon."""
+        return replace(problem, formulation=self.formulation, horizon_seconds=self.horizon_seconds)
+
+    @property
+    def name(self) -> str:
+        """The policy, and what it may not do."""
+        limits = [
+            words
+            for allowed, words in (
+                (self.formulation.shares_gpus, "a machine a job"),
+                (self.formulation.preempts or self.formulation.migrates, "no moves"),
+                (self.horizon_seconds is None, f"{seconds_to_hours(self.horizon_seconds or 0.0):.2g} h ahead"),
+            )
+            if not allowed
+        ]
+        is_rule = self.policy in QUEUE_RULES
+        return self.policy.name if is_rule or not limits else f"{self.policy.name} ({', '.join(limits)})"
+
+
+def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
+    """Return the planner with all, less and least of the freedom that the problem allows, and the queue rules.
+
+    Args:
+        problem: Whose formulation is the most that is allowed.
+        method: `milp`, or a queue rule, which is then the only candidate.
+
+    Raises:
+        InvalidArgumentError: There is no such method.
+    """
+    most, own = problem.formulation, problem.horizon_seconds
+    planner = policy(method)
+    if planner in QUEUE_RULES:
+        return (PlanCandidate(planner, most, own),)
+    typical = median(job.fastest_seconds for job in problem.jobs)
+    least = replace(most, preempts=False, migrates=False)
+    horizons = (own, *(factor * typical for factor in HORIZON_FACTORS))
+    ways = [(formulation, horizon) for formulation in (most, least) for horizon in horizons]
+    ways += [(replace(formulation, shares_gpus=False), own) for formulation in (most, least)]
+    rules = QUEUE_RULES if most.shares_gpus else BASELINES
+    return (
+        *(PlanCandidate(planner, formulation, horizon) for formulation, horizon in dict.fromkeys(ways)),
+        *(PlanCandidate(rule, most, own) for rule in rules),
+    )
+
+
+def cheapest_plan(
+    problem: PlanningProblem,
+    *,
+    method: str = "milp",
+    since: Situation | None = None,
+    on_candidate: Callable[[], None] | None = None,
+) -> Plan:
+    """Return the cheapest candidate plan that keeps the budget; of near equals, the one with the fewest moves.
+
+    Args:
+        problem: Jobs, machines and limits.
+        method: `milp`, or a queue rule, which is then the only candidate.
+        since: How far everything is; None starts at the beginning (see `simulate`).
+        on_candidate: Called after each candidate, for a progress bar.
+
+    Raises:
+        InfeasiblePlanError: The problem has no plan, or none was found within the budget.
+        InvalidArgumentError: The problem or the situation is malformed, or there is no such method.
+        MissingDependencyError: `milp` without SciPy.
+    """
+    check_problem(problem)
+    plans = []
+    for candidate in candidates(problem, method):
+        try:
+            plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
+        except InfeasiblePlanError:  # its budget was spent before all jobs had started
+            plan = None
+        if plan is not None:
+            plans.append(replace(plan, policy=candidate.name))
+        if on_candidate is not None:
+            on_candidate()
+    return _cheapest(problem, plans, spent_usd=0.0 if since is None else since.spent_usd)
+
+
+def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: float) -> Plan:
+    budget = None if problem.limits.budget_usd is None else problem.limits.budget_usd - spent_usd
+    affordable = [plan for plan in plans if budget is None or plan.machine_usd <= budget]
+    if affordable:
+        enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
+        good = [plan for plan in affordable if plan.total_usd <= enough]
+        return min(good, key=lambda plan: (len(plan.segments), plan.total_usd))
+    found = min((plan.machine_usd for plan in plans), default=None)
+    least = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
+    raise InfeasiblePlanError(f"No plan keeps the budget of ${budget:g}: {least}. Raise the budget, or take jobs out.")

@@ -1,0 +1,137 @@
+"""Queue rules: first in first out, earliest deadline first, priority.
+
+They are what the planner is compared with, and what serves the jobs where it runs out of time. Example::
+
+    decision = FIFO.decide(problem, situation)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+from lightning_predict.extensions.planning.objective import machine_share, run_seconds
+from lightning_predict.extensions.planning.problem import (
+    Configuration,
+    Formulation,
+    Job,
+    MachineType,
+    Placement,
+    PlanningProblem,
+    RunningJobs,
+    Situation,
+    rental_usd,
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRule:
+    """Serves waiting jobs in one order, and never touches a running one.
+
+    A job gets a machine to itself, of the type that the predicted times choose: the cheapest that meets the deadline,
+    else the fastest. So a rule knows as much as the planner about times and prices; what it lacks is sharing,
+    preemption and a look at all jobs at once, and it has no means to keep a budget.
+
+    Attributes:
+        name: What tables call it.
+        order: Sort key of the queue; ties go by name.
+        shares_gpus: Jobs may share a machine.
+    """
+
+    name: str
+    order: Callable[[Job], float]
+    shares_gpus: bool = False
+
+    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+        """Let running jobs stay; start waiting jobs in order where a node is free."""
+        started = time.perf_counter()
+        placements = dict(situation.running)
+        nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
+        jobs = (job for job in problem.jobs if job.name in situation.remaining and job.name not in placements)
+        for job in sorted(jobs, key=lambda job: (self.order(job), job.name)):
+            for configuration in self._preferences(job, problem, situation):
+                node = nodes.take(configuration)
+                if node is not None:
+                    placements[job.name] = Placement(node=node, configuration=configuration)
+                    break
+        return RunningJobs(
+            placements=dict(sorted(placements.items())),
+            postponed=tuple(sorted(situation.remaining.keys() - placements.keys())),
+            objective_usd=None,
+            bound_usd=None,
+            method=self.name,
+            solve_seconds=time.perf_counter() - started,
+        )
+
+    def _preferences(self, job: Job, problem: PlanningProblem, situation: Situation) -> list[Configuration]:
+        """Order configurations: those that meet the deadline by cost, then the others by time."""
+        machines = {machine.name: machine for machine in problem.machines}
+        formulation = Formulation(shares_gpus=self.shares_gpus)
+        seconds_on = run_seconds(job, problem, situation)
+
+        def rank(configuration: Configuration) -> tuple[bool, float, float, Configuration]:
+            machine = machines[configuration.machine]
+            seconds = seconds_on[configuration]
+            price = machine.usd_per_hour * machine_share(machine, configuration, formulation)
+            cost = rental_usd(seconds=seconds, usd_per_hour=price)
+            late = situation.now_seconds + seconds > job.deadline_seconds
+            return (late, seconds, cost, configuration) if late else (late, cost, seconds, configuration)
+
+        return sorted(job.seconds, key=rank)
+
+
+FIFO: Final = QueueRule(name="FIFO", order=lambda job: job.release_seconds)
+EARLIEST_DEADLINE_FIRST: Final = QueueRule(name="EDF", order=lambda job: job.deadline_seconds)
+PRIORITY: Final = QueueRule(name="PS", order=lambda job: -job.tardiness_usd_per_hour)
+
+BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
+"""The rules of the comparison."""
+
+SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
+"""The same rules where jobs may share a machine."""
+
+QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
+
+
+@final
+class _Nodes:
+    """The GPUs that are free while a queue is served."""
+
+    def __init__(self, problem: PlanningProblem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
+        self._machines: dict[str, MachineType] = {machine.name: machine for machine in problem.machines}
+        self._limits = problem.limits
+        self._shares_gpus = shares_gpus
+        self._type: dict[int, str] = {}
+        self._free: dict[int, int] = {}
+        for placement in placements.values():
+            self._occupy(placement.node, placement.configuration)
+
+    def take(self, configuration: Configuration) -> int | None:
+        """Return a node for this configuration, the fullest that has room, or a new one; None if there is none."""
+        open_nodes = [
+            node
+            for node, machine in self._type.items()
+            if machine == configuration.machine and self._free[node] >= configuration.num_gpus
+        ]
+        node = min(open_nodes, key=lambda node: (self._free[node], node), default=self._unused(configuration.machine))
+        if node is not None:
+            self._occupy(node, configuration)
+        return node
+
+    def _unused(self, machine: str) -> int | None:
+        own, rented = self._machines[machine], [self._machines[name] for name in self._type.values()]
+        alike = sum(other.nodes for other in rented if other.kind == own.kind)
+        if alike + own.nodes > self._limits.quotas.get(own.kind, self._limits.nodes):
+            return None
+        if sum(other.nodes for other in rented) + own.nodes > self._limits.nodes:
+            return None
+        return next((node for node in range(self._limits.nodes) if node not in self._type), None)
+
+    def _occupy(self, node: int, configuration: Configuration) -> None:
+        if node not in self._type:
+            self._type[node] = configuration.machine
+            self._free[node] = self._machines[configuration.machine].num_gpus
+        self._free[node] = self._free[node] - configuration.num_gpus if self._shares_gpus else 0

@@ -1,0 +1,333 @@
+"""Replay a plan against other times than the predicted ones, as its exported lines would carry it out.
+
+The rules are those of `exports.py`: a stretch starts no sooner than planned, once its job has stopped where it ran
+before and its GPUs are free; a job that is told to stop writes its checkpoint, and one that has ended by then is not
+started again; a machine is kept until nothing has run on it for `IDLE_MINUTES`. Nothing ends at a predicted moment, so
+no work is lost: what a wrong time costs is time, money and deadlines. On the way it may be planned again, from how far
+everything is by then, as `plan --state` does. Example::
+
+    late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # real over predicted
+    late.kept_deadlines, late.total_usd
+    replay(plan.segments, problem, slowed(problem, {"resnet": 1.3}), again={3600.0: cheapest_plan})
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from types import MappingProxyType
+from typing import Final, Protocol, final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.planning.exports import IDLE_MINUTES
+from lightning_predict.extensions.planning.objective import tardiness_usd
+from lightning_predict.extensions.planning.problem import (
+    Configuration,
+    Job,
+    Placement,
+    Plan,
+    PlanningProblem,
+    Segment,
+    Situation,
+    rental_usd,
+)
+from lightning_predict.extensions.planning.simulator import MEASURED_SECONDS, ActualSeconds
+from lightning_predict.units import SECONDS_PER_MINUTE
+
+PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
+"""Standard deviations of the logarithm of measured over predicted times of published whole steps, by GPU, by model and
+of what is left (`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later
+fits find smaller ones, and these stay so that published figures can be repeated."""
+
+
+def likely_factors() -> tuple[float, float, float]:
+    """Give the 5th, 50th and 95th percentile of real over predicted times that `PREDICTION_DEVIATIONS` stand for."""
+    deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
+    far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
+    return 1 / far, 1.0, far
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedJob:
+    """What became of a job.
+
+    Attributes:
+        job: Its name.
+        end_seconds: When it ended.
+        deadline_seconds: When it should have ended.
+        lost_seconds: Work that it did and had to do again.
+        moves: How often it stopped in one place and went on in another.
+    """
+
+    job: str
+    end_seconds: float
+    deadline_seconds: float
+    lost_seconds: float
+    moves: int
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether it met its deadline."""
+        return self.end_seconds <= self.deadline_seconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReplay:
+    """What became of a plan.
+
+    Attributes:
+        jobs: One for each job, by name.
+        machine_usd: Cost of all machines.
+        tardiness_usd: Cost of all tardiness.
+    """
+
+    jobs: tuple[ReplayedJob, ...]
+    machine_usd: float
+    tardiness_usd: float
+
+    @property
+    def total_usd(self) -> float:
+        """Machines and tardiness."""
+        return self.machine_usd + self.tardiness_usd
+
+    @property
+    def lost_seconds(self) -> float:
+        """Work that was done and had to be done again, of all jobs."""
+        return sum(job.lost_seconds for job in self.jobs)
+
+    @property
+    def kept_deadlines(self) -> float:
+        """Share of the jobs that met their deadlines."""
+        return sum(job.is_in_time for job in self.jobs) / len(self.jobs)
+
+
+def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeconds:
+    """Give real times of which each job's are off by one factor.
+
+    Args:
+        problem: Whose jobs.
+        factors: Real over predicted time by job; one that is not named takes what was predicted.
+
+    Raises:
+        InvalidArgumentError: A factor that is not above 0, or of a job that there is none of.
+    """
+    jobs = {job.name: job for job in problem.jobs}
+    for name, factor in factors.items():
+        if name not in jobs or not factor > 0:
+            raise InvalidArgumentError(
+                f"{name!r} takes {factor!r} times as long as predicted; expected one of {sorted(jobs)} and a factor "
+                "above 0."
+            )
+    return {
+        name: {place: seconds * factors.get(name, 1.0) for place, seconds in job.seconds.items()}
+        for name, job in jobs.items()
+    }
+
+
+def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
+    """Give so many moments at equal distances between a plan's beginning and its end, both left out."""
+    end = max(segment.end_seconds for segment in segments)
+    return tuple(end * number / (times + 1) for number in range(1, times + 1))
+
+
+class Replanner(Protocol):
+    """What plans again on the way: `cheapest_plan`, or another with its form."""
+
+    def __call__(self, problem: PlanningProblem, *, since: Situation) -> Plan:
+        """Plan what comes after this situation."""
+
+
+def replay(
+    segments: Sequence[Segment],
+    problem: PlanningProblem,
+    actual_seconds: ActualSeconds,
+    *,
+    again: Mapping[float, Replanner] = MappingProxyType({}),
+) -> PlanReplay:
+    """Carry out a plan whose jobs take other times than predicted.
+
+    Args:
+        segments: What runs when; planned at the beginning, not from a situation.
+        problem: What was planned.
+        actual_seconds: Real time of the whole run, by job and configuration.
+        again: What plans again, by the moment in seconds; nothing does where all jobs have ended by then.
+
+    Raises:
+        InvalidArgumentError: A plan of other jobs.
+        InfeasiblePlanError: Planning again finds no plan.
+    """
+    jobs = {job.name: job for job in problem.jobs}
+    planned = {segment.job for segment in segments}
+    if planned != jobs.keys():
+        raise InvalidArgumentError(
+            f"The plan has the jobs {sorted(planned)} and the file {sorted(jobs)}; replay a plan with its own file."
+        )
+    run = _Run(problem=problem, actual_seconds=actual_seconds)
+    for at_seconds, replanner in sorted(again.items()):
+        run.carry_out(segments, until_seconds=at_seconds)
+        situation = run.situation(at_seconds)
+        if situation.remaining or len(run.ends) < len(jobs):
+            segments = replanner(problem, since=situation).segments
+            run.go_on(segments, situation)
+    run.carry_out(segments)
+    return run.result()
+
+
+class _Run:
+    """The state while a plan is carried out: when GPUs come free, and how much of each job is left."""
+
+    def __init__(self, *, problem: PlanningProblem, actual_seconds: ActualSeconds) -> None:
+        self.problem = problem
+        self.actual_seconds = actual_seconds
+        self.jobs = {job.name: job for job in problem.jobs}
+        self.machines = {machine.name: machine for machine in problem.machines}
+        self.left: dict[str, float] = {job.name: 1.0 for job in problem.jobs}
+        self.stopped: dict[str, float] = {}  # when a job last stopped
+        self.ends: dict[str, float] = {}
+        self.moves: dict[str, int] = {}
+        self.lost: dict[str, float] = {}
+        self.started: dict[str, Configuration] = {}
+        self.running: dict[str, Placement] = {}  # at the moment of planning again
+        self.restarting: dict[str, float] = {}
+        self.measured: dict[str, dict[Configuration, float]] = {}
+        # When each GPU of a rented machine comes free, and when the machine was used, by node and type.
+        self.free: dict[tuple[int, str], list[float]] = {}
+        self.used: dict[tuple[int, str], list[tuple[float, float]]] = {}
+
+    def carry_out(self, segments: Sequence[Segment], *, until_seconds: float = math.inf) -> None:
+        """Carry out what starts before a moment, and leave what runs then as it is."""
+        waiting: dict[str, list[Segment]] = {}
+        for segment in sorted(segments, key=lambda one: (one.start_seconds, one.job)):
+            waiting.setdefault(segment.job, []).append(segment)
+        # The stretch that can start first goes first: others of its machine queue behind it, as they would there.
+        while any(waiting.values()):
+            name = min(
+                (name for name, own in waiting.items() if own),
+                key=lambda name: (self._start_of(waiting[name][0]), waiting[name][0].start_seconds, name),
+            )
+            segment = waiting[name].pop(0)
+            following = waiting[name][0] if waiting[name] else None
+            if self._start_of(segment) >= until_seconds:
+                return
+            stops_at = None if following is None else segment.end_seconds
+            if self._run(self.jobs[name], segment, stops_at=stops_at, until_seconds=until_seconds):
+                waiting[name].clear()
+
+    def situation(self, now_seconds: float) -> Situation:
+        """Say how far everything is, as a user would write it down."""
+        return Situation(
+            now_seconds=now_seconds,
+            remaining={
+                name: self.left[name]
+                for name, job in sorted(self.jobs.items())
+                if name not in self.ends and job.release_seconds <= now_seconds
+            },
+            running=dict(sorted(self.running.items())),
+            started={name: place for name, place in sorted(self.started.items()) if name not in self.ends},
+            restarting={name: self.restarting[name] for name in sorted(self.running) if self.restarting[name] > 0},
+            measured={name: dict(times) for name, times in sorted(self.measured.items()) if name not in self.ends},
+            spent_usd=sum(self._rent_usd(machine, stretches) for (_, machine), stretches in self.used.items()),
+        )
+
+    def go_on(self, segments: Sequence[Segment], situation: Situation) -> None:
+        """Take a new plan over: what it wants elsewhere stops now, and what it leaves alone goes on."""
+        kept = {
+            segment.job: segment.placement
+            for segment in segments
+            if segment.start_seconds == situation.now_seconds and self.running.get(segment.job) == segment.placement
+        }
+        for name in self.running.keys() - kept.keys():
+            self._stop(self.jobs[name], situation.now_seconds)
+        self.running = kept
+
+    def _start_of(self, segment: Segment) -> float:
+        """Return when a stretch can start: as planned, once its job has stopped and its GPUs are free.
+
+        A node that is to become another machine does so when nothing runs on it: there are only so many machines.
+        """
+        (node, machine), count = self._key(segment), segment.placement.configuration.num_gpus
+        free = sorted(self._gpus(segment))[count - 1]
+        others = [max(gpus) for (other, kind), gpus in self.free.items() if other == node and kind != machine]
+        return max(segment.start_seconds, self.stopped.get(segment.job, 0.0), free, *others)
+
+    def _run(self, job: Job, segment: Segment, *, stops_at: float | None, until_seconds: float) -> bool:
+        """Run a stretch until its job ends, is told to stop or is planned again; return whether it stays as it is."""
+        start, configuration = self._start_of(segment), segment.placement.configuration
+        if job.name in self.running:
+            pause = self.restarting.get(job.name, 0.0)
+        else:
+            pause = self.problem.restart_seconds if job.name in self.stopped else 0.0
+        works = start + pause
+        whole = self.actual_seconds[job.name][configuration]
+        end = works + self.left[job.name] * whole
+        # A job that has not begun when it is to be told stays, as its next stretch waits for one that has stopped.
+        moves = stops_at is not None and start < stops_at < end
+        until = min(stops_at if moves and stops_at is not None else end, until_seconds)
+        self.running.pop(job.name, None)
+        self.started[job.name] = configuration
+        done = max(0.0, until - works)
+        if done >= MEASURED_SECONDS:
+            self.measured.setdefault(job.name, {})[configuration] = whole
+        gpus = self._gpus(segment)
+        for number in sorted(range(len(gpus)), key=gpus.__getitem__)[: configuration.num_gpus]:
+            gpus[number] = until
+        self.used.setdefault(self._key(segment), []).append((start, until))
+        if until == end:
+            self.ends[job.name], self.left[job.name] = end, 0.0
+            return True
+        self.left[job.name] -= done / whole
+        if until == until_seconds:
+            self.running[job.name] = segment.placement
+            self.restarting[job.name] = max(0.0, works - until)
+            return True
+        self._stop(job, until)
+        return False
+
+    def _stop(self, job: Job, now_seconds: float) -> None:
+        """Stop a job that goes on elsewhere, or later."""
+        if job.checkpoint is None:  # all that it ever did: exported plans never stop such a job
+            whole = self.actual_seconds[job.name][self.started[job.name]]
+            self.lost[job.name] = self.lost.get(job.name, 0.0) + (1.0 - self.left[job.name]) * whole
+            self.left[job.name] = 1.0
+        self.stopped[job.name] = now_seconds
+        self.moves[job.name] = self.moves.get(job.name, 0) + 1
+
+    def result(self) -> PlanReplay:
+        """Price what was used."""
+        return PlanReplay(
+            jobs=tuple(
+                ReplayedJob(
+                    job=name,
+                    end_seconds=self.ends[name],
+                    deadline_seconds=job.deadline_seconds,
+                    lost_seconds=self.lost.get(name, 0.0),
+                    moves=self.moves.get(name, 0),
+                )
+                for name, job in sorted(self.jobs.items())
+            ),
+            machine_usd=sum(self._rent_usd(machine, stretches) for (_, machine), stretches in self.used.items()),
+            tardiness_usd=sum(tardiness_usd(job, self.ends[name]) for name, job in self.jobs.items()),
+        )
+
+    def _rent_usd(self, machine: str, stretches: list[tuple[float, float]]) -> float:
+        """Price a machine that is given back after each pause that is longer than it waits."""
+        idle = IDLE_MINUTES * SECONDS_PER_MINUTE
+        seconds, since, until = 0.0, None, 0.0
+        for start, end in sorted(stretches):
+            if since is None or start > until + idle:
+                seconds += 0.0 if since is None else until + idle - since
+                since, until = start, end
+            until = max(until, end)
+        seconds += 0.0 if since is None else until + idle - since
+        return rental_usd(seconds=seconds, usd_per_hour=self.machines[machine].usd_per_hour)
+
+    def _gpus(self, segment: Segment) -> list[float]:
+        key = self._key(segment)
+        return self.free.setdefault(key, [0.0] * self.machines[key[1]].num_gpus)
+
+    def _key(self, segment: Segment) -> tuple[int, str]:
+        return segment.placement.node, segment.placement.configuration.machine
