@@ -1,12 +1,14 @@
-"""Kernel models: from what a Trace recorded to seconds on a GPU.
+"""Kernel models: predict GPU seconds from the operations of a trace.
 
-`operations.py` is the registry of operations, which one file per family fills (`families/`). `translation.py` finds in
-it the problems that a recorded call computes, `traffic.py` the bytes of any other call; `fusion.py` rewrites a step as
-a compiler would run it. `timing.py` says where a problem's time can come from, best first, and what it may not pass:
-`models.py` has the trained models and `features.py` what networks see, `collective.py` and `fabric.py` what GPUs
-exchange, `roofline.py` what a GPU's units give. `choice.py` decides where a measurement serves an operation, and how
-much it counts (`wave_scaling.py` is Habitat's method), with what moves a time whatever its source (`corrections.py`).
-`operator_times.py` times one operation for a user.
+* `operations.py`: registry of operations, filled by one file per family (`families/`).
+* `translation.py`: translates a recorded call into problems; `traffic.py`: counts the bytes of all other calls.
+* `fusion.py`: rewrites a step as a compiler would run it.
+* `timing.py`: times problems by the best available source, and clamps the result to bounds.
+* `models.py`: trained networks; `features.py`: their input features; `roofline.py`: peaks and bandwidths of a GPU.
+* `collective.py`, `fabric.py`: communication between GPUs, inside and between machines.
+* `choice.py`: decides how to use measured kernels (`wave_scaling.py`: Habitat's method).
+* `corrections.py`: corrections that apply to every source of times.
+* `operator_times.py`: time of a single operation, for users.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Choose the method that times each piece of work, and time a whole trace.
+"""Choose a prediction method for each item of work, and time a whole trace.
 
-Without measured kernels every piece is predicted directly. With them, a measurement is worth more than a model:
+Without measured kernels, every item is predicted directly from its shape. With measured kernels of the origin GPU:
 
-* `auto`: the models' time on the destination times a power of measured / modelled on the origin, because what models
-  get wrong about an operation comes back on other GPUs: all of it where both run the same code (element-wise work,
-  norms, reductions, optimizers, copies), most of it for products, convolutions and attention, whose kernels differ
-  between GPUs, nothing that was found where the two compute in other units, such as TF32 and float32 (`EXPONENTS`).
-  Where both GPUs' own measurements trained the models, only what is far beyond their errors (`shrunk_residuals`).
-  Wave scaling of the kernels serves what no model knows, such as an operation of one's own.
-* `mlp`: the plain ratio everywhere, of rooflines where no model was trained (Habitat's MLPs).
-* `wave`: wave scaling everywhere (Habitat's equations alone).
+* `auto`: multiply the direct prediction by a power of measured / predicted time on the origin, because errors of a
+    model for an operation recur on other GPUs. The power (`EXPONENTS`) is 1 if both GPUs run the same code
+    (element-wise work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and
+    attention, whose kernels differ between GPUs, and 0 if the two GPUs use different units, such as TF32 and float32.
+    If models were trained on measurements of both GPUs, only residuals far beyond the models' errors count
+    (`shrunk_residuals`). Wave scaling serves operations without a model, such as the user's own kernels.
+* `mlp`: the plain ratio for all items, from rooflines if there is no trained model (Habitat's MLPs).
+* `wave`: wave scaling for all items (Habitat's equations alone).
 
-On the origin itself the measurement stands. An operation on the GPU whose kernels are missing from the trace is
-predicted directly. Example::
+On the origin itself, the measured time is used. A GPU operation without recorded kernels is predicted directly.
+Example::
 
     timed = timed_work(trace, [gpu("T4"), gpu("L4")], origin=None, models=models, method="auto")
     timed.seconds.sum(axis=1)  # device seconds of a step on each GPU
@@ -41,60 +41,63 @@ Method = Literal["auto", "mlp", "wave"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 WAVE_SPREAD: Final = 1.42
-"""Factor up and down around a wave-scaled time: nine in ten of 793 same-code operations of one ResNet-50 step on a V100
-and an A100 are within it, both ways."""
+"""Interval factor of a wave-scaled time: it covers 90 % of 793 same-code operations of one ResNet-50 step on a V100 and
+an A100, in both directions."""
 
 Kinship = Literal["same code", "same units", "other units"]
 KINSHIPS: Final[tuple[Kinship, ...]] = get_args(Kinship)
-"""How an operation's kernels on two GPUs are akin: the very same; other ones for the same units, as libraries choose
-them; or those of other units, such as tensor cores on one GPU and ordinary lanes on the other."""
+"""Relation between an operation's kernels on two GPUs.
+
+`same code`: the same kernels. `same units`: different kernels for the same units, as libraries choose them. `other
+units`: different units, such as tensor cores on one GPU and CUDA cores on the other."""
 
 EXPONENTS: Final[Mapping[Kinship, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
-"""Power of measured / predicted on the origin by which the destination's prediction is multiplied.
+"""Power of measured / predicted time on the origin by which the destination's prediction is multiplied.
 
-Chosen on 1,370 pairs of GPUs that ran the same problems, none of which a network was fitted to. Errors at powers 0,
-1/2, 3/4 and 1, and with each GPU left out of the choice: same code 0.046, 0.040, 0.034, 0.029 and 0.029; same units
-0.102, 0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. Of the powers alike for the same
-units, 3/4 is the one that whole steps choose (`timeline/whole_steps.py`). Study: `python -m benchmarks.accuracy FOLDER
---of pairs`."""
+Chosen on 1,370 pairs of GPUs that ran the same problems, which no network was fitted to. Errors at powers 0, 1/2, 3/4
+and 1, and with each GPU left out of the choice: same code 0.046, 0.040, 0.034, 0.029 and 0.029; same units 0.102,
+0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. Several powers are similar for the same
+units; whole steps select 3/4 (`timeline/whole_steps.py`). Study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 SHARED_SCATTER: Final = 0.3
 OWN_SCATTER: Final = 0.4
-"""Sizes of a family's residual on the origin, and of an operation's own beyond it, from which on half of it is believed
-of a GPU whose own measurements trained the network, as the origin's did: they are logarithms.
+"""Sizes (in log) of a family's residual and of an operation's own residual at which half of it counts.
 
-Chosen of 0.05 to 0.4 and 0.1 to 0.6 on 1,082 pairs of GPUs with steps of twelve problems drawn from those that no
-network was fitted to. Median errors without the measurement, with `EXPONENTS` alone and with these: vector 0.0107,
-0.0147, 0.0107; attention 0.0468, 0.0470, 0.0463; convolutions 0.0419, 0.0510, 0.0419; 16-bit products 0.0396, 0.0493,
-0.0402; float32 products 0.0698, 0.0860, 0.0704. The study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
+They apply if networks were trained on measurements of both the origin and the destination. Chosen from 0.05 to 0.4 and
+0.1 to 0.6 on 1,082 pairs of GPUs, with steps of twelve problems that no network was fitted to. Median errors without
+the measurement, with `EXPONENTS` alone and with these: vector 0.0107, 0.0147, 0.0107; attention 0.0468, 0.0470, 0.0463;
+convolutions 0.0419, 0.0510, 0.0419; 16-bit products 0.0396, 0.0493, 0.0402; float32 products 0.0698, 0.0860, 0.0704.
+Study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
 
 PAIR_SPREAD: Final[Mapping[Kinship, float]] = {
     "same code": math.exp(0.065),
     "same units": math.exp(0.194),
     "other units": 1.0,
 }
-"""Least factor around a ratio: the conformal 90 % quantile of its errors in the same study, on operations with a
-network. The prediction's own interval counts where it is wider: of 793 same-code operations of one ResNet-50 step on a
-V100 and an A100 it holds 89 % of the ratios' errors, both ways."""
+"""Minimum interval factor of a ratio: the conformal 90 % quantile of its errors in the same study, on operations with a
+network.
+
+The prediction's own interval counts if it is wider. For 793 same-code operations of one ResNet-50 step on a V100 and an
+A100, it covers 89 % of the errors, in both directions."""
 
 MEASURED_SPREAD: Final = 1.05
-"""Factor around a measured time on the GPU that it was measured on: runs differ by a few per cent."""
+"""Interval factor of a time measured on the same GPU; repeated runs differ by a few per cent."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """The trace's work with device seconds on each GPU; arrays have shape (gpus, items).
+    """Work of a trace with GPU seconds on each GPU; arrays have shape (gpus, items).
 
     Attributes:
         items: The work, in the trace's order.
-        families: Operation that dominates each item; errors within one family go together.
-        phases: Part of the step of each item.
-        interval: Device seconds.
-        shares: Share of each item's time by method: those of `timing.TimedBy`, `wave` and `measured`; they add up
-            to 1 where an item takes time.
-        base_share: Share of each item's time by networks that saw no measurement of the GPU; None if not said.
-        is_measured: Whether any network saw measurements of the GPU, shape (gpus,); None if not said.
+        families: Dominant operation of each item; errors within one family are correlated.
+        phases: Phase of the step of each item.
+        interval: GPU seconds.
+        shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. They add up
+            to 1 if the item takes time.
+        base_share: Share of each item's time from networks without measurements of the GPU; None if unknown.
+        is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
     """
 
     items: tuple[WorkItem, ...]
@@ -112,10 +115,10 @@ class TimedWork:
 
 
 def check_method(method: str) -> Method:
-    """Check that a method is one.
+    """Validate the name of a method.
 
     Raises:
-        InvalidArgumentError: It is not; the message lists those there are.
+        InvalidArgumentError: The method is unknown; the message lists the known ones.
     """
     for known in METHODS:
         if method == known:
@@ -126,12 +129,12 @@ def check_method(method: str) -> Method:
 def timed_work(
     trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> TimedWork:
-    """Time a trace's work on GPUs.
+    """Predict the GPU time of a trace's work.
 
     Args:
-        trace: What one step did.
+        trace: One recorded step.
         gpus: GPUs to predict.
-        origin: GPU that the trace's kernels were measured on; None if there are none, or its GPU is not known.
+        origin: GPU on which the trace's kernels were measured; None without measured kernels or if the GPU is unknown.
         models: Trained models; None uses rooflines instead.
         method: `auto`, `mlp` or `wave`.
 
@@ -153,9 +156,9 @@ def timed_work(
 
 
 def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> TimedWork:
-    """Predict from shapes alone, for the software of the trace.
+    """Predict from shapes alone, with the software versions of the trace.
 
-    An item without a known problem (a fused kernel) has zero seconds here.
+    An item without a known problem (a fused kernel) gets zero seconds.
     """
     problems = [problem for item in items for problem in item.problems]
     owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
@@ -208,7 +211,7 @@ def _without_last(timed: TimedWork) -> TimedWork:
 
 
 def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> TimedWork:
-    """Scale the measured seconds; `direct` has the origin as its last row."""
+    """Scale the measured seconds to the GPUs; `direct` has the origin as its last row."""
     kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
     measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
     missing = np.array([_lacks_kernels(trace, item) for item in direct.items], dtype=np.bool_)
@@ -252,7 +255,7 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
 
 
 def _known(direct: TimedWork) -> BoolArray:
-    """Return which items are timed by a network that was trained on their GPU's own measurements, (gpus, items)."""
+    """Return which items are timed by a network trained on measurements of their GPU, shape (gpus, items)."""
     if direct.base_share is None:
         return np.zeros(direct.seconds.shape, dtype=np.bool_)
     known: BoolArray = direct.shares["mlp"] - direct.base_share > 0.5
@@ -260,7 +263,7 @@ def _known(direct: TimedWork) -> BoolArray:
 
 
 def _groups(direct: TimedWork, by_ratio: BoolArray) -> IndexArray:
-    """Number the families of the items that go by ratios, a dtype each; -1 for the others, shape (items,)."""
+    """Number the groups of items that are scaled by ratios, one per family and dtype; -1 for others, shape (items,)."""
     numbers: dict[tuple[str, str], int] = {}
     return np.array(
         [
@@ -272,15 +275,15 @@ def _groups(direct: TimedWork, by_ratio: BoolArray) -> IndexArray:
 
 
 def shrunk_residuals(residuals: Array, groups: IndexArray) -> Array:
-    """Return what of measured over predicted on the origin is believed of another GPU where both were measured alone.
+    """Return the part of each origin residual to apply to another GPU, if both GPUs have trained networks.
 
-    A family's median residual is one part (a release, a clock), each operation's own beyond it the other; each is
-    shrunk by x^2 / (x^2 + t^2): within what networks err by it is noise that does not come back, far beyond it is
-    something that the shapes do not tell (`SHARED_SCATTER`, `OWN_SCATTER`).
+    A residual has two parts: its family's median (a software version, a clock) and its own deviation from it. Each part
+    is shrunk by x^2 / (x^2 + t^2). Residuals within the networks' errors are noise that does not recur on another GPU.
+    Residuals far beyond them come from effects that the shapes do not show (`SHARED_SCATTER`, `OWN_SCATTER`).
 
     Args:
         residuals: log(measured / predicted) on the origin, shape (items,).
-        groups: Number of each item's family; -1 for an item without, of which nothing is believed.
+        groups: Number of each item's family; -1 for items without a family, whose residual is dropped.
     """
     believed = np.zeros_like(residuals)
     for number in np.unique(groups[groups >= 0]):
@@ -296,10 +299,10 @@ def _trust(residual: Any, scatter: float) -> Any:
 
 
 def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
-    """Return whether the item computed on the GPU and none of its kernels was recorded.
+    """Return whether an item ran on the GPU but has no recorded kernels.
 
-    An operation without kernels whose tensors are not known to be there ran on the host, and what processes exchange
-    is not a kernel of its own.
+    An operation without kernels ran on the host unless its tensors are known to be on the GPU. Communication between
+    processes has no kernels of its own.
     """
     operations = [trace.operations[index] for index in item.operations]
     if not item.problems or any(one.kernels or one.name.startswith("c10d::") for one in operations):
@@ -308,9 +311,9 @@ def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
 
 
 def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
-    """Return whether the ratio of two predictions scales the item's measured time.
+    """Return whether the item's measured time is scaled by the ratio of two predictions.
 
-    `auto` leaves what is only known by its bytes, and vector work without a trained model, to wave scaling.
+    `auto` uses wave scaling for items known only by their bytes, and for vector operations without a trained model.
     """
     item = direct.items[column]
     if method != "auto" or not item.problems:
@@ -323,7 +326,7 @@ def _goes_by_ratio(direct: TimedWork, column: int, method: Method) -> bool:
 
 
 def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu) -> IndexArray:
-    """Find the place in `KINSHIPS` of each item's kernels on each GPU, by the problem that dominates it."""
+    """Return the index in `KINSHIPS` of each item on each GPU, by its dominant problem."""
     known: dict[tuple[str, str], list[int]] = {}
     table = np.zeros((len(gpus), len(items)), dtype=np.intp)
     for column in map(int, np.flatnonzero(by_ratio)):
@@ -336,14 +339,14 @@ def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu
 
 
 def kinship_of(operation: str, dtype: str, origin: Gpu, target: Gpu) -> Kinship:
-    """Tell how the kernels of an operation on two GPUs are akin."""
+    """Return the relation between an operation's kernels on two GPUs."""
     if operation_kind(operation).units != "tensor":
         return "same code"
     return "same units" if _on_matrix_units(dtype, origin) == _on_matrix_units(dtype, target) else "other units"
 
 
 def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
-    """Return whether tensor cores compute the dtype, ordinary lanes where not."""
+    """Return whether tensor cores compute the dtype, instead of CUDA cores."""
     if dtype == "float64":
         return (gpu.peak(dtype) or 0.0) > gpu.lanes_peak(dtype)
     if dtype == "tf32":
@@ -354,7 +357,7 @@ def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
 def _wave_scaled(
     items: Sequence[WorkItem], kernels: Sequence[tuple[Kernel, ...]], gpus: Sequence[Gpu], origin: Gpu
 ) -> Array:
-    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are scaled once."""
+    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are computed once."""
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
     for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
@@ -375,7 +378,7 @@ def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, targ
 
 
 def _intensity(problems: Sequence[Problem]) -> tuple[float, str]:
-    """Find FLOPs per byte of an item, and its compute dtype; a kernel of unknown work is taken as bound by memory."""
+    """Return FLOPs per byte of an item, and its compute dtype; unknown work counts as memory-bound."""
     flops = moved = 0.0
     dtype = "float32"
     for problem in problems:

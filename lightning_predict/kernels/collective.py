@@ -1,12 +1,14 @@
 """Collectives among the GPUs of one node: work, and measured curves of time over message size.
 
-A message of m bytes on n GPUs takes, at first, a constant latency, then a time that grows ever faster, and in the end
-m / bandwidth: three regions that one curve of points at powers of two holds. GPUs with measurements have their own
-curves; any other takes those of the measured GPU whose link is of the same kind (NVLink, PCIe with peer access, PCIe
-without) and nearest in speed, with the message scaled by the ratio of the links' bandwidths, so that the latency stays
-and the saturated part scales. Without peer access every byte is staged in the host's memory, which more than two GPUs
-share: then the measured machine's time is the least, however fast a card's own link. `m` is the whole message (two
-bytes times the tables' `message_elements`), as in nccl-tests. Example::
+The time of a message of m bytes on n GPUs has three regions: a constant latency, a transition, and m / bandwidth. One
+curve of points at powers of two covers all three. GPUs with measurements have their own curves. Other GPUs use the
+curves of the measured GPU with the same kind of link (NVLink, PCIe with peer access, PCIe without) and the nearest
+bandwidth. The message is scaled by the ratio of the bandwidths, so that the latency stays constant and the saturated
+part scales.
+
+Without peer access, every byte passes through host memory, which more than two GPUs share. The measured machine's time
+is then a lower bound, even for a card with a faster link. `m` is the whole message (two bytes times the tables'
+`message_elements`), as in nccl-tests. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
@@ -35,20 +37,20 @@ from lightning_predict.units import microseconds_to_seconds
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
 UNMEASURED: Final = {"broadcast": "all_gather"}
-"""Collectives that no table holds, with the measured one that takes as long for as many bytes over each link; the whole
-message of a broadcast passes it, and of an all_gather all but a GPU's own share."""
+"""Collectives without measurements, with the measured one that takes the same time for the same bytes per link. A
+broadcast sends the whole message over a link; an all_gather sends all but a GPU's own share."""
 
 CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
 MESHED: Final = frozenset({"pascal", "volta"})
-"""Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh): a pair shares one or two
-of a GPU's four or six links, so that bandwidth depends on how many take part."""
+"""Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh). A pair of GPUs shares
+one or two of a GPU's four or six links, so bandwidth depends on the number of GPUs."""
 
 UNFITTED_SPREAD: Final = 1.5
-"""Extra factor around a collective on a GPU without measurements. An assumption."""
+"""Additional interval factor for collectives on a GPU without measurements. An assumption."""
 
 
 def _bytes_over_the_link(c: Columns) -> Array:
-    """Count bytes that one GPU must send: all but its own share; a switch that adds lets all_reduce send it once."""
+    """Return bytes that one GPU must send: all but its own share (for all_reduce: with in-switch reduction)."""
     return c["message_bytes"] * (c["num_gpus"] - 1) / c["num_gpus"]
 
 
@@ -71,14 +73,14 @@ register(
 @final
 @dataclass(frozen=True)
 class CollectiveCurves:
-    """Measured curves: log(seconds) at powers of two of the message's bytes.
+    """Measured curves of log(seconds) at message sizes that are powers of two.
 
     Attributes:
-        log_sizes: Natural logarithm of the sizes, ascending, shape (points,).
-        curves: By GPU, collective and number of GPUs: log(seconds), shape (points,).
+        log_sizes: Natural logarithm of the sizes in bytes, ascending, shape (points,).
+        curves: log(seconds) by GPU, collective and number of GPUs, shape (points,).
         half_width: Half width of the 90 % interval in log(seconds), on sizes that were not fitted.
-        derived: (GPU, collective) of curves that were not measured, but follow from that GPU's all_reduce.
-        staged: Measured GPUs whose machine had no peer access, so that each byte went through the host's memory.
+        derived: (GPU, collective) of curves that were not measured but derived from that GPU's all_reduce.
+        staged: Measured GPUs in a machine without peer access, so that every byte passed through host memory.
     """
 
     log_sizes: Array
@@ -88,11 +90,11 @@ class CollectiveCurves:
     staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str, _dtype: str) -> bool:
-        """Return whether the operation is a collective, which moves bytes of any dtype."""
+        """Return whether the operation is a collective; the dtype does not matter."""
         return operation in COLLECTIVES
 
     def timed_by(self, operation: str, _dtype: str) -> TimedBy:
-        """Tell a collective that was measured from one that takes the curve of another."""
+        """Return `mlp` for a measured collective, `proxy` for one that uses the curve of another."""
         return "proxy" if operation in UNMEASURED else "mlp"
 
     def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
@@ -126,13 +128,13 @@ class CollectiveCurves:
             scaled = [scaled[0], *(np.maximum(scaled[0], shared) for shared in staged[1:])]
         inside = np.minimum(wanted, counts[-1])
         seconds: Array = np.exp(_between_counts(counts, np.stack(scaled), inside))
-        # More of them than were measured keep their bus bandwidth: 64 GB300 of a rack reach 655 GB/s in all_gather and
-        # 750 in all_reduce (XLA's table, 1 GiB), where four reach 582 and 643.
+        # Beyond the measured number of GPUs, bus bandwidth is constant: 64 GB300 of a rack reach 655 GB/s in all_gather
+        # and 750 in all_reduce (XLA's table, 1 GiB), where four reach 582 and 643.
         seconds *= np.where(wanted > inside, (1 - 1 / np.maximum(wanted, 2.0)) / (1 - 1 / np.maximum(inside, 2.0)), 1.0)
         return seconds
 
     def _source(self, target: Gpu) -> tuple[str, float]:
-        """Find the measured GPU to take curves from, and by how much messages grow on its link."""
+        """Return the measured GPU whose curves are used, and the factor by which messages are scaled."""
         if target.name in self.curves:
             return target.name, 1.0
         wanted = _kind(target, has_peer_access=target.has_peer_access)
@@ -145,40 +147,40 @@ class CollectiveCurves:
 
 
 MARGINAL_SHARE: Final = (0.9, 1.03)
-"""Least and most that another byte of a message longer than all measured takes, over the mean of the longest one's: the
-bus bandwidth at eight times that size is then within -3 and +10 %. Published ones of machines with NVLink gain 5 to 9 %
-from 512 MiB to 4 GiB."""
+"""Bounds on the time per byte beyond the largest measured message, relative to that message's mean. They keep the bus
+bandwidth at eight times that size within -3 and +10 %; published machines with NVLink gain 5 to 9 % from 512 MiB to 4
+GiB."""
 
 
 def on_curve(log_sizes: Array, curve: Array, log_messages: Array) -> Array:
-    """Read a curve: constant below its smallest size, straight lines between, and on at the pace of its last bytes.
+    """Interpolate a curve; it is constant below the smallest size and continues linearly beyond the largest.
 
     Args:
-        log_sizes: Natural logarithm of its sizes, ascending, shape (points,).
-        curve: log(seconds) there, shape (points,).
-        log_messages: Natural logarithm of the sizes wanted, shape (messages,).
+        log_sizes: Natural logarithm of the curve's sizes, ascending, shape (points,).
+        curve: log(seconds) at these sizes, shape (points,).
+        log_messages: Natural logarithm of the requested sizes, shape (messages,).
     """
     values: Array = np.interp(log_messages, log_sizes, curve)
     beyond: Array = np.maximum(log_messages - log_sizes[-1], 0.0)
     if len(curve) < 2:
         values += beyond
         return values
-    before = np.exp(log_sizes[-2] - log_sizes[-1])  # its sizes in those of the largest
+    before = np.exp(log_sizes[-2] - log_sizes[-1])  # second-largest size, relative to the largest
     last = (1 - np.exp(curve[-2] - curve[-1])) / (1 - before)
     values += np.log1p(np.clip(last, *MARGINAL_SHARE) * np.expm1(beyond))
     return values
 
 
 def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
-    """Tell what a machine's links are like: over NVLink, with peer access, a mesh without a switch."""
+    """Return the kind of a machine's links: whether NVLink, whether peer access, whether a mesh without a switch."""
     has_nvlink = target.nvlink_bytes_per_second is not None
     return has_nvlink, has_peer_access, has_nvlink and target.architecture in MESHED
 
 
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
-    """Interpolate log(seconds) over log(number of GPUs), none of which is beyond the measured ones.
+    """Interpolate log(seconds) over log(number of GPUs), within the measured range.
 
-    A single GPU has nothing to send: its time is that of the smallest group at no message, the bound zero.
+    A single GPU sends nothing: it gets the time of the smallest group at the smallest message, and a bound of zero.
     """
     x, position = np.log(counts), np.log(np.maximum(wanted, 1.0))
     upper = np.clip(np.searchsorted(x, position), 1, len(x) - 1)
@@ -202,7 +204,7 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
     """Read the curves that come with the package.
 
     Raises:
-        CatalogueError: The file is not what the recipe writes.
+        CatalogueError: The file is damaged or in another format.
     """
     file = File(str(path), CatalogueError, "Reinstall the package, or train the collective curves again.")
     try:

@@ -1,16 +1,19 @@
-"""Time collectives over a layout: inside a machine by measured curves, between machines by their network.
+"""Time of collectives over a layout: measured curves inside a machine, a network model between machines.
 
-NCCL has two algorithms between machines. A ring passes through all n = N x g GPUs: all_gather and reduce_scatter send
-(n - 1) / n of the message through each machine's network, all_reduce twice that, in n - 1 steps (or twice as many). A
-tree, for all_reduce alone, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps; the faster of the two
-counts. The slower of the two fabrics sets the pace, the other one adds what a chunk takes to pass it, and the latencies
-of all steps add: with many machines and small messages they are all there is. Groups that communicate at once share a
-machine's network, and each GPU has its rail, a part of the adapters that it cannot exceed. An all-to-all sends what
-goes to other machines. A machine that was asked for by a cloud's name has that cloud's network, and so has one that is
-priced by it; for others the figures here are those of the vendor's reference systems, and 100 Gbit/s Ethernet for
-machines without NVLink, unless the user says (`Interconnect`). What GPUs without NVLink reach among each other depends
-on their machine more than on the card: `PCIE_MACHINES` has the kinds. Up to 72 GPUs of a rack of GB200 or GB300 are one
-NVLink domain, in however many trays. Example::
+NCCL has two algorithms between machines. A ring passes through all n = N x g GPUs. For all_gather and reduce_scatter,
+it sends (n - 1) / n of the message through each machine's network in n - 1 steps; for all_reduce, both double. A tree,
+only for all_reduce, joins the machines: 2 (N - 1) / N of the message, in 2 log2 N steps. The faster algorithm counts.
+
+The slower of the two networks (inside and between machines) determines the bandwidth. The other one adds the time of a
+chunk, and the latencies of all steps add up; they dominate with many machines and small messages. Groups that
+communicate at the same time share a machine's network. Each GPU has its rail, a part of the network adapters, as its
+limit. An all-to-all sends only the data for other machines.
+
+A machine requested by a cloud's name has that cloud's network; so has a machine that is priced by a cloud's offer. For
+others, the defaults are the vendor's reference systems, and 100 Gbit/s Ethernet for machines without NVLink, unless the
+user gives values (`Interconnect`). Bandwidth between GPUs without NVLink depends more on the machine than on the card;
+`PCIE_MACHINES` lists the kinds. Up to 72 GPUs of a rack of GB200 or GB300 form one NVLink domain, over any number of
+trays. Example::
 
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> one, two = layout_of("8xA100-SXM-80GB"), layout_of("2x8xA100-SXM-80GB")
@@ -45,32 +48,35 @@ NETWORK_BYTES_PER_SECOND: Final = {
     "blackwell": gigabytes_to_bytes(400),
 }
 """Network of one machine with NVLink, one direction, by architecture: four adapters of 100 Gbit/s (DGX-1), eight of 200
-(DGX A100), eight of 400 (DGX H100 and B200), as NVIDIA's data sheets of these systems say."""
+(DGX A100), eight of 400 (DGX H100 and B200), from NVIDIA's data sheets of these systems."""
 
 RAIL_GPUS: Final = 8
-"""GPUs of those reference systems, which share the adapters evenly: each sends through its own part of them, its rail,
-and reaches no more of the network where the other GPUs are silent, or not there (NCCL's rings stay on their rails)."""
+"""GPUs of those reference systems, which share the adapters evenly.
+
+Each GPU sends through its own part of the adapters, its rail. It cannot use more of the network if other GPUs are idle
+or missing, because NCCL's rings stay on their rails."""
 
 ETHERNET_BYTES_PER_SECOND: Final = gigabytes_to_bytes(12.5)
-"""Network of one machine without NVLink: 100 Gbit/s, an assumption that holds for large cloud machines of such GPUs."""
+"""Network of one machine without NVLink: 100 Gbit/s. An assumption that fits large cloud machines with such GPUs."""
 
 NETWORK_SHARE: Final = 0.9
 """Share of a network's line rate that collectives reach. An assumption."""
 
 SOCKET_SHARE: Final = 0.5
-"""Share of it where the processor carries each byte through TCP, without RDMA. An assumption: 0.9 were published for
-GPUDirect over TCP (two a3-megagpu-8g, nccl-tests), 0.1 for machines of four T4 with sockets (Sia's placements)."""
+"""Share of the line rate with TCP, without RDMA, where the CPU copies each byte. An assumption: published values are
+0.9 for GPUDirect over TCP (two a3-megagpu-8g, nccl-tests) and 0.1 for machines of four T4 with sockets (Sia's
+placements)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PcieMachine:
-    """A kind of machine whose GPUs have PCIe alone.
+    """A kind of machine whose GPUs are connected by PCIe alone.
 
     Attributes:
-        words: What joins them, for a note.
-        share: Bus bandwidth of a large message over the line rate of a card's PCIe link, one direction.
-        spread: Factor up and down that holds nine in ten such machines.
+        words: Description of the connection, for a note.
+        share: Bus bandwidth of a large message, relative to a card's PCIe line rate in one direction.
+        spread: Interval factor that covers 90 % of such machines.
     """
 
     words: str
@@ -86,30 +92,31 @@ PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
         "no access to each other's memory in a virtual machine or a container, or one link that all share", 0.1, 2.0
     ),
 }
-"""Kinds of machines by the word that `Interconnect` takes. Their shares are read off published nccl-tests of large
-messages: 0.61 to 0.64 behind switches (RTX PRO 6000), 0.59 to 0.79 through the processor (RTX 4090 and 5090 with a
-patched driver, RTX PRO 6000), 0.47 where NCCL used the host's memory (RTX PRO 6000), 0.07 to 0.12 in containers (RTX
-4090), 0.05 to 0.16 among four and eight L40S of a box without peer access, 0.08 in what Sia's steps of eight 2080 Ti
-imply. So those tables are training data for them."""
+"""Kinds of machines by the keyword of `Interconnect`.
+
+The shares come from published nccl-tests of large messages: 0.61 to 0.64 behind switches (RTX PRO 6000), 0.59 to 0.79
+through the processor (RTX 4090 and 5090 with a patched driver, RTX PRO 6000), 0.47 if NCCL used host memory (RTX PRO
+6000), 0.07 to 0.12 in containers (RTX 4090), 0.05 to 0.16 among four and eight L40S of a machine without peer access,
+and 0.08 implied by Sia's steps of eight 2080 Ti. These tables are therefore training data for the shares."""
 
 UNKNOWN_SPREAD: Final = 2.0
-"""Factor up and down around a machine of PCIe cards of which nobody said what joins them: an interval of four."""
+"""Interval factor if the kind of PCIe machine is unknown; the whole interval spans a factor of four."""
 
 PCIE_4_BYTES_PER_SECOND: Final = gigabytes_to_bytes(32)
 
 
 def pcie_machine(gpu: Gpu, word: str | None = None) -> PcieMachine:
-    """Return the kind of machine that cards without NVLink are in.
+    """Return the kind of machine for cards without NVLink.
 
     Args:
         gpu: The card.
-        word: A key of `PCIE_MACHINES`; None assumes one by what the card can do, with a wide interval.
+        word: A key of `PCIE_MACHINES`; None assumes one from the card's properties, with a wide interval.
     """
     if word is not None:
         return PCIE_MACHINES[word]
     if gpu.has_peer_access:
         return PcieMachine("cards that reach each other's memory", 0.62, UNKNOWN_SPREAD)
-    if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # of the time of PCIe 3, on links that several share
+    if gpu.pcie_bytes_per_second < PCIE_4_BYTES_PER_SECOND:  # PCIe 3 hardware; several cards share a link
         return PCIE_MACHINES["virtual"]
     words = "cards whose bytes pass the host's memory, on a machine of their own"
     return PcieMachine(words, 0.5, UNKNOWN_SPREAD)
@@ -119,29 +126,30 @@ RING_HOP_SECONDS: Final = 4 * MICROSECOND
 TREE_HOP_SECONDS: Final = 8.5 * MICROSECOND
 NVLINK_STEP_SECONDS: Final = 1.9 * MICROSECOND
 PCIE_STEP_SECONDS: Final = 2.5 * MICROSECOND
-"""Latency of a step of a ring or a tree over RDMA, and of a step inside a machine: what NCCL itself reckons with when
-it chooses an algorithm (its protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as
-long."""
+"""Latency of a ring or tree step over RDMA, and of a step inside a machine. NCCL uses these values when it chooses an
+algorithm (protocol LL128; src/graph/tuning.cc, hardware latencies). TCP takes several times as long."""
 
 CHUNK_SECONDS: Final = TREE_HOP_SECONDS
-"""Latency of a chunk between a machine and the network. A message passes both in chunks, one behind the other: with n
-of them the shorter of both adds 1 / n of its time and n latencies, at best twice the root of its time and a latency.
-Two published curves of all_reduce over two machines, of 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI),
-which nothing was fitted to, are off by 8 and 11 % at the median instead of 25 and 14 %, all of these too fast."""
+"""Latency of a chunk between a machine and the network.
+
+A message passes both in pipelined chunks. With n chunks, the faster of the two adds 1 / n of its time, plus n
+latencies. At the best n, this is 2 sqrt(time x latency). On two published curves of all_reduce
+over two machines, of 1 MiB to 2 GiB (eight H200 with RoCE, eight A100 of OCI), the median errors are 8 and 11 % instead
+of 25 and 14 % (all predicted too fast). No value was fitted to them."""
 
 TREE_SHARE: Final = 0.92
-"""Bandwidth of a tree over that of a ring, from the same place."""
+"""Bandwidth of a tree relative to a ring, from the same file."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """The links as a user knows them, in bytes per second; None if the catalogue's figures shall count.
+    """The user's values for the links, in bytes per second; None uses the catalogue's figures.
 
     Attributes:
-        intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as nccl-tests print it ("busbw").
-        inter_node_bytes_per_second: Network of one machine, one direction.
-        pcie: How cards without NVLink are joined, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
+        intra_node_bytes_per_second: Bus bandwidth among the GPUs of one machine, as printed by nccl-tests ("busbw").
+        inter_node_bytes_per_second: Network bandwidth of one machine, in one direction.
+        pcie: Connection of cards without NVLink, a key of `PCIE_MACHINES`: `switch`, `root`, `host` or `virtual`.
     """
 
     intra_node_bytes_per_second: float | None = None
@@ -165,15 +173,15 @@ CATALOGUE: Final = Interconnect()
 def interconnect_of(
     *, network_gbps: float | None = None, busbw: float | None = None, pcie: str | None = None
 ) -> Interconnect | None:
-    """Return the links in the units of data sheets and of nccl-tests; None if nothing was said.
+    """Return the user's values for the links, converted from Gbit/s and GB/s; None if no value is given.
 
     Args:
-        network_gbps: Gbit/s of the network of one machine, one direction.
-        busbw: GB/s that nccl-tests print as bus bandwidth among the GPUs of one machine.
+        network_gbps: Network bandwidth of one machine in one direction, in Gbit/s.
+        busbw: Bus bandwidth among the GPUs of one machine, in GB/s, as printed by nccl-tests.
         pcie: A key of `PCIE_MACHINES`.
 
     Raises:
-        InvalidArgumentError: A number that is not above 0, or another word.
+        InvalidArgumentError: A bandwidth is not above 0, or `pcie` is unknown.
     """
     if network_gbps is None and busbw is None and pcie is None:
         return None
@@ -188,18 +196,18 @@ def interconnect_of(
 
 
 def network_bytes_per_second(layout: Layout) -> float:
-    """Look up the line rate of the network of one machine, one direction: the cloud's, or by default."""
+    """Return the line rate of the network of one machine, one direction: the cloud's value or a default."""
     if layout.network is not None:
         return layout.network.bytes_per_second
     if layout.gpu.nvlink_bytes_per_second is None:
         return ETHERNET_BYTES_PER_SECOND
     reference = NETWORK_BYTES_PER_SECOND[layout.gpu.architecture]
-    # Each GPU of a tray has an adapter of its own, and a domain has several trays.
+    # Each GPU of a tray has its own adapter, and a domain has several trays.
     return reference * layout.gpus_per_node / RAIL_GPUS if layout.gpu.name in NVLINK_DOMAINS else reference
 
 
 def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
-    """Say what was assumed of a layout's links, and how to say otherwise; nothing where it is known."""
+    """Return notes on assumptions about a layout's links, with the options that change them; empty if all is known."""
     notes = []
     each = layout.gpus_per_node
     most = NVLINK_DOMAINS.get(layout.gpu.name) or largest_machine(layout.gpu)
@@ -230,10 +238,11 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
 
 
 def check_links(layout: Layout) -> None:
-    """Refuse several GPUs that exchange nothing, or nobody knows how.
+    """Reject layouts of several GPUs that cannot communicate, or whose communication has no model.
 
-    Those of another maker were never measured, nor read of. Slices of GPUs (MIG) reach no other's memory, CUDA gives a
-    process one of them, and NCCL joins none of a machine (NVIDIA/nccl, issue 1716, 2025).
+    Other vendors' GPUs have no measurements and no published figures. MIG slices cannot access each other's memory,
+    CUDA gives a process only one of them, and NCCL cannot connect slices of one machine (NVIDIA/nccl, issue 1716,
+    2025).
 
     Raises:
         InvalidArgumentError: Such a layout.
@@ -259,21 +268,20 @@ def collective(
     interconnect: Interconnect = CATALOGUE,
     groups_per_node: int = 1,
 ) -> Interval[Array]:
-    """Time a collective over all GPUs of a layout.
+    """Predict the time of a collective over all GPUs of a layout.
 
     Args:
         operation: `all_reduce`, `all_gather`, `reduce_scatter`, `alltoall` or `broadcast`.
-        message_bytes: The whole message (of all_gather: what every GPU holds in the end), one or several.
-        layout: The GPUs that take part. A single one takes no time.
-        interconnect: What is known of the links.
-        groups_per_node: Such groups in each machine that communicate at once and share its network.
+        message_bytes: Size of the whole message (for all_gather: of each GPU's result), one or several.
+        layout: The participating GPUs. A single GPU takes no time.
+        interconnect: The user's values for the links.
+        groups_per_node: Number of such groups in each machine that communicate at the same time and share its network.
 
     Returns:
         Seconds, arrays of shape (messages,).
 
     Raises:
-        InvalidArgumentError: A collective that is not known, a message that is negative, or several GPUs of another
-            maker.
+        InvalidArgumentError: An unknown collective, a negative message size, or several GPUs of another vendor.
     """
     check_links(layout)
     if operation not in COLLECTIVES:
@@ -293,7 +301,7 @@ def collective(
         paths.append(_path(operation, messages, layout, interconnect, groups_per_node, is_tree=True))
 
     def least(inside_seconds: Array, factor: float) -> Array:
-        """Time the fastest of the algorithms, whose network takes so many times as long."""
+        """Return the time of the fastest algorithm, with the network's time multiplied by `factor`."""
         each = [
             np.maximum(inside_seconds, sent * factor)
             + 2 * np.sqrt(CHUNK_SECONDS * np.minimum(inside_seconds, sent * factor))
@@ -307,7 +315,7 @@ def collective(
 
 
 def _inside(operation: str, messages: Array, layout: Layout, interconnect: Interconnect) -> Interval[Array]:
-    """Time a collective among the GPUs of one machine."""
+    """Return the time of a collective among the GPUs of one machine."""
     curves = bundled_curves()
     own = np.maximum(messages, 1.0)
     batch = problem_batch(operation, "float16", num_gpus=layout.gpus_per_node, message_bytes=own)
@@ -322,7 +330,7 @@ def _inside(operation: str, messages: Array, layout: Layout, interconnect: Inter
 
 
 def bus_factor(operation: str, count: int) -> float:
-    """Divide the bytes that pass each GPU's link by those of the message (nccl-tests' "busbw" over "algbw")."""
+    """Return bytes per GPU link over bytes of the message (nccl-tests' "busbw" over "algbw")."""
     share = (count - 1) / count
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
@@ -341,12 +349,12 @@ def _path(
     *,
     is_tree: bool,
 ) -> tuple[Array, float]:
-    """Time the network of a machine, and the latency of all steps beyond those inside one machine."""
+    """Return the seconds in a machine's network, and the latency of all steps between machines."""
     share = SOCKET_SHARE if layout.network is not None and not layout.network.has_rdma else NETWORK_SHARE
     network = interconnect.inter_node_bytes_per_second or share * network_bytes_per_second(layout)
     nodes, per_node = layout.nodes, layout.gpus_per_node
     passes = 2 if operation == "all_reduce" else 1
-    if operation == "alltoall":  # each GPU of the machine sends what is for other machines
+    if operation == "alltoall":  # each GPU of the machine sends only the data for other machines
         sent, hops = per_node * (nodes - 1) / nodes, RING_HOP_SECONDS * math.log2(nodes)
     elif is_tree:
         sent, hops = bus_factor(operation, nodes) / TREE_SHARE, TREE_HOP_SECONDS * passes * math.log2(nodes)
@@ -359,10 +367,9 @@ def _path(
 
 
 def _rail_limit(layout: Layout, interconnect: Interconnect) -> float:
-    """Return how many times a machine's network exceeds what the rails of the layout's GPUs in it carry.
+    """Return how many times a machine's network bandwidth exceeds the rails of the layout's GPUs in it.
 
-    Where a user says what a machine's network carries, that is what its GPUs reach; machines without NVLink have one
-    adapter for all.
+    A bandwidth given by the user applies to the GPUs in use. Machines without NVLink have one adapter for all GPUs.
     """
     if interconnect.inter_node_bytes_per_second is not None or layout.gpu.nvlink_bytes_per_second is None:
         return 1.0

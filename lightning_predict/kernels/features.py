@@ -1,9 +1,8 @@
-"""Features of a problem on a GPU for utilisation models: physical quantities, never the GPU's name.
+"""Network inputs for a problem on a GPU: physical quantities, never the GPU's name.
 
-Every feature comes from the problem's shape and from figures of the catalogue, so a catalogue row alone adds a GPU.
-Most are base-2 logarithms of ratios: work against the machine's peak, traffic against its caches, blocks of a tiled
-kernel against its multiprocessors. The families (`families/`) put these blocks
-together. Example::
+Every feature is computed from the problem's shape and the catalogue's figures, so a new GPU needs only a catalogue row.
+Most features are base-2 logarithms of ratios: work over peak, traffic over cache size, blocks of a tiled kernel over
+multiprocessors. The families (`families/`) combine these blocks. Example::
 
     >>> import numpy as np
     >>> waves, tail = wave_quantisation(np.array([[150.0]]), np.array([[100.0]]))
@@ -24,10 +23,10 @@ from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_s
 from lightning_predict.units import GIGA, MICROSECOND
 
 LAUNCH_SECONDS: Final = 1.5 * MICROSECOND
-"""Shortest kernel: the quickest graph-replayed kernel of the public tables on any GPU takes 1.5 µs."""
+"""Shortest kernel time: the fastest graph-replayed kernel of the public tables, on any GPU, takes 1.5 µs."""
 
 SMALLEST: Final = 1e-12
-"""Guards logarithms of quantities that may be zero (a copy without FLOPs)."""
+"""Lower bound in logarithms of quantities that may be zero (a copy without FLOPs)."""
 
 MACHINE_FEATURES: Final = (
     "multiprocessors",
@@ -42,29 +41,29 @@ MACHINE_FEATURES: Final = (
     "hopper_or_later",
     "blackwell_datacentre",
 )
-"""Names of `machine_features`: the same for every problem in a dtype, so together they are as good as a GPU's name."""
+"""Names of `machine_features`. They are the same for all problems of a dtype, so together they identify the GPU."""
 
 ENOUGH_BASE_CLOCK: Final = 0.6
-"""Share of the boost clock that the base clock must be for the boost clock to last: a board whose maker promises less
-(L4, T4, L40S: 0.37 to 0.44) has too little power for it."""
+"""Minimum base clock, as a share of the boost clock, for a GPU to sustain its boost clock. Boards with less (L4, T4,
+L40S: 0.37 to 0.44) have too little power for it."""
 
 
 def log2(values: Array) -> Array:
-    """Take the base-2 logarithm that stays finite at zero."""
+    """Return the base-2 logarithm, finite at zero."""
     return np.log2(np.maximum(values, SMALLEST))
 
 
 def multiprocessors(gpus: Sequence[Gpu]) -> Array:
-    """Count the SMs of each GPU, shape (gpus, 1)."""
+    """Return the number of SMs of each GPU, shape (gpus, 1)."""
     return per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors)
 
 
 def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Compute the time that utilisation is measured against, shape (gpus, problems).
+    """Return the reference time of utilisation, shape (gpus, problems).
 
-    A kernel's launch, plus the longer of computing (fewest FLOPs of any algorithm) and moving: traffic up to the size
-    of the L2 may come from it, and what exceeds it must come from memory. Unlike the roofline, this does not jump
-    where a working set outgrows the L2, and no kernel beats it.
+    It is a kernel launch plus the longer of compute time (fewest FLOPs of any algorithm) and memory time. Traffic up to
+    the size of the L2 cache may come from the cache; the rest must come from memory. Unlike the roofline, the reference
+    has no jump at the size of the L2, and no kernel is faster.
     """
     compute = batch.least_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     moved = batch.bytes_moved[None, :]  # (1, problems)
@@ -77,7 +76,7 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Describe what the GPU is, as ratios to its SMs and clock, each (gpus, 1)."""
+    """Return features of the GPU, as ratios to its SMs and clock, each (gpus, 1)."""
     lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)  # (gpus, 1)
     capability = per_gpu(gpus, lambda gpu: gpu.network_capability[0] + gpu.network_capability[1] / 10)
     return {
@@ -96,13 +95,13 @@ def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Arra
 
 
 def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Tell how far the clock that lasts falls short of the boost clock, (gpus, 1): 0 where it does not, else below."""
+    """Return log2 of base over required base clock, at most 0, shape (gpus, 1); 0 if the boost clock is sustained."""
     promised = per_gpu(gpus, lambda gpu: gpu.base_clock_hz / gpu.boost_clock_hz)
     return {"clock_shortage": np.minimum(log2(promised / ENOUGH_BASE_CLOCK), 0.0)}
 
 
 def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Compare the work with the machine: time to compute, to move, to launch, and size against the L2."""
+    """Return ratios of the work to the machine: compute, memory and launch time, and size relative to the L2."""
     compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
     bound = roofline_seconds(batch, gpus)
@@ -116,7 +115,7 @@ def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
 
 
 def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
-    """Count waves of `blocks` on `slots` at a time, and the share of the last wave's time that is used.
+    """Return the number of waves of `blocks` on `slots`, and the used share of all waves, including the last.
 
     Returns:
         waves (blocks / slots) and tail (waves / ceil(waves), in (0, 1]).
@@ -128,7 +127,7 @@ def wave_quantisation(blocks: Array, slots: Array) -> tuple[Array, Array]:
 def tile_features(
     rows: Array, cols: Array, copies: Array, gpus: Sequence[Gpu], tiles: Sequence[tuple[int, int]]
 ) -> dict[str, Array]:
-    """Describe waves, tail and padding of a (rows x cols) result, `copies` times, cut into each of the usual tiles."""
+    """Return waves, tail and padding of `copies` results of (rows x cols), for each of the usual tile sizes."""
     named: dict[str, Array] = {}
     slots = multiprocessors(gpus)
     for tile_rows, tile_cols in tiles:
@@ -142,7 +141,7 @@ def tile_features(
 
 
 def alignment(values: Array, largest: int = 128) -> Array:
-    """Find log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
+    """Return log2 of the largest power of two, up to `largest`, that divides each value, shape (1, problems)."""
     whole = np.maximum(np.rint(values), 1.0).astype(np.int64)
     power = whole & -whole
     aligned: Array = np.log2(np.minimum(power, largest).astype(np.float64))
