@@ -65,10 +65,11 @@ class Meetings(Protocol):
     def decide(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
         """Return the decision of rank zero on every rank; must be called on all of them.
 
-        Args: ask: Makes the decision; called on rank zero. The values must be JSON values. failure: Error on this rank
-            since the last decision; None without an error. alike: A value to compare between the ranks. The decision's
-            `alike` says whether it is the same on all ranks;
-                None counts as different.
+        Args:
+            ask: Makes the decision; called on rank zero. The values must be JSON values.
+            failure: Error on this rank since the last decision; None without an error.
+            alike: A value to compare between the ranks. The decision's `alike` says whether it is the same on all
+                ranks; None counts as different.
 
         Raises:
             LightningPredictError: A rank failed, or did not arrive in time; raised on every rank.

@@ -97,9 +97,10 @@ class RuntimePredictor(Callback):
     within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are
     the same with and without this callback, and any error in it becomes one warning.
 
-    Args: gpus: Names of the GPUs to predict; our, torch's and cloud providers' spellings are understood. warmup_steps:
-        Steps to time before one is recorded; a few more if they have not settled by then, fewer if the run,
-            or the warm-up of a CostBudget, is too short.
+    Args:
+        gpus: Names of the GPUs to predict; our, torch's and cloud providers' spellings are understood.
+        warmup_steps: Steps to time before one is recorded; a few more if they have not settled by then, fewer if the
+            run, or the warm-up of a CostBudget, is too short.
         capture_steps: Number of consecutive steps to record; the one of median length is used.
         weights: See `Assumptions`.
         method: See `Assumptions`.

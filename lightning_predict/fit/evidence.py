@@ -147,9 +147,9 @@ class Evidence:
     ) -> Belief | None:
         """Estimate the future values; None before the first value.
 
-        Args: together: Number of consecutive values that belong together, such as the batches of an accumulation window
-            or
-                the batches that several workers deliver at once. Their mean counts as one value.
+        Args:
+            together: Number of consecutive values that belong together, such as the batches of an accumulation window
+                or the batches that several workers deliver at once. Their mean counts as one value.
             turns: Minimum number of such means; with fewer, single values are used.
             of_each: Number of measurements averaged in each value.
             ahead: Number of future values.

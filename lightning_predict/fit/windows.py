@@ -7,10 +7,10 @@ times of a window's batches. Neither knows a Trainer or reads a clock. Example::
     >>> timer.batch_starts(10.0)
     >>> count.batch_ends(0)     # accumulated
     >>> timer.batch_ends(10.5, count)
-    >>> timer.batch_starts(10.7)
+    >>> timer.batch_starts(10.75)
     >>> count.batch_ends(1)
-    >>> timer.batch_ends(11.2, count)
-    Window(seconds=1.0, loader_seconds=(0.2,), batches=2, optimizer_steps=1, samples=None)
+    >>> timer.batch_ends(11.25, count)
+    Window(seconds=1.0, loader_seconds=(0.25,), batches=2, optimizer_steps=1, samples=None, host_seconds=None)
 """
 
 from __future__ import annotations
