@@ -1,22 +1,22 @@
-"""How long a training run takes, and what it costs, on the GPUs that you could rent.
+"""Predict the time and cost of a training run on GPUs that you could rent.
 
-The public surface, lazily imported (nothing here loads torch until `capture` is called):
+The public API, lazily imported (torch is not loaded before `capture` is called):
 
 * `capture(step)` runs a training step and returns its `Trace`; `Trace.load` and `Trace.save` keep it in a file.
-* `import_trace(path)` reads a profile of `torch.profiler` as a Trace.
-* `advise(trace, gpus)` returns `Advice`: what to change first, what it gains, and which GPU to rent with it.
+* `import_trace(path)` reads a `torch.profiler` profile as a Trace.
+* `advise(trace, gpus)` returns `Advice`: the best changes of the training, their gains, and the GPU to rent.
 * `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
-* `gpu(name)` finds a `Gpu` of the catalogue; `gpu_names()` lists them.
-* `watch(total_steps=...)` watches a training loop of your own: predictions, a budget and an outcome.
-* `LightningPredictError` is the root of all errors.
+* `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists them.
+* `watch(total_steps=...)` watches your own training loop: predictions, a budget and an outcome.
+* `LightningPredictError` is the base class of all errors.
 
-The callbacks for a Trainer live in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
+The callbacks for a Trainer are in `lightning_predict.callbacks`: `RuntimePredictor` and `CostBudget`.
 
-The way through the package, in the order in which values flow: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline`
--> `distributed` -> `run` -> `cost` -> `reports` -> `prediction` -> `callbacks`. What few users need is in `extensions`,
-each part loaded on first use.
+The data flow through the packages: `gpus`, `tracing`, `weights` -> `kernels` -> `timeline` -> `distributed` -> `run` ->
+`cost` -> `reports` -> `prediction` -> `callbacks`. Less common applications are in `extensions`, each loaded on first
+use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""State what a prediction assumes, as one value that each entry point builds from its arguments and passes on.
+"""`Assumptions`: everything that a prediction assumes, as one value that each entry point builds from its arguments.
 
-`predict`, the callback, the what-ifs and the command line each make `Assumptions` once; whatever computes takes the
-value. A new assumption is a field with its sentence here, and an argument of the entry points that offer it::
+`predict`, the callback, the what-ifs and the command line each make one `Assumptions` and pass it on. A new assumption
+is a field with its description here, and an argument of the entry points that offer it::
 
     assumptions = Assumptions(strategy=strategy_of("fsdp"), usd_per_hour=2.0)
     predict_workload(trace, layouts_of(["8xL4"]), workload, assumptions)
@@ -34,35 +34,35 @@ Door = TypeVar("Door")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """State what a prediction assumes of machines, their links and prices, and how they share the work.
+    """Assumptions of a prediction about machines, links, prices and parallelism.
 
     Attributes:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
-            `fsdp,tensor=8` (see `distributed/strategy.py`); of it, one GPU knows `accumulate` alone.
+            `fsdp,tensor=8` (see `distributed/strategy.py`). A single GPU uses only the option `accumulate`.
         method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
-            a cache folder, or to stay offline; None takes the configured address, the cache and those that come with
-            the package.
+            a cache folder, or offline mode. None takes the configured address, the cache, and the weights that come
+            with the package.
         offers: Offers to take prices from; None takes those that come with the package.
-        usd_per_hour: Your own price of one GPU, the same for all or by name; it comes before the offers.
-        history: Earlier runs; those of the same model on the same GPU correct its prediction (see `run/history.py`).
-        interconnect: Bandwidths of the links between GPUs, where you know them; None takes the catalogue's figures.
-        release: Release of torch that the predicted run uses, as `1.13` or `2.6.0`: it decides kernels, the optimizer's
-            launches and how gradients are cleared; None for that of the trace, and for a step whose kernels were
-            measured.
-        host: How fast the host of the predicted GPUs launches: a class (`fast`, `median`, `slow`, see
-            `timeline/host.py`), used where the step's own host was not timed; or a factor on the time of the host
-            in use, below 1 for a faster one. None knows nothing of it.
-        zipf_alpha: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law, or one by the name
-            of a table's module; None for equal chances.
-        cores_per_node: Processor cores of each machine, which the loaders of its GPUs share; None: each loader has
-            enough cores.
-        charges: What a rented machine costs beside training: `Charges(setup_minutes=20, storage_usd=3)` of
-            `lightning_predict.cost.prediction`; None: nothing. The GPU in use is rented already, and has none.
+        usd_per_hour: Your own price of one GPU, the same for all or by name; it takes precedence over the offers.
+        history: Earlier runs. Runs of the same model on the same GPU correct its prediction (see `run/history.py`).
+        interconnect: Bandwidths of the links between GPUs, if you know them; None takes the catalogue's figures.
+        release: PyTorch version of the predicted run, such as `1.13` or `2.6.0`. It decides kernels, the optimizer's
+            launches and how gradients are cleared. None takes the trace's version; a step with measured kernels
+            ignores this.
+        host: CPU class of the predicted GPUs' machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the
+            step's own CPU time was not measured; or a factor on the CPU time of the recording machine, below 1 for a
+            faster CPU. None assumes nothing.
+        zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, one for all or by the name of a
+            table's module. None assumes uniform lookups.
+        cores_per_node: CPU cores of each machine, which the loaders of its GPUs share. None: each loader has enough
+            cores.
+        charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
+            `lightning_predict.cost.prediction`. None: no such costs. The GPU in use is already rented, so it has none.
 
     Raises:
-        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, something
-            that is not an Interconnect, a release that is not one, or a host that is neither a class nor a number.
+        InvalidArgumentError: An unknown method, a price that is not above 0, an address that cannot be used, an object
+            that is not an Interconnect, an invalid release, or a host that is neither a class nor a number.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -92,12 +92,12 @@ class Assumptions:
 
     @property
     def host_assumed(self) -> Host:
-        """What the class or the factor says of the host."""
+        """Parsed CPU class or factor."""
         return host_of(self.host)
 
     @property
     def links(self) -> Interconnect:
-        """The links between GPUs: the user's figures, else the catalogue's."""
+        """The links between GPUs: the user's figures, otherwise the catalogue's."""
         return self.interconnect or CATALOGUE
 
 
@@ -106,15 +106,15 @@ _REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE
 
 
 def documents_assumptions(door: Door) -> Door:
-    """Fill in a docstring's references to `Assumptions`, so that `help` is complete and each sentence is written once.
+    """Fill in a docstring's references to `Assumptions`, so that `help` is complete and each text is written once.
 
     Args:
         door: A function or class whose docstring has lines such as `method: See `Assumptions`.`
 
     Returns:
-        The same.
+        The same function or class.
     """
-    if not (door.__doc__ and Assumptions.__doc__):  # python -OO has none
+    if not (door.__doc__ and Assumptions.__doc__):  # python -OO strips docstrings
         return door
     entries = dict(_ENTRY.findall(inspect.cleandoc(Assumptions.__doc__)))
 

@@ -1,7 +1,7 @@
-"""Read files from outside: JSON, TOML, YAML and CSV, with one limit of each kind and the place of every error.
+"""Validated reading of external files: JSON, TOML, YAML and CSV, with size limits and error locations.
 
-A reader gives a `Checked`: a value that knows its file and its place there. Each method returns the value as the asked
-type, or raises the file's class of error with the place, what was found and what was expected. Example::
+A reader returns a `Checked`: a value that knows its file and its location there. Each method returns the value as the
+requested type, or raises the file's error class with the location, the actual and the expected value. Example::
 
     >>> run = File("run.json", TraceFormatError)
     >>> Checked({"batches": -1}, run).member("batches").integer(minimum=1)
@@ -38,23 +38,22 @@ Default = TypeVar("Default")
 Choice = TypeVar("Choice", bound=str)
 
 MAX_BYTES: Final = 1 << 30
-"""Largest JSON or CSV file, after decompression. A profile of this size takes about 10 GB of memory once parsed."""
+"""Maximum size of a JSON or CSV file after decompression. A profile of this size needs about 10 GB once parsed."""
 
 MAX_WRITTEN_BYTES: Final = 1 << 20
-"""Largest YAML or TOML file: people write them, and PyYAML takes up to twenty seconds for a megabyte."""
+"""Maximum size of a YAML or TOML file: they are written by hand, and PyYAML takes up to 20 seconds per megabyte."""
 
 MAX_YAML_SECONDS: Final = 60.0
-"""Longest time of the processor to parse a YAML file."""
+"""Maximum CPU time to parse a YAML file."""
 
 MAX_MERGED_FIELDS: Final = 100_000
-"""Most fields that the merges (`<<`) of a YAML file may copy in all: chains of merges grow with the square of their
-length."""
+"""Maximum number of fields that the merges (`<<`) of a YAML file may copy; chains of merges grow quadratically."""
 
 MAX_DEPTH: Final = 100
-"""Deepest nesting; a profile has six levels. Python's own limit of recursion is 1,000 calls."""
+"""Maximum nesting depth; a profile has six levels. Python's recursion limit is 1,000 calls."""
 
 MAX_DIGITS: Final = 100
-"""Longest number; a float has at most 309 digits before its point, an exact one 17."""
+"""Maximum length of a number; a float has at most 309 digits before its point, an exact one 17."""
 
 MAX_INTEGER: Final = 2**63 - 1
 """Largest integer that arrays can hold."""
@@ -70,12 +69,12 @@ _CHUNK_BYTES: Final = 1 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that others wrote.
+    """External file.
 
     Attributes:
-        name: What errors call it.
+        name: Its name in errors.
         error: Class of its errors.
-        advice: Sentence that ends each error, for example how to get a good file.
+        advice: Sentence at the end of each error, for example how to get a valid file.
     """
 
     name: str
@@ -91,13 +90,13 @@ class File:
 @final
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A value and its place.
+    """A value and its location.
 
     Attributes:
-        value: What the parser returned; a row of a CSV is a dictionary of texts.
-        file: Where it comes from.
+        value: The parsed value; a row of a CSV is a dictionary of texts.
+        file: Its file.
         place: Path of fields within the file, for example `operations[3].phase`; empty for the whole.
-        line: Line of the file, counted from 1; None if the format does not tell.
+        line: Line of the file, counted from 1; None if the format has no lines.
     """
 
     value: Any
@@ -106,11 +105,11 @@ class Checked:
     line: int | None = None
 
     def problem(self, words: str) -> LightningPredictError:
-        """Make an error about this place, to be raised."""
+        """Make an error about this location, to be raised."""
         return self.file.refusal(words, self.place or ("the whole file" if self.line is None else ""), self.line)
 
     def wrong(self, expected: str) -> LightningPredictError:
-        """Make the error that says what stands here and what was expected, to be raised."""
+        """Make an error with the actual and the expected value, to be raised."""
         return self.problem(f"is {shown(self.value)}; expected {expected}.")
 
     def mapping(self) -> dict[Any, Any]:
@@ -120,11 +119,11 @@ class Checked:
         return self.value
 
     def member(self, name: Any, expected: str = "it in every such file") -> Checked:
-        """Return a field that must be there.
+        """Return a required field.
 
         Args:
             name: Its key.
-            expected: What is expected where it is missing.
+            expected: The expectation in the error for a missing field.
         """
         mapping = self.mapping()
         place = f"{self.place}.{name}" if self.place else str(name)
@@ -138,15 +137,15 @@ class Checked:
         return {name: self.member(name) for name in self.mapping()}
 
     def has(self, name: str) -> bool:
-        """Return whether a field is there, with a value."""
+        """Return whether a field exists and is not null."""
         return self.mapping().get(name) is not None
 
     def optional(self, name: str, read: Callable[[Checked], Value], default: Default) -> Value | Default:
-        """Return a field that may be left out; `read` turns it into its value."""
+        """Return an optional field, converted by `read`, or the default."""
         return read(self.member(name)) if name in self.mapping() else default
 
     def check_keys(self, required: Iterable[str] = (), optional: Iterable[str] = ()) -> None:
-        """Refuse missing keys, and unknown keys, such as misspelt ones."""
+        """Reject missing and unknown (for example misspelt) keys."""
         known = frozenset(optional).union(required)
         if not known.issuperset(self.mapping()):
             for name in self.mapping():
@@ -163,7 +162,7 @@ class Checked:
         """Return the elements of an array.
 
         Args:
-            length: How many it must have.
+            length: Required length; None for any.
             named: Fields whose texts name an element in errors, instead of its number.
         """
         value = self.value
@@ -205,7 +204,7 @@ class Checked:
         return tuple(value)
 
     def choice(self, options: Sequence[Choice]) -> Choice:
-        """Return one of some strings."""
+        """Return a string that is one of the options."""
         for option in options:
             if self.value == option:
                 return option
@@ -213,7 +212,7 @@ class Checked:
         raise self.problem(f"is {shown(self.value)}; expected one of {', '.join(options)}.{guess}")
 
     def matching(self, expected: str, *patterns: re.Pattern[str]) -> str:
-        """Return a string that one of some patterns matches as a whole."""
+        """Return a string that fully matches one of the patterns."""
         if not isinstance(self.value, str) or not any(pattern.fullmatch(self.value) for pattern in patterns):
             raise self.wrong(expected)
         return self.value
@@ -233,7 +232,7 @@ class Checked:
         return self.value
 
     def integer(self, *, minimum: int = 0, maximum: int | None = None) -> int:
-        """Return a whole number within bounds."""
+        """Return an integer within bounds."""
         value, highest = self.value, MAX_INTEGER if maximum is None else maximum
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= highest:
             stated = highest if maximum is not None or (isinstance(value, int) and value > highest) else None
@@ -248,21 +247,21 @@ class Checked:
         return value
 
     def number(self) -> float:
-        """Return a finite number that is not negative."""
+        """Return a finite number of at least 0."""
         value = self.any_number()
         if value < 0:
             raise self.wrong("a number of at least 0")
         return value
 
     def positive(self, meaning: str = "") -> float:
-        """Return a finite number above 0; `meaning` says of what, for errors."""
+        """Return a finite number above 0; `meaning` describes it in errors."""
         value = self.value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
             raise self.wrong(f"a finite number above 0{meaning and ', '}{meaning}")
         return float(value)
 
     def parsed(self) -> Checked:
-        """Turn a text that writes a number, as a cell of a CSV does, into it, and 2.0 into 2; other values stay."""
+        """Convert a numeric string, such as a CSV cell, to a number, and 2.0 to 2; other values stay unchanged."""
         value = self.value
         if isinstance(value, str) and len(value) <= MAX_DIGITS:
             try:
@@ -278,13 +277,13 @@ _EXACT: Final = 2**53
 
 
 def shown(value: object) -> str:
-    """Write a value for an error: in at most 60 characters, and in bounded time."""
+    """Format a value for an error message, in at most 60 characters and bounded time."""
     text = _SHOWN.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def positive_number(value: object) -> float | None:
-    """Return a user's number above 0 (int, float, Decimal, Fraction or numpy number); None for anything else."""
+    """Convert a user's positive number (int, float, Decimal, Fraction or numpy number); None for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real | Decimal):
         return None
     try:
@@ -308,8 +307,8 @@ def read_json(
     Args:
         path: The file.
         error: Class of its errors.
-        name: What errors call it; the path where left out.
-        strict: Refuse what is not JSON by the letter but common: infinite numbers, control characters in strings.
+        name: Its name in errors; by default the path.
+        strict: Reject common extensions of JSON: infinite numbers, control characters in strings.
 
     Raises:
         LightningPredictError: Truncated, not JSON, or over a limit; of the class `error`.
@@ -324,7 +323,7 @@ def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -
     if (depth := _json_depth(content)) > MAX_DEPTH:
         raise file.refusal(f"is nested {depth:,} levels deep; expected at most {MAX_DEPTH}.")
     number: Callable[[str], Any] | None = None
-    if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # perhaps within a string
+    if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # may be within a string
         number = _short_number(file)
     try:
         value = json.loads(
@@ -352,7 +351,7 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
 
     file = File(path.name, error)
     content = _written(path, file, "TOML")
-    if _LONG_KEY.search(content):  # tomllib's time grows with the square of the length of a key
+    if _LONG_KEY.search(content):  # tomllib's time grows quadratically with the length of a key
         raise file.refusal(f"has a key that is nested deeper than {MAX_DEPTH} levels; expected at most that.")
     try:
         document = tomllib.loads(content.decode())
@@ -371,15 +370,15 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
 
 
 def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "") -> Checked:
-    """Read a YAML file of plain values; every value knows its line.
+    """Read a YAML file of plain values, each with its line.
 
     Args:
         path: The file.
         error: Class of its errors.
-        name: What errors call it; its name without folders where left out.
+        name: Its name in errors; by default the file name without folders.
 
     Raises:
-        LightningPredictError: Missing, not YAML, with a key twice, or over a limit; of the class `error`.
+        LightningPredictError: Missing, not YAML, a duplicate key, or over a limit; of the class `error`.
     """
     import yaml
 
@@ -410,15 +409,15 @@ def read_csv(
     header: Sequence[str] = (),
     delimiter: str = ",",
 ) -> Iterator[Checked]:
-    """Read the rows of a CSV file, gzip or plain, as mappings of texts by column; blank lines are left out.
+    """Read the rows of a CSV file, gzip or plain, as mappings of texts by column; blank lines are skipped.
 
     Args:
         path: The file; its first line names the columns.
         error: Class of its errors.
-        name: What errors call it; the path where left out.
-        columns: Columns that it must have.
-        header: Names of the columns of a file whose first line does not name them.
-        delimiter: What stands between cells.
+        name: Its name in errors; by default the path.
+        columns: Required columns.
+        header: Names of the columns, for a file without a header line.
+        delimiter: Separator of the cells.
 
     Raises:
         LightningPredictError: Not CSV, not UTF-8, a missing column, a row of another length, or over a limit; of the
@@ -435,7 +434,7 @@ def read_csv(
         line = content.count(b"\n", 0, problem.start) + 1
         raise file.refusal(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
-    line = 1  # on which a row begins; a quoted field may span several
+    line = 1  # first line of a row; a quoted field may span several
     expected = f"the {len(header)} of such a file" if header else ""
     try:
         header = header or next(reader, [])
@@ -469,7 +468,7 @@ _STEPS: Final = {code: 1 if code in b"[{" else -1 if code in b"]}" else 0 for co
 
 
 def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
-    """Read a file, unpacked where its first bytes say gzip, up to a limit of bytes.
+    """Read a file up to a size limit, decompressed if its first bytes are gzip's.
 
     Raises:
         OSError: It cannot be read.
@@ -501,7 +500,7 @@ def _limited(stream: Any, file: File, limit: int, state: str) -> bytearray:
 
 
 def _written(path: Path, file: File, kind: str) -> bytearray:
-    """Read a file that people write."""
+    """Read a hand-written file."""
     try:
         return _content(path, file, MAX_WRITTEN_BYTES)
     except FileNotFoundError:
@@ -511,7 +510,7 @@ def _written(path: Path, file: File, kind: str) -> bytearray:
 
 
 def _json_depth(content: bytes | bytearray) -> int:
-    """Count the levels of nesting without parsing: brackets outside of strings."""
+    """Return the nesting depth without parsing: count the brackets outside of strings."""
     skeleton = content.translate(None, _NO_BRACKETS).replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = b"".join(skeleton.split(b'"')[::2])
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
@@ -540,7 +539,7 @@ _NUMBERS: Final = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _LinedDict(dict[Any, Any]):
-    """Keys and values, with the line of each."""
+    """Dictionary with the line of each key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -548,7 +547,7 @@ class _LinedDict(dict[Any, Any]):
 
 
 class _LinedList(list[Any]):
-    """Elements, with the line of each."""
+    """List with the line of each element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -556,7 +555,7 @@ class _LinedList(list[Any]):
 
 
 def _limit(loader: yaml.SafeLoader, file: File) -> None:
-    """Refuse deep nesting, for which PyYAML's time for a token grows, when it begins; refuse what takes long."""
+    """Reject deep nesting before PyYAML slows down on it, and files that take too long to parse."""
     fetch, fetch_flow_start, add_indent = (
         loader.fetch_more_tokens,
         loader.fetch_flow_collection_start,
@@ -588,7 +587,7 @@ def _limit(loader: yaml.SafeLoader, file: File) -> None:
 
 
 class _Nodes:
-    """Plain values of YAML's nodes; a node that several aliases name is built once."""
+    """Plain values of YAML's nodes; a node with several aliases is built once."""
 
     def __init__(self, loader: yaml.SafeLoader, file: File) -> None:
         self._loader = loader
@@ -597,7 +596,7 @@ class _Nodes:
         self._merged_fields = 0
 
     def value(self, node: yaml.Node, place: str, depth: int) -> tuple[Any, int]:
-        """Return a node's value, and how many levels of nesting it has."""
+        """Return a node's value and its nesting depth."""
         value, height = self._built.get(id(node), (None, 0 if node.id == "scalar" else 1))
         if depth + height > MAX_DEPTH:
             words = f"is nested deeper than {MAX_DEPTH} levels, or holds itself; expected at most that."
@@ -619,7 +618,7 @@ class _Nodes:
             inner = f"{place}.{name}" if place else name
             if key_node.tag == "tag:yaml.org,2002:merge":
                 parts = value_node.value if value_node.id == "sequence" else [value_node]
-                for part in reversed(parts):  # the first of several counts
+                for part in reversed(parts):  # the first of several takes precedence
                     value, height = self.value(part, inner, depth + 1)
                     if not isinstance(value, _LinedDict):
                         raise self._file.refusal("cannot be merged; expected keys and values.", inner, _line(part))
@@ -657,7 +656,7 @@ class _Nodes:
             raise self._file.refusal(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
         try:
             value = self._loader.construct_object(node, deep=True)
-        except Exception as error:  # PyYAML raises what it comes upon, such as KeyError for `!!bool maybe`
+        except Exception as error:  # PyYAML passes on any error, such as KeyError for `!!bool maybe`
             words = " ".join(str(getattr(error, "problem", None) or error).split())
             raise self._file.refusal(f"is not a value: {words}. Correct it there.", place, _line(node)) from None
         return value
@@ -668,11 +667,11 @@ def _line(node: yaml.Node) -> int:
     return line + 1
 
 
-# Words.
+# Texts.
 
 
 class _Shown(reprlib.Repr):
-    """Short texts of values: long or deep values are truncated first."""
+    """Short representations of values: long or deep values are truncated first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -680,7 +679,7 @@ class _Shown(reprlib.Repr):
         self.maxlong = self.maxother = 60
 
     def repr_str(self, x: str, level: int) -> str:
-        """Keep the beginning."""
+        """Truncate to the beginning."""
         del level
         return repr(x[:60])
 

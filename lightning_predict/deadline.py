@@ -1,7 +1,7 @@
-"""`within`: wait for some work for a limited time.
+"""`within`: run some work with a timeout.
 
-Work that nothing can interrupt (a name look-up, a server that sends a byte a second, a disk that hangs) is done in a
-separate thread, which is abandoned when the time is up. Example::
+Work that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread, which is
+abandoned after the timeout. Example::
 
     >>> within(1.0, lambda: 6 * 7)
     42
@@ -39,7 +39,7 @@ class Background(Generic[Result]):
         return not self._thread.is_alive()
 
     def result(self) -> Result:
-        """Return what the work returned, once it has ended, or raise what it raised."""
+        """Return the result of the finished work, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._results[0]
@@ -52,7 +52,7 @@ class Background(Generic[Result]):
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """Return the result of some work, or raise its error.
+    """Run some work with a timeout; return its result or raise its error.
 
     Raises:
         TimeoutError: It is not done; its thread goes on.
@@ -64,19 +64,19 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
 
 _UNANSWERED: Final[dict[str, Background[Any]]] = {}
-"""What was not done in time, by what was asked."""
+"""Work that timed out, by its `asked`."""
 
 
 def answered(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
-    """Return the result of some work, or raise its error; what has not answered yet is not waited for a second time.
+    """Run some work with a timeout, unless the same resource timed out before and still hangs.
 
     Args:
-        seconds: Longest wait.
-        asked: What is asked, such as a file or a server.
-        work: Asks it.
+        seconds: Timeout.
+        asked: Name of the resource, such as a file or a server.
+        work: Uses the resource.
 
     Raises:
-        TimeoutError: It is not done, or an earlier one is not done yet.
+        TimeoutError: It is not done, or an earlier call is not done yet.
     """
     before = _UNANSWERED.get(asked)
     if before is not None and not before.is_done():

@@ -1,6 +1,6 @@
-"""The error tree: everything this package raises on purpose.
+"""Exception classes: all errors that this package raises on purpose.
 
-An error says what was given, what was expected and what to do. Catch the root to catch all of them::
+The message of an error has the given value, the expected one, and a remedy. Catch the base class to catch all::
 
     try:
         lp.gpu("H1000")
@@ -8,51 +8,59 @@ An error says what was given, what was expected and what to do. Catch the root t
         print(error)
 
 * `LightningPredictError`
-    * `UnknownGpuError` (a `LookupError`)
-    * `UnknownOperationError` (a `LookupError`)
-    * `UnknownOfferError` (a `LookupError`)
-    * `InvalidArgumentError` (a `ValueError`)
-    * `CatalogueError`
-    * `TraceError`
-        * `TraceFormatError`
-        * `TraceVersionError`
-        * `CaptureError`
-            * `NothingRecordedError`
-    * `WeightsError`
-        * `WeightsNotFoundError`
-        * `WeightsFormatError`
-        * `WeightsHashError`
-        * `WeightsDownloadError`
-    * `MeasurementTableError`
-    * `BudgetExceededError`
-    * `PlanningError`
-        * `PlanningFormatError`
-        * `InfeasiblePlanError`
-    * `MissingDependencyError` (an `ImportError`)
+
+  * `UnknownGpuError` (a `LookupError`)
+  * `UnknownOperationError` (a `LookupError`)
+  * `UnknownOfferError` (a `LookupError`)
+  * `InvalidArgumentError` (a `ValueError`)
+  * `CatalogueError`
+  * `TraceError`
+
+    * `TraceFormatError`
+    * `TraceVersionError`
+    * `CaptureError`
+
+      * `NothingRecordedError`
+
+  * `WeightsError`
+
+    * `WeightsNotFoundError`
+    * `WeightsFormatError`
+    * `WeightsHashError`
+    * `WeightsDownloadError`
+
+  * `MeasurementTableError`
+  * `BudgetExceededError`
+  * `PlanningError`
+
+    * `PlanningFormatError`
+    * `InfeasiblePlanError`
+
+  * `MissingDependencyError` (an `ImportError`)
 """
 
 from __future__ import annotations
 
 
 class LightningPredictError(Exception):
-    """Root of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
     def __str__(self) -> str:
-        """Return the message; control characters, such as escape sequences that a file holds, as their codes."""
+        """Return the message, with control characters (such as escape sequences from a file) escaped."""
         text = super().__str__()
         return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 class UnknownGpuError(LightningPredictError, LookupError):
-    """A GPU name that the catalogue does not hold, with the nearest names that it does hold."""
+    """A GPU name that is not in the catalogue, with the nearest names that are."""
 
 
 class UnknownOperationError(LightningPredictError, LookupError):
-    """An operation, or a word for its shape, that no kernel model knows."""
+    """An operation, or a name of its shape parameters, that no kernel model supports."""
 
 
 class UnknownOfferError(LightningPredictError, LookupError):
-    """An offer or a price that was asked for by name and is not listed."""
+    """An offer or a price that was requested by name and is not listed."""
 
 
 class InvalidArgumentError(LightningPredictError, ValueError):
@@ -60,7 +68,7 @@ class InvalidArgumentError(LightningPredictError, ValueError):
 
 
 class CatalogueError(LightningPredictError):
-    """A row of a shipped or user-given table (GPUs, offers) that contradicts the table's rules."""
+    """A row of a shipped or user-given table (GPUs, offers) that violates the table's rules."""
 
 
 class TraceError(LightningPredictError):
@@ -72,11 +80,11 @@ class TraceFormatError(TraceError):
 
 
 class TraceVersionError(TraceError):
-    """A trace file of a version that this release does not read."""
+    """A trace file of a version that this release does not support."""
 
 
 class CaptureError(TraceError):
-    """A capture that could not be made, for example because another profiler is running."""
+    """A failed capture, for example because another profiler is running."""
 
 
 class NothingRecordedError(CaptureError):
@@ -84,15 +92,15 @@ class NothingRecordedError(CaptureError):
 
 
 class WeightsError(LightningPredictError):
-    """Weights that cannot be found, fetched or trusted."""
+    """Weights that cannot be found, downloaded or trusted."""
 
 
 class WeightsNotFoundError(WeightsError, LookupError):
-    """No weights file for this GPU at any place that was searched."""
+    """No weights file for this GPU in any of the searched locations."""
 
 
 class WeightsFormatError(WeightsError):
-    """A weights file that is truncated, or whose tensors differ from what its header promises."""
+    """A weights file that is truncated, or whose tensors do not match its header."""
 
 
 class WeightsHashError(WeightsError):
@@ -108,7 +116,7 @@ class MeasurementTableError(LightningPredictError):
 
 
 class BudgetExceededError(LightningPredictError):
-    """The predicted or actual spend of a run is over its budget, and `on_exceed="raise"`."""
+    """The predicted or actual cost of a run exceeds its budget, and `on_exceed="raise"`."""
 
 
 class PlanningError(LightningPredictError):
@@ -116,7 +124,7 @@ class PlanningError(LightningPredictError):
 
 
 class PlanningFormatError(PlanningError):
-    """A file of jobs, or of a study, that is not valid: a missing, wrong or unknown field, named with its place."""
+    """A file of jobs, or of a study, with a missing, wrong or unknown field; the message names its location."""
 
 
 class InfeasiblePlanError(PlanningError):
@@ -124,4 +132,4 @@ class InfeasiblePlanError(PlanningError):
 
 
 class MissingDependencyError(LightningPredictError, ImportError):
-    """A package of one of the extras that is not installed, with the command that installs it."""
+    """A package of an optional extra that is not installed; the message has the install command."""

@@ -1,7 +1,7 @@
-"""The one door for files that are read or written while somebody trains.
+"""Safe reading and writing of files during training.
 
-A file may lie on a network home that hangs, or be a pipe that nobody reads: it is used in a thread that is waited for
-only so long, and only if it is a regular file. What is written appears whole, or not at all. Example::
+A file may be on a hanging network drive, or be a pipe without a reader. It is therefore used in a thread with a
+timeout, and only if it is a regular file. Files are written atomically. Example::
 
     in_hook(path, lambda: write_whole(path, b"..."), seconds=60.0)
 """
@@ -20,20 +20,20 @@ from lightning_predict.deadline import answered
 Result = TypeVar("Result")
 
 FILE_SECONDS: Final = 60.0
-"""Longest wait of a hook for a file or a logger."""
+"""Timeout of a hook for a file or a logger."""
 
 
 def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds: float = FILE_SECONDS) -> Result:
-    """Return what some work on a file returns, or raise its error.
+    """Run some work on a file with a timeout; return its result or raise its error.
 
     Args:
         path: The file, which need not exist.
         work: Reads or writes it.
-        seconds: Longest wait for it.
+        seconds: Timeout.
 
     Raises:
-        OSError: It is there and no regular file, or what the work raises.
-        TimeoutError: It did not answer in time, or has not answered since it was used before.
+        OSError: The path exists and is not a regular file, or the work raised it.
+        TimeoutError: It did not respond in time, or still hangs since an earlier use.
     """
 
     def use() -> Result:
@@ -44,21 +44,21 @@ def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds
 
 
 def refuse_irregular(path: str | os.PathLike[str]) -> None:
-    """Raise where a path names a pipe, a device or a socket, which may wait forever; a folder fails by itself.
+    """Reject a pipe, a device or a socket, which may block forever; a folder fails by itself.
 
     Raises:
-        OSError: It does.
+        OSError: It is one of these.
     """
     try:
         mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):  # nothing is there
+    except (FileNotFoundError, NotADirectoryError):  # does not exist
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "not a regular file; name one", os.fspath(path))
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, whole or not at all: an older one is replaced, and a link stays a link.
+    """Write a file atomically; an existing file is replaced, and a link stays a link.
 
     Raises:
         OSError: It cannot be written.

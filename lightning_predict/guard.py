@@ -1,8 +1,8 @@
-"""`never_raises` and `gives_instead`: keep what a Trainer calls of ours from ever harming training.
+"""`never_raises` and `gives_instead`: decorators that keep errors in our code away from the training.
 
-Whatever goes wrong inside a guarded hook is handed to the callback's `give_up`, which cleans up and warns once; the
-Trainer sees neither that error nor one in `give_up`. Every method of ours that a Trainer, or torch, calls is guarded:
-a `try` inside it begins too late. Example::
+An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once; the Trainer sees
+neither that error nor one in `give_up`. Every method that a Trainer, or torch, calls is guarded, because a `try` inside
+the method would not cover argument errors. Example::
 
     class Careful(Callback):
         @never_raises
@@ -27,12 +27,12 @@ _LOG: Final = logging.getLogger("lightning_predict")
 Parameters = ParamSpec("Parameters")
 
 FAILURES: Final = (Exception, GeneratorExit)
-"""What is caught of ours: all but what asks a program to end. A loop would take StopIteration for its own end, and a
-generator GeneratorExit for its own."""
+"""Caught errors: all but KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit must not escape either,
+because a calling loop or generator would end silently."""
 
 
 def log_sentence(message: str) -> None:
-    """Log what cannot be a warning: under `-W error` a warning is an exception. Logging raises nothing."""
+    """Log a message that cannot be a warning: under `-W error` a warning is an exception, logging is not."""
     _LOG.warning(message)
 
 
@@ -40,7 +40,7 @@ class GivesUp(Protocol):
     """A callback that can be switched off."""
 
     def give_up(self, error: Exception) -> None:
-        """Clean up, report once what went wrong, and do nothing from now on."""
+        """Clean up, report the error once, and do nothing from now on."""
 
 
 Guarded = TypeVar("Guarded", bound=GivesUp)
@@ -51,15 +51,15 @@ Result = TypeVar("Result")
 def never_raises(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
-    """Return the hook with its errors handed to `give_up`; only exceptions with which a budget ends a run pass.
+    """Wrap a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
 
-    StopIteration does not pass, as a loop would take it for the end of its loader, nor does GeneratorExit. What asks a
-    program to end (KeyboardInterrupt, SystemExit) does: it came from outside while the hook ran.
+    StopIteration and GeneratorExit are caught, too, because a calling loop or generator would end silently.
+    KeyboardInterrupt and SystemExit pass: they came from outside while the hook ran.
     """
 
     @wraps(hook)
     def guarded(self: Guarded, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        # Exception, the broadest that is not an exit: predictions are worth less than the run that they are about.
+        # Catch broadly: the training run is worth more than its predictions.
         try:
             hook(self, *args, **kwargs)
         except BudgetExceededError:
@@ -76,11 +76,11 @@ def never_raises(
 def gives_instead(
     value: Callable[[], Any], report: Callable[[Any, Exception], object]
 ) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
-    """Return a decorator for a method that something is asked of: it gives another value where it fails, and reports.
+    """Return a decorator for a method with a result: if the method fails, report the error and return a fallback.
 
     Args:
-        value: Makes what is given instead.
-        report: Says what failed; what fails in it is logged.
+        value: Makes the fallback.
+        report: Reports the error; an error in it is logged.
     """
 
     def decorate(
@@ -105,5 +105,5 @@ def gives_instead(
 
 
 def as_error(error: BaseException) -> Exception:
-    """Return an error as it is, and a GeneratorExit, which is none for Python, as one that names it."""
+    """Return an error unchanged, and wrap a GeneratorExit, which is not an Exception, in a RuntimeError."""
     return error if isinstance(error, Exception) else RuntimeError(repr(error))

@@ -48,25 +48,25 @@ class Interval(Generic[Value]):
         return cls(middle, middle, middle).widened(spread)
 
     def widened(self, spread: Value | float) -> Interval[Value]:
-        """Move both ends away from the value by a factor."""
+        """Widen the interval by a factor on both sides."""
         return Interval(self.low / spread, self.middle, self.high * spread)
 
     def scaled(self, factor: Value | float) -> Interval[Value]:
-        """Multiply the value and its ends by a factor."""
+        """Multiply the value and both ends by a factor."""
         return self.each(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
-        """Add an amount: a certain one to all three, or, end by end, an interval whose error is fully correlated."""
+        """Add an exact amount, or add an interval end by end, assuming fully correlated errors."""
         if isinstance(amount, Interval):
             return self.each(operator.add, amount)
         return self.each(lambda value: value + amount)
 
     def at_most(self, limit: Value | float) -> Interval[Value]:
-        """Cap the value and its ends."""
+        """Clamp the value and both ends to an upper limit."""
         return self.each(lambda value: _chosen(value, limit, takes_smaller=True))
 
     def at_least(self, limit: Value | float) -> Interval[Value]:
-        """Raise the value and its ends to a limit."""
+        """Clamp the value and both ends to a lower limit."""
         return self.each(lambda value: _chosen(value, limit, takes_smaller=False))
 
     def holds(self, value: float) -> bool:
@@ -74,10 +74,10 @@ class Interval(Generic[Value]):
         return bool(self.low <= value <= self.high)
 
     def each(self, change: Callable[..., Any], *others: Interval[Any]) -> Interval[Any]:
-        """Apply a function to the value and to either end.
+        """Apply a function to the value and to each end.
 
         Args:
-            change: Takes one value of this interval and the same one of each of the others.
+            change: Takes one value of this interval and the corresponding value of each other interval.
             others: Further intervals.
         """
         every = (self, *others)
@@ -100,20 +100,20 @@ OUTSIDE: Final = 0.05
 """Share of cases below an interval, and above it."""
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
-"""Odds of a case to lie on this side of an end; on either side of the middle they grow alike with the logarithm."""
+"""Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""
 
 LEAST_HALF_WIDTH: Final = 1e-3
-"""Of the logarithm of a time that is certain."""
+"""Minimum half width in log time, for a time that is certain."""
 
 HALVINGS: Final = 24
-"""Of the place in which an end is looked for: to a millionth."""
+"""Number of bisections to find an end, for a precision of one millionth."""
 
 
 def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
-    """Return the ends of the later of two times whose errors have nothing to do with each other.
+    """Return the 90 % interval of the later of two times with independent errors.
 
-    Both must be over before it is, so its low end lies above either low end where both may decide, and its high end a
-    little above either high end. The logarithm of a time is taken to be logistic on either side of its middle.
+    Both must be over, so its low end is above either low end if the intervals overlap, and its high end is slightly
+    above either high end. Each log time is assumed logistic on either side of its middle.
     """
     import numpy as np
 
@@ -129,7 +129,7 @@ def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, 
 
 
 def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most: Array) -> Array:
-    """Find the time, between two others, by which all parts are over in that share of cases."""
+    """Find the time by which all parts are over with this probability, by bisection between two times."""
     import numpy as np
 
     for _ in range(HALVINGS):
@@ -141,7 +141,7 @@ def _by_which(parts: Sequence[Interval[Array]], share: float, least: Array, most
 
 
 def _share_before(part: Interval[Array], time: Array) -> Array:
-    """Return in which share of cases it is over before a time."""
+    """Return the probability that a part is over before a time."""
     import numpy as np
 
     away = np.log(time / part.middle)

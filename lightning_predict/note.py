@@ -1,7 +1,7 @@
-"""`Note`: a sentence for the user beside a prediction, which may be a detail.
+"""`Note`: a sentence for the user next to a prediction, optionally marked as a detail.
 
-Notes of a trace, of a step and of a whole prediction are strings, so that they print, compare and become JSON as they
-are. One that changes no decision is a detail, shown only where everything is asked for. Example::
+Notes are strings, so that they print, compare and serialize to JSON directly. A note that changes no decision is a
+detail, shown only in verbose output. Example::
 
     >>> notes = ("cuDNN converts the images.", Note("cudnn.benchmark is off.", is_detail=True))
     >>> [note for note in notes if not is_detail(note)]
@@ -19,13 +19,13 @@ class Note(str):
     """A sentence for the user.
 
     Attributes:
-        is_detail: It changes no decision, and is shown only where all notes are asked for.
+        is_detail: It changes no decision, and is shown only in verbose output.
     """
 
     is_detail: bool
 
     def __new__(cls, text: str, *, is_detail: bool = False) -> Note:
-        """Make a note of a sentence.
+        """Make a note from a sentence.
 
         Args:
             text: The sentence.
@@ -37,10 +37,10 @@ class Note(str):
 
 
 def is_detail(note: str) -> bool:
-    """Return whether a note changes no decision; a plain string may."""
+    """Return whether a note is a detail; a plain string is not."""
     return isinstance(note, Note) and note.is_detail
 
 
 def details(texts: Iterable[str]) -> tuple[Note, ...]:
-    """Return sentences as details."""
+    """Mark sentences as details."""
     return tuple(Note(text, is_detail=True) for text in texts)

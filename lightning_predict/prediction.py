@@ -1,4 +1,4 @@
-"""Run the whole pipeline in one call: a Trace and GPU names give Predictions.
+"""`predict`: the whole pipeline in one call, from a Trace and GPU names to Predictions.
 
 `trace -> timed work (kernels) -> Iteration (timeline, distributed) -> Run -> Price and memory (cost)`. Example::
 
@@ -60,38 +60,38 @@ def predict(
     gpus_file: str | PathLike[str] | None = None,
     charges: Charges | None = None,
 ) -> Predictions:
-    """Predict the recorded step on GPUs.
+    """Predict time, memory and cost of the recorded step on GPUs.
 
     Args:
-        trace: What one step did, from `capture` or `Trace.load`.
-        gpus: Names of GPUs (ours, torch's and clouds' spellings are understood) or of layouts: `8xL4` is a machine of
-            eight, `2x8xH100-SXM-80GB` two of them; or a `Gpu` or `Layout`. Each replica takes as many samples as the
-            trace.
-        iterations: Steps still to come on as many GPUs as were recorded; a layout of more does the same samples in
-            fewer. None predicts the step alone.
-        num_nodes: Machines of the layouts that do not say.
+        trace: A recorded step, from `capture` or `Trace.load`.
+        gpus: Names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts: `8xL4` is a
+            machine with eight, `2x8xH100-SXM-80GB` two of them; or a `Gpu` or `Layout`. Each replica takes the samples
+            of the trace.
+        iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
+            samples. None predicts only the step.
+        num_nodes: Number of machines, for layouts that do not include it.
         strategy: See `Assumptions`.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Learn from earlier runs of this very step (see `run/history.py`).
+        history: Use earlier runs of the same step for corrections (see `run/history.py`).
         interconnect: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
-        gpus_file: TOML file of GPUs of your own, known from here on in this process (see `gpus/own.py`).
+        gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/own.py`).
         charges: See `Assumptions`.
 
     Returns:
-        One Prediction per GPU or layout, in the order asked.
+        One Prediction per GPU or layout, in the given order.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
-        InvalidArgumentError: An empty list, a bad price, layout, strategy, method or number of iterations.
-        TraceError: A trace without operations, or with neither shapes nor kernels. One with kernels of an unknown GPU
-            and without shapes is an UnknownGpuError.
-        WeightsError: Weights that cannot be found or trusted; an address that cannot serve is a note.
+        UnknownGpuError: A name that the catalogue does not contain.
+        InvalidArgumentError: An empty list, or an invalid price, layout, strategy, method or number of iterations.
+        TraceError: A trace without operations, or with neither shapes nor kernels. Kernels of an unknown GPU without
+            shapes raise an UnknownGpuError.
+        WeightsError: Weights that cannot be found or trusted; an unreachable address only adds a note.
     """
     if gpus_file is not None:
         add_gpus(gpus_file)
@@ -114,7 +114,7 @@ def predict(
 
 
 def steps_to_come(trace: Trace, iterations: int | None) -> Workload:
-    """Describe a run of so many of the recorded steps, with the waits for the loader that were recorded.
+    """Describe a run of this many recorded steps, with the recorded waits for the loader.
 
     Raises:
         InvalidArgumentError: A negative number.
@@ -138,15 +138,15 @@ def predict_workload(
     validation: Trace | None = None,
     forecast: Interval[float] | None = None,
 ) -> Predictions:
-    """Predict a run that is still to come: `predict` with validation and everything else that a Trainer knows.
+    """Predict the rest of a run: `predict` with validation and other facts that a Trainer knows.
 
     Args:
         trace: One training step.
-        layouts: Where to run it.
-        workload: Steps and validation batches still to come on each GPU of the recorded run.
-        assumptions: What is assumed.
+        layouts: GPUs and layouts to predict.
+        workload: Remaining steps and validation batches on each GPU of the recorded run.
+        assumptions: The assumptions.
         validation: One validation batch; None takes the forward share of the training step.
-        forecast: Seconds of the run on the machine in use, as it went so far; None: from the steps of the trace.
+        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
     """
     gpus = [layout.gpu for layout in layouts]
     step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
@@ -165,11 +165,11 @@ def predict_workload(
 
 
 TABLES_DECIDE: Final = 0.5
-"""Share of a GPU's memory from which embedding tables are what to divide."""
+"""Share of a GPU's memory above which embedding tables should be sharded."""
 
 
 def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | None:
-    """Say what divides embedding tables where a step does not fit, for their sake before all; None elsewhere."""
+    """Return a note about sharding if a step does not fit mainly because of its embedding tables; otherwise None."""
     looked_up = {
         position if operation.inputs[0].id is None else operation.inputs[0].id: operation.inputs[0].size_bytes
         for position, operation in enumerate(trace.operations)
@@ -192,7 +192,7 @@ def _heading(
     assumptions: Assumptions,
     layouts: Sequence[Layout],
 ) -> str:
-    """Say what is predicted, as `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and what was asked of it."""
+    """Describe the predicted run, as in `58,430 steps × batch 64, bf16-mixed, recorded on L4`, and the assumptions."""
     steps = workload.training_iterations
     count = "A training step" if steps is None else f"{steps:,} step{'' if steps == 1 else 's'}"
     parts = [count if trace.samples is None else f"{count} × batch {trace.samples:,}"]  # noqa: RUF001
@@ -220,7 +220,7 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
 
 
 def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) -> MachineInUse | None:
-    """Time the run on the machine that the step was recorded on, by its own steps; None if none was timed."""
+    """Compute the run on the recording machine from its own measured steps; None if none was timed."""
     trace, in_use = step.trace, step.in_use
     seconds = measured_seconds(trace)
     if seconds is None or seconds <= 0 or trace.device == "meta":

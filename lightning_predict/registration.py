@@ -1,7 +1,7 @@
-"""Use without a line of code: Lightning asks this factory for callbacks whenever a Trainer is made.
+"""Callback factory for use without code changes: Lightning calls it whenever a Trainer is made.
 
-It adds `RuntimePredictor`, and `CostBudget` for a budget, only where the environment asks for it, and costs next to
-nothing where it does not::
+It adds `RuntimePredictor`, and `CostBudget` for a budget, only if environment variables ask for it; otherwise it has
+almost no overhead::
 
     LIGHTNING_PREDICT=1 LIGHTNING_PREDICT_GPUS=T4,L4 python train.py
 
@@ -28,20 +28,20 @@ GPUS_VARIABLE: Final = "LIGHTNING_PREDICT_GPUS"
 USD_VARIABLE: Final = "LIGHTNING_PREDICT_USD"
 PRICE_VARIABLE: Final = "LIGHTNING_PREDICT_USD_PER_HOUR"
 SEEN_VARIABLE: Final = "LIGHTNING_PREDICT_SEEN"
-"""Names a file that is made once a Trainer asks, so that `lightning-predict run` can say that none did."""
+"""Path of a file that is created once a Trainer is made, so that `lightning-predict run` can report if none was."""
 
 
 def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
-    """Return what the environment asks for.
+    """Return the callbacks that the environment asks for.
 
-    With `LIGHTNING_PREDICT=1` that is a `RuntimePredictor`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if they are named,
-    and a `CostBudget` of the dollars in `LIGHTNING_PREDICT_USD`, if there are any, at `LIGHTNING_PREDICT_USD_PER_HOUR`
-    or the listed price. What the environment says wrongly is raised where a Trainer is made, before anything is
-    trained; where our own code fails, the Trainer is made without it.
+    With `LIGHTNING_PREDICT=1` that is a `RuntimePredictor`, for the GPUs in `LIGHTNING_PREDICT_GPUS` if set. With
+    `LIGHTNING_PREDICT_USD` it is also a `CostBudget` of that many dollars, at `LIGHTNING_PREDICT_USD_PER_HOUR` or the
+    listed price. Wrong values raise an error when a Trainer is made, before any training. If our own code fails, the
+    Trainer is made without it.
 
     Raises:
-        InvalidArgumentError: `LIGHTNING_PREDICT` is neither 1 nor 0 nor empty, or an amount is none.
-        UnknownGpuError: `LIGHTNING_PREDICT_GPUS` has a name that the catalogue does not hold.
+        InvalidArgumentError: `LIGHTNING_PREDICT` is not 1, 0 or empty, or an amount is invalid.
+        UnknownGpuError: `LIGHTNING_PREDICT_GPUS` has a name that the catalogue does not contain.
     """
     switch = os.environ.get(SWITCH_VARIABLE, "").strip()
     if switch in ("", "0"):
@@ -59,7 +59,7 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
         callbacks: list[RuntimePredictor | CostBudget] = [RuntimePredictor(names) if names else RuntimePredictor()]
         if usd is not None:
             budget = CostBudget(usd=usd, usd_per_hour=usd_per_hour)
-            budget.state_key = f"{CostBudget.state_key}.environment"  # beside a budget of the script's own
+            budget.state_key = f"{CostBudget.state_key}.environment"  # distinct from a budget in the script
             callbacks.append(budget)
         return callbacks
     except UnknownGpuError as error:
@@ -70,10 +70,10 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
 
 
 def _amount(variable: str) -> float | None:
-    """Read an amount from the environment; None where it is not set or empty.
+    """Read an amount from the environment; None if it is not set or empty.
 
     Raises:
-        InvalidArgumentError: It is no number above 0.
+        InvalidArgumentError: It is not a number above 0.
     """
     from lightning_predict.checked import positive_number
 

@@ -1,6 +1,6 @@
-"""`Step`: a recorded step, timed once on every GPU of interest, to be predicted on any layout with any strategy.
+"""`Step`: predictor of a recorded step, timed once on every GPU, then for any layout with any strategy.
 
-`predict` is a loop over layouts, `best_layouts` a search over strategies; both make their `Prediction` here. Example::
+`predict` loops over layouts, `best_layouts` searches strategies; both make their `Prediction` here. Example::
 
     step = Step(trace, [gpu("H100-SXM-80GB")], Assumptions())
     step.on(layout_of("8xH100-SXM-80GB"), strategy_of("fsdp")).iteration_seconds
@@ -59,21 +59,21 @@ from lightning_predict.tracing.trace import Trace
 
 @final
 class Step:
-    """A recorded step on one of each GPU, ready for layouts.
+    """Predictor of a recorded step on any layout.
 
     Args:
         trace: One training step.
-        gpus: The GPUs of the layouts that will be asked for.
-        assumptions: What is assumed.
-        workload: What is still to come on each GPU of the recorded run; None predicts the step alone.
+        gpus: The GPUs of all layouts to predict.
+        assumptions: The assumptions.
+        workload: Remaining work on each GPU of the recorded run; None predicts only the step.
         validation: One validation batch; None takes the forward share of the training step.
-        forecast: Seconds of the run on the machine in use, as it went so far; None: from the steps of the trace.
+        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
 
     Attributes:
-        trace: The step, as the assumptions change it.
-        setting: The GPUs, models and assumptions of its parts.
+        trace: The step, changed by the assumptions.
+        setting: The GPUs, models and assumptions for its parts.
         kinds: The kinds of step, each on one of each GPU.
-        in_use: The GPUs that it was recorded on; None off CUDA and where the catalogue lacks them.
+        in_use: The GPUs that it was recorded on; None without CUDA, or if the catalogue lacks them.
 
     Raises:
         TraceError: A trace that cannot be predicted.
@@ -123,21 +123,21 @@ class Step:
         self._tables: dict[Strategy, ShardedEmbeddings] = {}
 
     def as_offered(self, layout: Layout) -> Layout:
-        """Return a layout with the network of the machines that it is priced by; the one in use has its own."""
+        """Return a layout with the network of the machines whose price it has; the one in use has its own."""
         if layout == self.in_use:
             return layout
         own = self._assumptions
         return on_offered_network(layout, offers=own.offers, usd_per_hour=own.usd_per_hour)
 
     def on(self, layout: Layout, strategy: Strategy | None = None) -> Prediction:
-        """Predict the step and what is still to come on a layout.
+        """Predict the step and the rest of the run on a layout.
 
         Args:
-            layout: Of the GPUs that the step was made for.
+            layout: A layout of the GPUs given at construction.
             strategy: How they share the work; None takes the assumptions'.
 
         Raises:
-            InvalidArgumentError: A strategy that the layout or the model cannot have.
+            InvalidArgumentError: A strategy that is impossible for the layout or the model.
         """
         strategy = self._assumptions.strategy if strategy is None else strategy
         step = self.iteration(layout, strategy)
@@ -145,13 +145,13 @@ class Step:
         return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
 
     def prediction(self, layout: Layout, strategy: Strategy, step: Iteration, memory: MemoryNeed) -> Prediction:
-        """Add run and price to a step on a layout.
+        """Combine a step on a layout with its run and price.
 
         Args:
             layout: The GPUs.
             strategy: How they share the work.
             step: The step on them.
-            memory: What each of them needs.
+            memory: Memory need of each of them.
         """
         run = self._run(layout, strategy, step)
         price = price_of(
@@ -184,17 +184,17 @@ class Step:
         return step.accumulated(strategy.accumulate) if layout.count == 1 else step
 
     def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
-        """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known.
+        """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
 
         Args:
             layout: The GPUs.
             strategy: How they share the work.
-            reported_bytes: Memory of the GPU, as its driver reports it; None if it was not asked.
+            reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
         """
         return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
 
     def shared(self, kind: SingleSteps) -> SharedStep:
-        """Return a kind of step, simulated and ready to be shared; made once."""
+        """Return the cached simulation of a kind of step, ready to be shared over GPUs."""
         if id(kind) not in self._ready:
             setting = self.setting
             self._ready[id(kind)] = SharedStep(
@@ -209,7 +209,7 @@ class Step:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of the trace and of what it was predicted with, each sentence once."""
+        """Notes about the trace and the models, without repetition."""
         unknown_gpu = unknown_gpu_note(self.trace)
         return (
             *([] if unknown_gpu is None else [unknown_gpu]),
@@ -236,17 +236,17 @@ class Step:
         return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
 
     def _checked(self, layout: Layout, strategy: Strategy) -> Iteration | None:
-        """Predict one validation batch; replicas work by themselves, the GPUs of one together."""
+        """Predict one validation batch; replicas work independently, the GPUs of one replica together."""
         one = self._validation
         if one is None:
             return None
         if strategy.embedding is None and strategy.model_parallel == 1:
             return one.steps[self.setting.gpus.index(layout.gpu)]
         own = strategy if strategy.embedding is not None else replace(strategy, micro_batches=None)
-        return self._shared(one, one.steps, layout, own)  # its batch has a size of its own
+        return self._shared(one, one.steps, layout, own)  # a validation batch has its own size
 
     def _run(self, layout: Layout, strategy: Strategy, step: Iteration) -> Run:
-        """Predict the rest of the run, whose replicas share it and whose loaders share the cores."""
+        """Predict the rest of the run; replicas share the work, and loaders share the cores."""
         trace, workload = self.trace, self._workload
         replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
         own = crowded_workload(
@@ -257,12 +257,12 @@ class Step:
             recorded=trace.world_size // trace.num_nodes,
             cores_per_node=self._assumptions.cores_per_node,
         )
-        groups = replicas * strategy.accumulate  # as often as recorded, samples are worked through in a step
+        groups = replicas * strategy.accumulate  # number of recorded batches per step
         run = run_of(step, own, self._checked(layout, strategy), batches=batches, replicas=groups)
         return self.as_it_went(run, layout)
 
     def as_it_went(self, run: Run, layout: Layout | None) -> Run:
-        """Correct a run by what it took so far where that is known, and by what earlier ones took, up to its limit."""
+        """Correct a run by its own progress if known, and by earlier runs, and cut it off at its time limit."""
         if layout == self.in_use and self._forecast is not None:
             run = replace(run, total=self._forecast)
         factor = self._run_factor
@@ -270,14 +270,14 @@ class Step:
 
 
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
-    """Find the GPUs that the recorded processes trained on."""
+    """Return the layout of the recorded processes."""
     return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
 
 
 def _learnt(
     trace: Trace, steps: Sequence[Iteration], history: Sequence[HistoryRecord], origin: Gpu | None
 ) -> list[Correction | None]:
-    """Find what earlier runs say of the step on each GPU."""
+    """Return the correction from earlier runs for the step on each GPU."""
     if not history:
         return [None] * len(steps)
     fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
@@ -304,14 +304,14 @@ def memory_need_of(
     *,
     reported_bytes: float | None = None,
 ) -> MemoryNeed:
-    """Judge whether the kind of step that needs most fits on each GPU of a layout; nothing if no kind's is known.
+    """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
 
     Args:
-        memory: Kinds of step, with what each needs on one GPU.
+        memory: Kinds of step, each with its memory need on one GPU.
         layout: The GPUs.
         sharing: How they share the work.
-        tables: Embedding tables that they share; None without.
-        reported_bytes: Memory of the GPU, as its driver reports it; None if it was not asked.
+        tables: Sharded embedding tables; None without.
+        reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
     """
     found = []
     for kind, one in memory:
@@ -337,19 +337,19 @@ def memory_need_of(
 
 
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
-    """Estimate what a process takes of its GPU beside torch's allocator."""
+    """Estimate a process's GPU memory outside torch's allocator."""
     peers = min(sharing.expert, layout.gpus_per_node) - 1
     buffers = nccl_bytes(layout.gpu, communicators=communicators(sharing, layout), all_to_all_peers=peers)
     return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
 
 
 def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:
-    """Find the peak memory of the fullest GPU of a layout that shares a step's embedding tables; None if not known.
+    """Return the peak memory of the fullest GPU with sharded embedding tables; None if unknown.
 
     Args:
         kind: The step.
         layout: Two GPUs or more.
-        tables: How they are shared.
+        tables: The sharding of the tables.
     """
     dense = without_tables(kind)
     alone = step_memory(dense)
@@ -360,7 +360,7 @@ def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings)
 
 
 def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
-    """Collect what is to be said of the kinds of step, each sentence once."""
+    """Collect the notes about the kinds of step, without repetition."""
     notes: dict[str, None] = {}
     for single in singles:
         kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)

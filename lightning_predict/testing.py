@@ -1,4 +1,4 @@
-"""Fakes for tests, so that they need no GPU, no waiting and no patching: of this package, and of what builds on it.
+"""Test doubles for this package and packages built on it, so that tests need no GPU, no waiting and no patching.
 
 Example::
 
@@ -32,7 +32,7 @@ from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorI
 
 @final
 class Clock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when told to."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -42,7 +42,7 @@ class Clock:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
-        """Let time go by."""
+        """Advance the clock."""
         self.seconds += seconds
 
 
@@ -55,7 +55,7 @@ SMALL_GPU: Final = Gpu(
     launch_year=2020,
     streaming_multiprocessors=10,
     cores_per_multiprocessor=50,
-    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s: the tensor cores add to it
+    float64_lanes_per_multiprocessor=20,  # 0.4 TFLOP/s; the tensor cores add to it
     base_clock_hz=0.8e9,
     boost_clock_hz=1e9,
     highest_clock_hz=1e9,
@@ -105,7 +105,7 @@ def example_trace(size: int = 512, **values: Any) -> Trace:
 
 
 def example_offer(gpu: str = "T4", usd_per_hour: float = 1.0, *, num_gpus: int = 1, **values: Any) -> Offer:
-    """Make an offer of a machine; a list of them is a price list.
+    """Make an offer of a machine; a list of offers is a price list.
 
     Args:
         gpu: Name of its GPU.
@@ -121,7 +121,7 @@ _PARTS: Final[dict[str, type]] = {"step": Iteration, "run": Run, "price": Price,
 
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
-    """Make a prediction by hand: a step of 20 ms, of which the host launches for 5 ms, and nothing else is known.
+    """Make a prediction by hand: a step of 20 ms with 5 ms of host time, and all other values unknown.
 
     Args:
         layout: Name of a GPU or layout.
@@ -144,8 +144,8 @@ def changed(prediction: Prediction, **values: Any) -> Prediction:
 
     Args:
         prediction: Any prediction.
-        values: For example `cost_usd=1.12` or `iteration=Interval(0.4, 0.5, 0.6)`. `gpu` renames the GPU, whatever the
-            catalogue holds; `layout` is a layout of the catalogue by name.
+        values: For example `cost_usd=1.12` or `iteration=Interval(0.4, 0.5, 0.6)`. `gpu` renames the GPU to any name;
+            `layout` is a layout of the catalogue by name.
 
     Raises:
         InvalidArgumentError: A name that no part of a prediction has.

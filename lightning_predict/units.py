@@ -1,4 +1,4 @@
-"""The only place where units are converted; everywhere else values are SI and names bear the unit.
+"""Unit conversions, all in one place; everywhere else values are SI and names contain the unit.
 
 Example::
 
@@ -95,12 +95,12 @@ def gigaflops_to_flops(gigaflops: float) -> float:
 
 
 def gigabits_to_bytes(gigabits: float) -> float:
-    """Turn Gbit/s into bytes per second."""
+    """Convert Gbit/s to bytes per second."""
     return gigabits * GIGA / 8
 
 
 def bytes_to_gigabits(size_bytes: float) -> float:
-    """Turn bytes per second into Gbit/s."""
+    """Convert bytes per second to Gbit/s."""
     return size_bytes * 8 / GIGA
 
 

@@ -1,4 +1,4 @@
-"""`FabricPredictor`: predictions, a budget and an outcome for a loop of Lightning's Fabric.
+"""`FabricPredictor`: predictions, a budget and an outcome for a training loop of Lightning Fabric.
 
 Example::
 
@@ -10,8 +10,8 @@ Example::
             ...                               # fabric.backward(loss), optimizer.step()
     predictor.run.outcome
 
-It is nothing but events into the same object that `lp.watch` returns: Fabric tells of updates, so that accumulation and
-several optimizers are counted as they are, and the loader's batches tell when a step begins and ends.
+It forwards events to the object that `lp.watch` returns. Fabric reports optimizer updates, so accumulation and several
+optimizers are counted correctly; the loader's batches mark the start and end of a step.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Batch = TypeVar("Batch")
 
 @final
 class FabricPredictor:
-    """Watch a loop of Fabric: give it to `Fabric(callbacks=...)`, and loop over its `batches` in a `with` statement.
+    """Watch a Fabric loop: pass it to `Fabric(callbacks=...)`, and iterate over its `batches` in a `with` statement.
 
     Args:
-        **options: Those of `lp.watch` apart from `model`, `optimizers` and `device`, which Fabric tells.
+        **options: Arguments of `lp.watch`, except `model`, `optimizers` and `device`, which Fabric provides.
 
     Attributes:
-        run: What is known of the loop, as `lp.watch` has it; None before `fabric.setup`, and on other ranks than zero.
+        run: The watched loop, as from `lp.watch`; None before `fabric.setup`, and on ranks other than zero.
     """
 
     def __init__(self, **options: Any) -> None:
         self._options = options
-        watch(**options)  # refuses what cannot work, at once
+        watch(**options)  # rejects invalid options early
         self.run: WatchedRun | None = None
         self._is_set_up = self._has_stepped = False
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
-        """Take the first module that is set up for the one that is trained.
+        """Watch the first module that is set up.
 
         Raises:
-            InvalidArgumentError: A budget of several processes, of which one alone would stop.
+            InvalidArgumentError: A budget with several processes, because only one of them would stop.
         """
         if self._is_set_up:
             return
@@ -70,7 +70,7 @@ class FabricPredictor:
         self.run = run
 
     def give_up(self, error: Exception) -> None:
-        """Predict nothing more and keep no budget: the loop goes on as without this."""
+        """Stop predicting and budgeting; the loop continues undisturbed."""
         if self.run is not None:
             self.run.give_up(error)
         else:
@@ -78,7 +78,7 @@ class FabricPredictor:
 
     @never_raises
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
-        """Note that the step under way has made an update."""
+        """Note that the current step has made an update."""
         self._has_stepped = True
         if self.run is not None and optimizer not in self.run.optimizers:
             self.run.optimizers = (*self.run.optimizers, optimizer)
@@ -100,10 +100,10 @@ class FabricPredictor:
             self.run.__exit__(kind, error, where)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches until it, or the budget, is at its end; call it once an epoch."""
+        """Yield a loader's batches until the loader or the budget ends; call it once per epoch."""
         run = self.run
         if run is not None and run.should_stop:
-            return  # in the epoch before
+            return  # stopped in the previous epoch
         for batch in loader if run is None else run.batches(loader):
             yield batch
             if run is not None and self._has_stepped:

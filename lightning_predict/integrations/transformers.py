@@ -1,4 +1,4 @@
-"""`RuntimePredictorCallback`: predictions in the middle of a fit of Hugging Face's `Trainer`.
+"""`RuntimePredictorCallback`: predictions during a fit of Hugging Face's `Trainer`.
 
 Example::
 
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
 class RuntimePredictorCallback(TrainerCallback):
     """Predict the rest of this run on GPUs after its first steps, keep it within a budget, and compare at its end.
 
-    A step is what lies between two optimizer updates. After `warmup_steps` of them one is recorded, the table is
-    printed on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to
-    `trainer_state.json`). What to rent is said once enough steps were seen. Whatever goes wrong becomes one warning.
+    A step is everything between two optimizer updates. After `warmup_steps` steps one is recorded, the table is printed
+    on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to
+    `trainer_state.json`). A recommendation follows after more steps. Any error becomes one warning.
 
     Args:
         gpus: Names of the GPUs or layouts to predict.
-        warmup_steps: Steps before the one that is recorded.
+        warmup_steps: Number of steps before the recorded one.
         deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
         usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
         print_table: Print the table of predictions and the ranking below it.
-        verbose: Print the methods, the sources of prices and every note, too.
-        usd: Budget in US dollars: training stops where it is exceeded.
-        hours: Budget in hours, likewise.
+        verbose: Also print the methods, the sources of prices and every note.
+        usd: Budget in US dollars; training stops if it is exceeded.
+        hours: Budget in hours; training stops if it is exceeded.
         run_usd_per_hour: Your price of all machines of this run, for `usd`; None takes the listed offers.
 
     Attributes:
-        predictions: What was predicted; None before.
+        predictions: The predictions; None before.
         trace: The recorded step; None before.
-        outcome: Predicted against actual; None before the end.
+        outcome: Predicted and actual time; None before the end.
         stopping_reason: Why the budget ended the run; None if it did not.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
+        UnknownGpuError: A name that the catalogue does not contain.
         InvalidArgumentError: No GPUs, or a `warmup_steps` below 1.
     """
 
@@ -139,7 +139,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_step_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Time or record the step that begins."""
+        """Time or record the next step."""
         if self._run is not None:
             self._run.starts()
 
@@ -147,7 +147,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_step_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the step: predict once one was recorded, and judge the budget."""
+        """End the step; predict once one was recorded, and check the budget."""
         if self._run is None:
             return
         self._run.ends()
@@ -159,7 +159,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_prediction_step(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Time the batches of an evaluation, which are told of at their ends."""
+        """Time the evaluation batches; the Trainer reports only their ends."""
         if self._run is not None:
             self._run.clock.validation_starts(is_check=False)
             self._run.clock.validation.batch_ends()
@@ -170,7 +170,7 @@ class RuntimePredictorCallback(TrainerCallback):
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Exclude an evaluation from the waits for the loader."""
-        self._evaluation = kwargs.get("eval_dataloader")  # none is made before the first evaluation
+        self._evaluation = kwargs.get("eval_dataloader")  # absent before the first evaluation
         if self._run is not None:
             self._run.clock.validation_ends()
 
@@ -184,7 +184,7 @@ class RuntimePredictorCallback(TrainerCallback):
     def on_train_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compare with what was predicted, or say where a run was too short to be recorded."""
+        """Compare with the prediction, or raise an error if the run was too short to be recorded."""
         run = self._run
         if run is None:
             return
@@ -199,30 +199,30 @@ class RuntimePredictorCallback(TrainerCallback):
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Seconds left on the machine in use, with their 90 % interval; None before they are known, and at the end."""
+        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown, and after the end."""
         return None if self._run is None else self._run.remaining
 
     @property
     def worries(self) -> tuple[Worry, ...]:
-        """What of the rest of the run may not fit the memory of the GPU in use; each is logged, too."""
+        """Later parts of the run that may not fit the memory of the GPU in use; each is logged, too."""
         return self._worries if self._run is None else self._run.worries
 
     def give_up(self, error: Exception) -> None:
-        """Stop recording and say once what went wrong; training goes on."""
+        """Stop recording and report the error once; training continues."""
         self._deactivate()
         words = f"RuntimePredictorCallback stopped, training goes on: {type(error).__name__}: {error}"
         try:
             warnings.warn(words, stacklevel=2)
-        except Warning:  # where warnings are errors
+        except Warning:  # if warnings are errors
             log_sentence(words)
 
     def _tell(self, state: TrainerState, predictions: Predictions) -> None:
-        """Keep what was predicted, and log it."""
+        """Store the predictions and log them."""
         self.predictions, self.trace = predictions, None if self._run is None else self._run.trace
         state.log_history.append({"step": state.global_step, **metrics(predictions)})
 
     def _deactivate(self) -> None:
-        """Stop a recording that is under way, and do nothing from here on."""
+        """Stop the recording, and do nothing from here on."""
         run, self._run = self._run, None
         if run is not None:
             self._worries = run.worries
@@ -230,12 +230,12 @@ class RuntimePredictorCallback(TrainerCallback):
 
 
 def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
-    """Read what the rest of a run may need memory for.
+    """Read the facts about later parts of the run that may need more memory.
 
     Args:
-        args: Of the Trainer.
+        args: Arguments of the Trainer.
         run: The run, with its step recorded.
-        loader: Of training.
+        loader: The training loader.
     """
     assert run.trace is not None
     length = recorded_length(run.trace)
@@ -248,31 +248,31 @@ def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
 
 
 def _when(strategy: Any) -> str:
-    """Read a strategy, which is a word or a member of an enumeration: `no`, `steps`, `epoch`."""
+    """Read a strategy, given as a word or a member of an enumeration: `no`, `steps`, `epoch`."""
     return str(strategy).rpartition(".")[2].lower()
 
 
 def notes_of(args: TrainingArguments, evaluation: Any) -> tuple[str, ...]:
-    """Say what the totals leave out: evaluations before the first, of which the Trainer does not tell the length."""
+    """Return notes about costs missing from the totals: evaluations before the first, whose length is unknown."""
     is_asked = _when(args.eval_strategy) != "no"
     return ("Total: evaluations are left out until the first was timed.",) if is_asked and evaluation is None else ()
 
 
 def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> Facts:
-    """Read what a forecast needs of a run; a batch is a step here, as the Trainer tells of whole steps alone.
+    """Read the inputs of a forecast; one batch is one step here, because the Trainer reports whole steps only.
 
     Args:
-        args: Of the Trainer.
-        state: Of the Trainer.
-        evaluation: The loader of evaluations; None without, and before the first.
-        steps: Steps that were trained since the run began.
+        args: Arguments of the Trainer.
+        state: State of the Trainer.
+        evaluation: The evaluation loader; None without, and before the first evaluation.
+        steps: Steps trained since the run began.
     """
     done = max(state.global_step, steps)
     every = {"steps": state.eval_steps, "epoch": max(1, round(state.max_steps / max(1, state.num_train_epochs)))}
     interval = every.get(_when(args.eval_strategy))
     validation = None
     if interval and evaluation is not None:
-        # Nothing tells when an evaluation begins: its first batch is part of what comes before the second.
+        # The Trainer does not report the start of an evaluation: its first batch counts as part of the gap before it.
         validation = Validation(batches=len(evaluation) - 1, every_batches=float(interval), every_epochs=None)
     save = {"steps": state.save_steps, "epoch": every["epoch"]}.get(_when(args.save_strategy))
     return Facts(

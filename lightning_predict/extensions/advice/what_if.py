@@ -1,4 +1,4 @@
-"""Predict another batch size, half precision, or `torch.compile` from traces that are at hand; no code is run.
+"""Predictions for another batch size, half precision, or `torch.compile` from existing traces, without running code.
 
 Example::
 
@@ -48,26 +48,26 @@ def batch_size_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> tuple[BatchSizeOption, ...]:
-    """Find the largest batch that fits on each GPU with a chance of 97 %, with its throughput and cost.
+    """Find the largest batch that fits on each GPU with a probability of 97 %, with its throughput and cost.
 
-    Where tensors were followed (captures on the meta device or the CPU), the step is scaled to other batches, and each
-    is simulated (`largest_batch.py`). Else, and where two captures disagree with that, straight lines are drawn
-    through the captures, and the largest power of two is found.
+    If tensors were followed (captures on the meta device or the CPU), the step is scaled to other batch sizes, and each
+    is simulated (`largest_batch.py`). Otherwise, or if two captures contradict the scaling, lines are fitted
+    through the captures, and the result is the largest power of two that fits.
 
     Args:
-        traces: Steps by the samples in each; one is enough where tensors were followed, else two. Best on the meta
-            device.
-        gpus: Names of GPUs, or of layouts such as `8xL4`, whose every GPU takes such a batch.
+        traces: Steps by their number of samples. One is enough if tensors were followed, otherwise two. Captures on the
+            meta device are best.
+        gpus: Names of GPUs, or of layouts such as `8xL4`, whose GPUs each take such a batch.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Returns:
-        One option a GPU, in the order asked.
+        One option per GPU, in the given order.
 
     Raises:
-        InvalidArgumentError: Too few batch sizes, or traces from which no memory can be derived.
+        InvalidArgumentError: Too few batch sizes, or traces without enough information to derive memory.
         LightningPredictError: As `predict`.
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
@@ -80,9 +80,9 @@ def batch_sizes_that_fit(
     """Find the largest batch that fits on each GPU; see `batch_size_what_if`.
 
     Args:
-        traces: Steps by the samples in each.
+        traces: Steps by their number of samples.
         layouts: GPUs or layouts.
-        assumptions: What is assumed.
+        assumptions: The assumptions.
 
     Raises:
         LightningPredictError: As `batch_size_what_if`.
@@ -99,7 +99,7 @@ def batch_sizes_that_fit(
         for size, trace in sorted(traces.items())
     }
     if not by_size:
-        line_through({})  # says what is missing
+        line_through({})  # raises the error about missing batch sizes
     first = next(iter(by_size.values()))
     return tuple(
         _option(
@@ -119,18 +119,18 @@ def precision_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict a float32 step as it would run under autocast; what was measured of it is kept on both sides.
+    """Predict a float32 step as it would run under autocast; measured corrections are kept.
 
     Args:
         trace: A step in float32.
         gpus: Names of GPUs.
         dtype: `bfloat16` or `float16`.
-        iterations: Steps still to come; None predicts the step alone.
+        iterations: Remaining steps; None predicts only the step.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
-        InvalidArgumentError: A dtype that is neither, or a trace under autocast.
+        InvalidArgumentError: Another dtype, or a trace under autocast.
         LightningPredictError: As `predict`.
     """
     if dtype not in PRECISIONS:
@@ -149,19 +149,19 @@ def compile_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict an eager step as `torch.compile` would run it: products as they are, point-wise work between them fused.
+    """Predict an eager step under `torch.compile`: matrix products unchanged, pointwise work between them fused.
 
     Args:
         trace: An eager step.
         gpus: Names of GPUs.
-        iterations: Steps still to come; None predicts the step alone.
-        followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU, in which
-            nobody sees which operation hands which tensor to which.
+        iterations: Remaining steps; None predicts only the step.
+        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
+            the data flow between operations.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
-        InvalidArgumentError: A step that was compiled already, or whose tensors were not followed.
+        InvalidArgumentError: A step that is already compiled, or whose tensors were not followed.
         LightningPredictError: As `predict`.
     """
     step = trace if followed is None else with_followed(trace, followed)
@@ -171,7 +171,7 @@ def compile_what_if(
 def _with(
     name: str, trace: Trace, gpus: Sequence[str], iterations: int | None, assumptions: Assumptions
 ) -> Predictions:
-    """Predict a step with a change, which keeps what was measured of it.
+    """Predict a step with a change; measured corrections are kept.
 
     Raises:
         InvalidArgumentError: The change does not apply to the step.
@@ -184,7 +184,7 @@ def _with(
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:
-    """Write the options as lines for a terminal."""
+    """Format the options as lines for a terminal."""
     width = max((len(option.gpu) for option in options), default=0)
     return tuple(f"{option.gpu:<{width}}  {_in_words(option)}" for option in options)
 
@@ -204,11 +204,11 @@ def _in_words(option: BatchSizeOption) -> str:
 
 
 AGREEMENT: Final = 0.05
-"""Most by which the memory of a scaled step may differ from that of a step captured at this size."""
+"""Maximum relative difference in memory between a scaled step and a step captured at that size."""
 
 
 def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
-    """Return the largest step from which other batches can be told so that the other captures say the same."""
+    """Return the largest step that can be scaled to other batch sizes consistently with the other captures."""
     memory = {size: step_memory(trace) for size, trace in traces.items()}
     for size in sorted(traces, reverse=True):
         one = traces[size] if traces[size].samples is not None else replace(traces[size], samples=size)
@@ -262,7 +262,7 @@ def _option(
     if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
     size = min(sizes)
-    # Launches are as many whatever the size, so the host takes as long.
+    # The number of launches does not depend on the batch size, so the host time is constant.
     seconds = max(device.at(size), statistics.median(one.host_seconds for one in by_size.values()))
     rate, price = size / seconds, first.usd_per_hour
     return BatchSizeOption(
@@ -279,11 +279,10 @@ def _option(
 
 
 def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[StraightLine, ...], Interval[float]]:
-    """Fit the memory of the passes and of the update, each a straight line by itself; the larger counts.
+    """Fit lines through the memory of the passes and of the update; the larger one counts.
 
-    The interval over the value goes with them.
-
-    The allocator's remainders go up and down with the batch, so they are not part of the slope: the largest counts.
+    Also returns the relative interval. The allocator's rounding varies irregularly with the batch size, so it is not
+    part of the slope: the largest value is used.
     """
     memory = {size: one for size, trace in traces.items() if (one := step_memory(trace)) is not None}
     if len(memory) < len(traces):

@@ -1,6 +1,7 @@
-"""Find the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation that fit.
+"""Search for the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation.
 
-A step that looks up bags of embeddings is tried with its tables shared (`embedding=auto`), too.
+Only strategies that fit in memory are returned. A step with embedding bags is also tried with sharded tables
+(`embedding=auto`).
 
 Example::
 
@@ -38,7 +39,7 @@ from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
 SPARE = 4
-"""With a budget, so many times as many are found as are wanted; of one layout the fastest is the cheapest, too."""
+"""With a budget, search this many times the requested count: the fastest on one layout is also the cheapest."""
 
 
 @final
@@ -48,9 +49,9 @@ class RankedLayout:
 
     Attributes:
         prediction: Its time, memory and cost.
-        strategy: How the GPUs share.
-        seconds_per_batch: Seconds for as many samples as were recorded.
-        goodput: What failures and checkpoints leave of a run; None if nothing was said of them.
+        strategy: How the GPUs share the work.
+        seconds_per_batch: Seconds for the number of samples in the recorded step.
+        goodput: Useful share of a run after failures and checkpoints; None without reliability data.
     """
 
     prediction: Prediction
@@ -60,24 +61,24 @@ class RankedLayout:
 
     @property
     def total_seconds(self) -> float | None:
-        """Seconds of the run, with what failures and checkpoints add where that is known."""
+        """Seconds of the run, including failures and checkpoints if known."""
         seconds = self.prediction.total_seconds
         return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
 
     @property
     def cost_usd(self) -> float | None:
-        """Dollars of the run, with what failures and checkpoints add where that is known."""
+        """Dollars of the run, including failures and checkpoints if known."""
         cost = self.prediction.cost_usd
         return cost if cost is None or self.goodput is None else cost / self.goodput.share
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples of all GPUs; None if the trace does not say how many a step has."""
+        """Samples per second of all GPUs; None if the trace lacks the samples per step."""
         return self.prediction.samples_per_second
 
     @property
     def samples_per_usd(self) -> float | None:
-        """Samples for a dollar, less what failures and checkpoints take; None without a price or the samples."""
+        """Samples per dollar, after failures and checkpoints; None without a price or the samples per step."""
         hourly = self.prediction.usd_per_hour
         if self.samples_per_second is None or not hourly:
             return None
@@ -86,7 +87,7 @@ class RankedLayout:
 
     @property
     def bound_by(self) -> str | None:
-        """Name what its steps wait for most."""
+        """Name of the main bottleneck of its steps."""
         verdict = self.prediction.step.verdict
         return None if verdict is None else verdict.bound_by
 
@@ -112,35 +113,35 @@ def best_layouts(
 ) -> tuple[RankedLayout, ...]:
     """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
 
-    Each batch is as large as the recorded one, and a strategy works on as many batches at once as it has data-parallel
-    groups; they are ranked by their time for the same samples. With a global batch, each group adds up the gradients
-    of as many recorded batches as make it.
+    Each batch has the recorded size, and a strategy processes one batch per data-parallel group at a time. Strategies
+    are ranked by their time for the same number of samples. With a global batch, each group accumulates gradients over
+    several recorded batches.
 
     Args:
         trace: One step, recorded on one GPU or on the meta device.
         gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
-        iterations: Steps still to come, for the time and cost of the run: of the global batch where there is one, else
+        iterations: Remaining steps, for the time and cost of the run; steps of the global batch if given, otherwise
             recorded steps.
-        budget_usd: Leave out what costs more; needs `iterations`.
-        global_batch: Samples of all GPUs between two updates; record a small batch, which must divide it among groups.
-        max_micro_batch: Most samples that a group works on at once.
-        fp8: Float8 that the products of the blocks may run in, by its scales: `tensorwise`, `rowwise`, `blockwise` or
-            `mx`. It changes what is computed, so that it is looked at only where you take it; None for none.
-        reliability: How often GPUs fail and how fast a run is saved; the budget then pays for that, too.
-        count: How many to return.
+        budget_usd: Exclude strategies that cost more; needs `iterations`.
+        global_batch: Samples of all GPUs between two updates. Record a small batch that divides it evenly among groups.
+        max_micro_batch: Maximum number of samples that a group processes at once.
+        fp8: Float8 scaling for the matrix products of the blocks: `tensorwise`, `rowwise`, `blockwise` or `mx`. It
+            changes the computed results, so it is only considered if you set it.
+        reliability: GPU failure rate and checkpoint speed; the cost of failures then counts towards the budget.
+        count: Maximum number of results.
         offers: See `predict`.
         usd_per_hour: See `predict`.
         weights: See `predict`.
         interconnect: See `predict`.
         release: See `predict`.
         host: See `predict`.
-        on_progress: Called with the number of a layout's candidates done and their total.
+        on_progress: Called with the finished and the total number of a layout's candidates.
 
     Returns:
         The best, the fastest first.
 
     Raises:
-        InvalidArgumentError: Nothing fits, or nothing that fits is within the budget; an impossible argument.
+        InvalidArgumentError: Nothing fits in memory or in the budget; an impossible argument.
         LightningPredictError: As `predict`.
     """
     if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
@@ -166,7 +167,7 @@ def best_layouts(
         host=host,
     )
     kinds, shares = weighted_kinds(trace)
-    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # a search looks at one kind of step
+    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # the search covers the most common kind only
     recorded = iterations
     if iterations is not None and global_batch is not None and kind.samples:
         recorded = math.ceil(iterations * global_batch / kind.samples)
@@ -227,7 +228,7 @@ def _found(
 
 
 def _with_shared_tables(step: Step, layout: Layout) -> tuple[FoundStrategy, ...]:
-    """Return the fastest way to share a step's bags of embeddings; none if it has none, or nothing fits."""
+    """Return the fastest way to shard a step's embedding bags; empty without embedding bags, or if nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
     strategy = Strategy(embedding=AUTO)
@@ -248,7 +249,7 @@ def _ranked(step: Step, found: FoundStrategy, layout: Layout) -> RankedLayout:
 
 
 def tokens_per_sample(trace: Trace) -> int | None:
-    """Count the tokens of a sample by the first look-up of embeddings; None without one, or without samples."""
+    """Count the tokens of a sample by the first embedding lookup; None without one, or if samples are unknown."""
     for operation in trace.operations:
         if operation.name == "aten::embedding" and operation.phase == "forward":
             indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
@@ -259,14 +260,15 @@ def tokens_per_sample(trace: Trace) -> int | None:
 
 
 def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Name layouts of a cloud's machine that have so many GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
+    """Name the layouts of a cloud machine type for each number of GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
 
     Args:
         machine: The cloud's name for it.
-        gpus: Numbers of GPUs; None: those of one machine.
+        gpus: Numbers of GPUs; None: the GPUs of one machine.
 
     Raises:
-        InvalidArgumentError: No such machine, a number that its GPUs do not divide, or something that is no number.
+        InvalidArgumentError: An unknown machine, a number of GPUs that is not a multiple of the machine's, or a text
+            that is not a number.
     """
     found = find_machine(machine)
     if found is None:
@@ -287,10 +289,10 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
-    """Select those that the budget pays for.
+    """Select those within the budget.
 
     Raises:
-        InvalidArgumentError: There are none.
+        InvalidArgumentError: The budget is too small for all.
     """
     costs = [one.cost_usd for one in ranked]
     affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]
