@@ -1,1 +1,1 @@
-"""Make a step of timed work: a host and its device simulated together, and what bounds them."""
+"""Simulates a step from timed work, with the host and the device together, and finds its bottleneck."""

@@ -1,16 +1,19 @@
-"""Hold a recorded step against its simulation, and carry host, gaps and what no operation explains to other GPUs.
+"""Calibrates the simulation of a recorded step with measured times, and transfers the corrections to other GPUs.
 
-The step is simulated on the GPU that it was recorded on, with the kernels as they were measured, and held against what
-a clock read without a recorder: when the host was done with a step, when the device was, and how long a step takes in a
-running loop, which is what predictions are of. The host is as fast as the first says, without the profiler that it was
-recorded under. What the measured step has beyond the simulated one is time of the host that no operation of the trace
-accounts for; it is the same with any GPU, so it is added to each as it is. A shorter measured step means that the
-profiler slowed the host, where the host bounds the step and its own time was not read, and else that the device leaves
-less between its kernels, or ran a little faster. So a prediction is continuous in the measured step, and grows by what
-that grows. Example::
+The step is simulated on the GPU that it was recorded on, with the measured kernel times. The result is compared with
+times measured without a recorder: the time at which the host is done with a step, the time at which the device is done,
+and the time of a step in a running loop, which is the quantity to predict.
+
+- The host's speed is calibrated to the first, so that the profiler's overhead is removed.
+- A measured step that is longer than the simulation contains host time that no operation of the trace explains. It does
+  not depend on the GPU, so it is added unchanged for each GPU.
+- A measured step that is shorter means, if the host is the bottleneck and its own time was not measured, that the
+  profiler slowed the host. Otherwise the gaps between kernels are shorter, or the device ran slightly faster.
+
+Predictions are therefore continuous and increasing in the measured step time. Example::
 
     own = anchor(trace, timed, gpu("V100-SXM2-32GB"), Host())
-    own.residual_seconds       # 0.030 where a training_step of 130 ms holds operations for 100 ms
+    own.residual_seconds       # 0.030 if a training_step takes 130 ms and its operations explain 100 ms
 """
 
 from __future__ import annotations
@@ -42,52 +45,52 @@ from lightning_predict.tracing.trace import Kernel, Trace
 from lightning_predict.units import MICROSECOND
 
 GAP_SECONDS: Final = 1 * MICROSECOND
-"""What a stream leaves free between two kernels that wait in it, where a trace does not show it. Medians of public
+"""Default gap between two kernels that are queued in the same stream, if the trace does not show it. Medians of public
 recordings: V100 0.8-1.0 us, A100 1.0-1.2, H100 1.2-1.4; on a B200, where kernels may overlap, 0.4."""
 
 LARGEST_GAP_SECONDS: Final = 3 * MICROSECOND
-"""Longer pauses of a busy stream are waits for another stream."""
+"""Upper bound on a gap; longer pauses of a busy stream are waits for another stream."""
 
 FEWEST_GAPS: Final = 20
-"""Fewer gaps than these are too few for a median."""
+"""Minimum number of gaps for a median."""
 
 LATE_SHARE: Final = 0.05
-"""Share of the device's span that it waits for late launches from which on the host counts as a bound. In public
-recordings device-bound steps have 0-4 %, host-bound ones 8-96 %."""
+"""Share of the device's span spent waiting for late launches from which the host counts as the bottleneck. In public
+recordings it is 0-4 % for device-bound steps and 8-96 % for host-bound ones."""
 
 SLOWEST_PROFILER: Final = 20.0
-"""A profiler slows a host by no more than this."""
+"""Upper bound on the slowdown of the host by a profiler."""
 
 FLAT: Final = 0.02
-"""A step within this of what the device alone takes says no more of the host."""
+"""Relative tolerance: a step this close to the device's own time carries no information about the host."""
 
 PROFILED_SPREAD: Final = 2.0
-"""How many times as fast a host may be without the profiler, which slowed it while it was timed: an assumption, since
-no one has published both; its events alone take a third of the host's time in recordings of ResNet-50."""
+"""Maximum speedup of the host without the profiler. This is an assumption: no published run has both times. The
+profiler's events alone take a third of the host's time in recordings of ResNet-50."""
 
 STACKS_SPREAD: Final = 5.0
-"""The same where the profiler kept Python's stacks. One ResNet-50 of 1,715 operations took the host 44 ms without and
-192 ms with them, on two machines."""
+"""Maximum speedup of the host without the profiler if it recorded Python stacks. A ResNet-50 of 1,715 operations took
+the host 44 ms without and 192 ms with stacks, on two machines."""
 
 MACHINE_SPREAD: Final = 1.25
-"""Factor up and down around a measured host time: a machine with another GPU has another processor. An assumption."""
+"""Factor up and down around a measured host time, since machines with other GPUs have other CPUs. An assumption."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """The host and the corrections that hold on every GPU.
+    """Calibrated host and corrections, which apply to every GPU.
 
     Attributes:
-        host: The host that launches its work.
-        gap_seconds: What a stream leaves free between two kernels that wait in it; 0 where their times hold it.
-        device_factor: Measured time of the device over that of the recorded kernels, 1 or a little less.
-        residual_seconds: What the measured step has beyond what the trace explains.
-        device_seconds: What the origin's device needs for the step; 0 where nothing was measured.
-        added_host_seconds: Work of the host in a step beyond what the recording holds, before its first operation.
-        running_share: Time of a step in a running loop over the measured one: below 1 where the latter waited for the
-            device at its ends by more than a little; 1 where nobody recorded the launches that overlap.
-        is_host_assumed: The host is a median one, as neither its launches nor a step that it bounds were timed.
+        host: Host model.
+        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include it.
+        device_factor: Measured device time over the sum of recorded kernel times, at most 1.
+        residual_seconds: Measured step time that the trace does not explain.
+        device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
+        added_host_seconds: Host work per step that is missing from the recording, placed before the first operation.
+        running_share: Step time in a running loop over the measured step time. It is below 1 if the measured steps
+            waited for the device at their ends, and 1 if the overlapping launches were not recorded.
+        is_host_assumed: Whether the host is a median one because neither its launches nor a host-bound step was timed.
     """
 
     host: HostModel
@@ -101,13 +104,13 @@ class Anchor:
 
 
 def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host) -> Anchor:
-    """Hold the recorded step against the measured one.
+    """Calibrate the host and the corrections with the measured step.
 
     Args:
         trace: The trace.
         timed: Its work.
-        origin: GPU that it was recorded on; None if it is not known.
-        target: What is assumed of the host of the predicted GPUs.
+        origin: GPU that the trace was recorded on; None if unknown.
+        target: Assumptions about the host of the predicted GPUs.
     """
     if not trace.has_measured_kernels:
         return _of_shapes(trace, timed, origin, target)
@@ -122,7 +125,7 @@ def anchor(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host) -> 
 
 
 def with_host_work(work: Sequence[Launching], seconds: float) -> tuple[Launching, ...]:
-    """Let the host work for so long, on the machine of the recording, before the first operation."""
+    """Add host time, on the recording machine's scale, before the first operation."""
     if not work or seconds <= 0:
         return tuple(work)
     first, *others = work
@@ -130,7 +133,7 @@ def with_host_work(work: Sequence[Launching], seconds: float) -> tuple[Launching
 
 
 def _of_shapes(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host) -> Anchor:
-    """Take the host's own time where it was read; nothing is known of what it waits for in the midst of a step."""
+    """Calibrate the host from its measured time; waits in the middle of a step are unknown without recorded kernels."""
     host = target.of_unmeasured_step
     if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
         return Anchor(host=host, is_host_assumed=True)
@@ -144,7 +147,7 @@ def _of_shapes(trace: Trace, timed: TimedWork, origin: Gpu | None, target: Host)
 
 @final
 class Replay:
-    """The recorded step on its own GPU, with another host or gap, and with work of the host added to it."""
+    """Simulation of the recorded step on its own GPU, with a variable host speed, gap and added host work."""
 
     def __init__(self, trace: Trace, timed: TimedWork, host: HostModel, gap: float) -> None:
         kernels = [
@@ -157,23 +160,23 @@ class Replay:
         self._order = self._ordered(0.0)
 
     def add_host_work(self, seconds: float) -> None:
-        """Let the host work longer before the first operation."""
+        """Set the host work before the first operation."""
         self._order = self._ordered(seconds)
 
     def _ordered(self, added: float) -> LaunchOrder:
         return launch_order(with_host_work(self._work, added), gpus=1, gap_seconds=self.gap_seconds)
 
     def simulated(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> Simulated:
-        """Simulate so many steps in a row with a host that takes `own` times as long."""
+        """Simulate `steps` consecutive steps with a host that takes `own` times as long."""
         order = self._order if gap is None else replace(self._order, gap_seconds=gap)
         return run_queues(order, replace(self._host, factor=own), steps=steps)
 
     def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
-        """Return the seconds of the last of so many steps."""
+        """Return the time of the last of `steps` consecutive steps."""
         return float(self.simulated(own=own, gap=gap, steps=steps).seconds[0])
 
     def host_seconds(self, own: float) -> float:
-        """Return when the host is done with a step that began with an idle device, waits inside included."""
+        """Return the time at which the host is done with a step, waits included, if the device is idle at the start."""
         return float(self.simulated(own=own, steps=1).host_ends[0])
 
 
@@ -187,7 +190,8 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
     step = measured = statistics.median(trace.measured_steps)
     steps = STEADY_STEPS
     if trace.running_step_seconds is None:
-        # It waited for the device at its ends. Between a running and a standing step of the replay it agrees with both.
+        # The measured step waited for the device at its ends. Any time between a running step of the replay and an
+        # isolated one is consistent with the recording.
         standing = float(found.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
     late = late_share(trace) if read is None else None
@@ -219,9 +223,9 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
 
 
 def _unprofiled(trace: Trace, replay: Replay) -> tuple[float, float] | None:
-    """Return the factor of the recorded host that gives the host's own time, and what that has beyond the recording.
+    """Return (host factor, additional host seconds) that reproduce the host time measured without the profiler.
 
-    None if it was not read, or if the host waits for the device until the end of the step, whatever its speed.
+    None if it was not measured, or if the host waits for the device until the end of the step at any speed.
     """
     if not trace.host_seconds_unprofiled:
         return None
@@ -234,7 +238,7 @@ def _unprofiled(trace: Trace, replay: Replay) -> tuple[float, float] | None:
 
 
 def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
-    """Return the host's factor, up to the highest, at which a time that grows with it equals the wanted one."""
+    """Find by bisection the host factor, up to `highest`, at which an increasing time equals `wanted`."""
     low, high = highest / SLOWEST_PROFILER, highest
     for _ in range(20):
         middle = (low * high) ** 0.5
@@ -246,7 +250,7 @@ def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) 
 
 
 def recorded_gap(trace: Trace) -> float:
-    """Measure the gap between two kernels of the trace's main stream of which the second waits in the queue."""
+    """Measure the median gap between two kernels of the main stream, if the second one is already queued."""
     gaps = [
         later.start_seconds - _end(earlier)
         for earlier, later in pairwise(_on_main_stream(trace))
@@ -258,7 +262,7 @@ def recorded_gap(trace: Trace) -> float:
 
 
 def late_share(trace: Trace) -> float | None:
-    """Return the share of the main stream's span in which it waited for a launch that ended after the kernel before.
+    """Return the share of the main stream's span in which it waits for a launch that ends after the previous kernel.
 
     None if fewer than two launches were timed.
     """
@@ -285,7 +289,7 @@ def _end(kernel: Kernel) -> float:
 
 
 def _launched(kernel: Kernel) -> float | None:
-    """Return the end of the call that launched a kernel."""
+    """Return the end of the launch call of a kernel; None if it was not recorded."""
     if kernel.launch_start_seconds is None or kernel.launch_seconds is None:
         return None
     return kernel.launch_start_seconds + kernel.launch_seconds

@@ -1,17 +1,17 @@
-"""The host's time of a step: the five kinds around an operation's launches (Lin et al., HiPC 2022), and their sources.
+"""Host time of a step: five components per operation (T1 to T5 of Lin et al., HiPC 2022), recorded or from a table.
 
     T1  between two operations            T4  one launch call
     T2  from the start of an operation    T5  between two launches of one operation;
-        to its first launch                   the whole operation where it launches nothing
+        to its first launch                   the whole operation if it launches nothing
     T3  from its last launch to its end
 
-A trace with host times gives each operation its own (`recorded_host`); the rest comes from a table by phase, of a
-median host.
+A trace with host times gives the components of each operation (`recorded_host`). Operations without host times use a
+table by phase, for a median host.
 
-In a recorded step waits are taken out: a synchronizing call, a copy that blocks and a launch into a full queue last as
-long as the device makes them; what is kept is the work around them, and the simulation derives the waits again for
-another GPU. What is left between two operations is Python code: PyTorch's own, microseconds long, or the user's (an
-environment, tokenizing, metrics). Example::
+Waits are removed from recorded host times. Synchronising calls, blocking copies and launches into a full queue take as
+long as the device makes them, so only the work around them is kept. The simulation derives the waits for another GPU.
+The remaining time between two operations is Python code: PyTorch's own, in microseconds, or the user's (an environment,
+tokenizing, metrics). Example::
 
     >>> kind = HostModel().of("forward")
     >>> round(kind.seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
@@ -40,7 +40,7 @@ from lightning_predict.kernels.traffic import COMPILED_CALL
 from lightning_predict.tracing.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.units import MICROSECOND, microseconds_to_seconds
 
-# --- Hosts, and the table
+# --- Host models and the table
 
 
 @final
@@ -65,11 +65,11 @@ class Overheads:
     without_launch: float
 
     def scaled(self, factor: float) -> Overheads:
-        """Return the overheads of a host that takes `factor` times as long."""
+        """Return the overheads scaled by `factor`."""
         return Overheads(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
 
     def seconds(self, *, launches: int) -> float:
-        """Sum the host time of one operation, the gap before it included."""
+        """Sum the host time of one operation, including the gap before it."""
         if launches == 0:
             return self.between_operations + self.without_launch
         around = self.between_operations + self.before_first_launch + self.after_last_launch
@@ -77,7 +77,7 @@ class Overheads:
 
 
 def _table_row(*microseconds: float) -> Overheads:
-    """Make a row of the table from T1, T2, T3, T4, T5 and the time without a launch."""
+    """Build a row of the table from T1, T2, T3, T4, T5 and the time without a launch."""
     t1, t2, t3, t4, t5, without_launch = map(microseconds_to_seconds, microseconds)
     return Overheads(
         between_operations=t1,
@@ -95,16 +95,18 @@ SHARED_OVERHEADS: Final[Mapping[Phase, Overheads]] = {
     "optimizer": _table_row(2.8, 5.6, 1.4, 5.6, 1.4, 1.4),
     "other": _table_row(2.1, 4.2, 1.4, 5.6, 1.4, 2.1),
 }
-"""Microseconds by phase on a median host, for a run whose host was not profiled.
+"""Overheads by phase of a median host in microseconds, for runs without a host profile.
 
-The sum of a forward operation of one launch, 13.3 us, and of one without, 4.2, were read off KernelBench's small
-problems (version v0, 198 rows of 6 to 80 operations that wait for their launches; `SLOWEST_HOST` names the hosts). How
-each sum is divided among T1 to T5 is an assumption, as is the optimizer's share. An operation of the backward pass
-takes twice the 11.2 us of one that only dispatches and launches: autograd's engine visits a node for each, and one more
-for each gradient. Doubled, training takes 1.34, 1.23 and 1.12 times what the table says on three machines of two
-sources that training steps of launches came from (torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's H100,
-torch 2.6), where inference takes 1.09 and 1.14 on the former two; as it was, 1.94, 1.79 and 1.80. Any one of the three
-chooses a factor between 2.0 and 2.7 without the others."""
+The total for a forward operation with one launch, 13.3 us, and without a launch, 4.2 us, come from KernelBench's small
+problems (version v0, 198 launch-bound rows of 6 to 80 operations; `SLOWEST_HOST` lists the hosts). The split into T1 to
+T5 is an assumption, as is the optimizer's row.
+
+The backward row is twice the 11.2 us of dispatch and launch, because autograd's engine visits a node for each operation
+and one more for each gradient. With doubling, measured training times are 1.34, 1.23 and 1.12 times the table on three
+machines from two sources of launch-bound training steps (torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's
+H100, torch 2.6). Inference is at 1.09 and 1.14 on the first two. Without doubling, training is at 1.94, 1.79 and 1.80.
+Each of the three machines alone selects a factor between 2.0 and 2.7.
+"""
 
 LIBRARY_SECONDS: Final[Mapping[str, float]] = {
     name: microseconds_to_seconds(microseconds)
@@ -129,41 +131,47 @@ LIBRARY_SECONDS: Final[Mapping[str, float]] = {
         COMPILED_CALL: 90.0,
     }.items()
 }
-"""What an operation takes beyond others of its phase on the same median host, before its first launch: descriptors,
-algorithms and workspaces of libraries, several outputs, modules of Python code, and the launches inside of an operation
+"""Additional time of an operation before its first launch, on the same median host. It covers descriptors, algorithm
+selection and workspaces of libraries, multiple outputs, Python code of modules, and launches inside an operation
 that is recorded as one.
 
-Convolutions (+40 us), batch norm (+34), group norm (+46), addmm in its module (+26) and logsumexp (+76) were fitted
-to the same rows of KernelBench; in a profiled training step of ResNet-50 on a V100 (1,715 operations) they are 2.7
-(convolution) and 3.2 times (batch norm) a ReLU, and backward 3.5 and 2.3 times, which the table's values lie between.
-A convolution's backward pass calls its library twice; the values of backward passes are doubled with their phase.
-Compiled code checks its guards and wraps its arguments: KernelBench's small problems take 0.12 to 0.19 ms compiled on
-the hosts of its T4s and L40Ss, however few kernels are left, and 0.06 on the one twice as fast.
-Layer norm and products in the backward pass are ratios of such a profile alone (51 and 25 us where a copy takes 17)."""
+Convolutions (+40 us), batch norm (+34), group norm (+46), addmm with its module (+26) and logsumexp (+76) were fitted
+to the same rows of KernelBench. In a profiled training step of ResNet-50 on a V100 (1,715 operations), a convolution
+takes 2.7 and a batch norm 3.2 times as long as a ReLU, and 3.5 and 2.3 times in the backward pass. The values of the
+table lie between these. A convolution's backward pass calls its library twice, and backward values are doubled with
+their phase. Values of layer norm and of backward matmuls are ratios from such a profile only (51 and 25 us; a copy
+takes 17).
+
+Compiled code checks guards and wraps its arguments. KernelBench's small problems take 0.12 to 0.19 ms compiled on the
+hosts of its T4s and L40Ss, regardless of the number of kernels, and 0.06 ms on a host that is twice as fast.
+"""
 
 
 FASTEST_HOST, SLOWEST_HOST = 0.5, 1.5
-"""Ends of the time of a host that was not measured, over the tabled one, for nine hosts in ten.
+"""90 % interval of an unmeasured host's time, relative to the table.
 
-Measured over tabled time, the median of each machine that published steps which launches dominate: KernelBench's 0.53
-(Lambda Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX 2080 Ti 1.04 (inference)
-and 1.09 (training) and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two launch twice as fast as most, none much more
-slowly: nineteen in twenty rows, machines weighing the same, lie below 1.43, and below 1.39 to 1.44 with each machine
-left out in turn (1.51 where rows count of which the device may need 0.6). The high end is a little above that, as the
-machines are few; the low end holds the two fast ones but for their own scatter. The study, with each machine judged by
-the others: `python -m benchmarks.accuracy FOLDER --of hosts`."""
+The median of measured over tabled time, for each machine with published launch-bound steps: KernelBench's 0.53 (Lambda
+Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's RTX 2080 Ti 1.04 (inference) and 1.09
+(training) and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two machines launch twice as fast as the others, and none
+is much slower.
+
+With machines weighted equally, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out (1.51
+if rows are included whose device time may be up to 0.6 of the step). The upper end is slightly higher because there are
+few machines. The lower end includes the two fast machines, except for their own scatter. To reproduce this study, with
+leave-one-machine-out predictions: `python -m benchmarks.accuracy FOLDER --of hosts`.
+"""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is assumed of the host that launches a step on another GPU.
+    """Assumed speed of the host that launches a step on another GPU.
 
     Attributes:
-        factor: Its time over that of the host in use, where that one was timed, else over that of a median host.
-        spread: Factor up and down around a host of this class, for nine in ten; None for one of no class.
-        name: What it is called.
-        share: What is left of its launches, or how much longer they take, whichever host it is.
+        factor: Host time relative to the measured host, or to a median host if none was measured.
+        spread: Factor up and down for a 90 % interval of a host class; None without a class.
+        name: Name of the class.
+        share: Additional factor on the host time that applies to any host, for example for fewer launches.
     """
 
     factor: float = 1.0
@@ -172,19 +180,19 @@ class Host:
     share: float = 1.0
 
     def scaled(self, factor: float) -> Host:
-        """Return the host that takes `factor` times as long."""
+        """Return a host that takes `factor` times as long."""
         return replace(self, share=self.share * factor)
 
     @property
     def words(self) -> str | None:
-        """What was asked of it, such as `a slow host`; None where nothing was."""
+        """Description of the requested host, such as `a slow host`; None without a request."""
         if self.spread is not None:
             return f"a {self.name} host"
         return None if self.factor == 1 else f"a host that takes {self.factor:g} times as long"
 
     @property
     def of_unmeasured_step(self) -> HostModel:
-        """The model of a host of which nothing was timed."""
+        """Model of a host without any measurement."""
         factor = self.factor * self.share
         if self.spread is None:
             return HostModel(factor=factor)
@@ -192,7 +200,7 @@ class Host:
 
     @property
     def over_measured(self) -> float:
-        """Factor on a host that was timed: a class says no more of that one."""
+        """Factor on the time of a measured host; a host class is ignored, since the measurement is more precise."""
         return self.share * (self.factor if self.spread is None else 1.0)
 
 
@@ -203,20 +211,21 @@ HOSTS: Final[Mapping[str, Host]] = {
     "median": Host(1.1, 1.35, "median"),
     "slow": Host(1.8, 1.5, "slow"),
 }
-"""Classes of hosts by how fast they launch.
+"""Classes of hosts by launch speed.
 
-Of the machines named at `SLOWEST_HOST` two launch twice as fast as the others and are `fast`; the other six lie between
-1.02 and 1.20 and are `median`. Rows of one machine scatter by 0.11 to 0.19, which makes the widths: exp(1.645 * 0.15)
-and a little more, as machines of a class differ. Nobody published steps of a slower one that hold nothing but launches:
-`slow`, for processors of low clocks or shared ones, is an assumption. Left out, each machine but the Lambda Labs' (of
-one row) lies within the width of the class that the others make."""
+Two of the machines listed at `SLOWEST_HOST` launch twice as fast as the others and are `fast`. The other six are at
+1.02 to 1.20 and are `median`. Rows of one machine scatter by 0.11 to 0.19, so the widths are exp(1.645 * 0.15) and
+slightly more, because machines of a class differ. There are no published launch-bound steps of slower machines: `slow`,
+for CPUs with low clocks or shared ones, is an assumption. Each machine, except Lambda Labs' with its single row, lies
+within the interval that the others of its class define.
+"""
 
 
 def host_of(host: str | float | Host | None) -> Host:
-    """Return the host of a class or a factor; of None, one of which nothing is known.
+    """Return the host for a class or a factor; None gives an unknown host.
 
     Raises:
-        InvalidArgumentError: Neither a class nor a number above 0.
+        InvalidArgumentError: `host` is not a class or a number above 0.
     """
     if host is None or isinstance(host, Host):
         return host or UNKNOWN_HOST
@@ -237,13 +246,13 @@ def host_of(host: str | float | Host | None) -> Host:
 @final
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """A host: what each operation takes that has no recorded overheads of its own, and how fast it is.
+    """Host model: overheads for operations without recorded ones, and a speed factor.
 
     Attributes:
         by_phase: Overheads of operations that were not timed.
-        factor: Time of this host over that of the one that the overheads, recorded or not, are from.
-        low_factor: Lower end of the 90 % interval of its time, over the middle.
-        high_factor: Upper end of it.
+        factor: Time of this host relative to the overheads, recorded or tabled.
+        low_factor: Lower end of the 90 % interval of its time, relative to the middle.
+        high_factor: Upper end of the interval.
     """
 
     by_phase: Mapping[Phase, Overheads] = field(default_factory=lambda: SHARED_OVERHEADS)
@@ -252,7 +261,7 @@ class HostModel:
     high_factor: float = SLOWEST_HOST
 
     def of(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
-        """Find the overheads of one operation: its recorded ones, else those of its phase and what its library adds."""
+        """Return the overheads of an operation: recorded, or by phase plus its library's overhead."""
         if recorded is not None:
             return recorded.scaled(self.factor)
         own = self.by_phase[phase]
@@ -260,28 +269,28 @@ class HostModel:
         return replace(own, before_first_launch=first, without_launch=without).scaled(self.factor)
 
 
-# --- The host of a recorded step
+# --- Host times of a recorded step
 
 PROFILER_EVENT_SECONDS: Final = 2 * MICROSECOND
-"""Time that recording one host event adds around it; Lin et al. subtract as much."""
+"""Time that the profiler adds per host event; Lin et al. subtract the same amount."""
 
 PYTHON_SECONDS: Final = 1000 * MICROSECOND
-"""A longer pause between two operations is work of the step's own code. PyTorch's pauses are microseconds, those of
-Lightning's hooks some hundred; in recordings of ResNet-50 (1,200 to 1,700 operations) the longest within the forward or
-the backward pass is 0.8 ms, profiler included."""
+"""Pauses between two operations that are longer than this are the user's code. PyTorch's pauses take microseconds, and
+Lightning's hooks some hundred microseconds. In recordings of ResNet-50 (1,200 to 1,700 operations), the longest pause
+within a forward or backward pass is 0.8 ms, with the profiler."""
 
 BLOCKED_LAUNCH_SECONDS: Final = 50 * MICROSECOND
 BLOCKED_LAUNCH_RATIO: Final = 5.0
-"""A launch call that is longer than both, 50 us and five times the median of its trace, was blocked: by a full queue,
-or as a copy from pageable memory, which returns when it is done. Other launches take 3-20 us in all recordings that we
-have seen, profiler included."""
+"""A launch call was blocked if it exceeds both 50 us and five times the trace's median. The cause is a full queue, or a
+copy from pageable memory, which returns only when it is done. Other launches take 3-20 us in all recordings seen so
+far, with the profiler."""
 
 WAITING_OPERATIONS: Final = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero"})
-"""Operations whose result the host needs at once."""
+"""Operations that synchronise because the host needs their result."""
 
 _PAGEABLE: Final = "Pageable"
 _TO_PAGEABLE: Final = "-> Pageable"
-"""In the names of copies from and to memory that is not page-locked; the call of the latter always waits."""
+"""Markers in the names of copies from and to pageable memory; copies to it always block."""
 
 _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 
@@ -289,12 +298,12 @@ _NO_TIME: Final = _table_row(0, 0, 0, 0, 0, 0)
 @final
 @dataclass(frozen=True, slots=True)
 class RecordedHost:
-    """The host's part of each operation of a trace, in its order.
+    """Host times of each operation of a trace, in order.
 
     Attributes:
-        overheads: T1 to T5 as recorded, without waits and the profiler's events; None if launches were not timed.
-        python_seconds: Host work of at least `PYTHON_SECONDS` outside of operations before it; else 0.
-        waits: The host waits for the compute stream after it.
+        overheads: Recorded T1 to T5, without waits and profiler events; None if launches were not timed.
+        python_seconds: Host work outside operations, before each operation, if at least `PYTHON_SECONDS`; else 0.
+        waits: Whether the host waits for the compute stream after the operation.
     """
 
     overheads: tuple[Overheads | None, ...]
@@ -303,30 +312,31 @@ class RecordedHost:
 
 
 def recorded_host(trace: Trace) -> RecordedHost:
-    """Read the host's part of each operation from a trace."""
+    """Extract the host times of each operation from a trace."""
     if has_recorded_launches(trace):
         return _replayed(trace)
     operations = trace.operations
     waits = [operation.name in WAITING_OPERATIONS and operation.phase != "optimizer" for operation in operations]
     python = [operation.python_seconds for operation in operations]
     if trace.device == "cuda" and any(operation.host_start_seconds is not None for operation in operations):
-        python = list(_replayed(trace).python_seconds)  # the launches are not in the recording
-    # Nobody saw whether the host waited for the device before its own work. It mostly does: an environment needs the
-    # action, a metric the prediction. Work before the first operation waits for the step before.
+        python = list(_replayed(trace).python_seconds)  # the recording has no launches
+    # The trace does not show whether the host waited for the device before its own work. Usually it does: an
+    # environment needs the action, a metric needs the prediction. Work before the first operation waits for the
+    # previous step.
     following = [*python[1:], *python[:1]]
     drained = [own or seconds > 0 for own, seconds in zip(waits, following, strict=True)]
     return RecordedHost((None,) * len(operations), tuple(python), tuple(drained))
 
 
 def has_recorded_launches(trace: Trace) -> bool:
-    """Say whether the trace holds the times of the host's own launches."""
+    """Return whether the trace has the times of launch calls."""
     return trace.device == "cuda" and any(
         operation.host_start_seconds is not None and _launches(operation) for operation in trace.operations
     )
 
 
 def _replayed(trace: Trace) -> RecordedHost:
-    """Walk through the recorded step on a clock that stands still while the host waits."""
+    """Extract host times from recorded launches, on a clock that stops while the host waits."""
     recorded = ((wait.start_seconds, wait.seconds) for wait in trace.waits)
     clock = _WorkClock([*recorded, *_blocked(trace.kernels), *_awaited(trace.operations)])
     synchronized = sorted(wait.start_seconds for wait in trace.waits if wait.cause == "device")
@@ -344,12 +354,12 @@ def _replayed(trace: Trace) -> RecordedHost:
             (_within(clock.at(one), start, end), _within(clock.at(two), start, end))
             for one, two in _launches(operation)
         ]
-        # The mark of one module's call ends in between, and another's begins.
+        # The end marker of one module's call and the start marker of the next one lie in between.
         events = 3 if place > 0 and operation.module != module else 1
         gap = max(start - now - events * PROFILER_EVENT_SECONDS, 0.0)
         python[index] = gap if gap >= PYTHON_SECONDS else 0.0
         overheads[index] = _overheads(gap - python[index], start, end, launches)
-        # A wait in the pause behind an operation is one after it; behind the last one it is the recorder's own.
+        # A wait between two operations belongs to the first one. A wait after the last operation is the recorder's own.
         until = _span(trace.operations[timed[place + 1]])[0] if place + 1 < len(timed) else ended
         first = bisect_left(synchronized, began)
         is_synchronized = first < len(synchronized) and synchronized[first] < until
@@ -357,9 +367,10 @@ def _replayed(trace: Trace) -> RecordedHost:
         now, module = end, operation.module
     last = overheads[timed[-1]]
     if last is not None and trace.profiled_seconds is not None and trace.kernels:
-        # What a step ends with counts where the device is done: before, the recorder waits for it.
+        # Work at the end of a step counts only from the time at which the device is done; until then the recorder
+        # waits.
         done = max([kernel.start_seconds + kernel.seconds for kernel in trace.kernels])
-        # An imported step's time leaves the loader out, which lies within.
+        # The time of an imported step excludes the data loader, which lies inside the step.
         loading = math.fsum(trace.loader_seconds) if trace.recorder == "kineto" else 0.0
         rest = max(clock.at(trace.profiled_seconds + loading) - max(clock.at(done), now), 0.0)
         overheads[timed[-1]] = replace(
@@ -369,7 +380,7 @@ def _replayed(trace: Trace) -> RecordedHost:
 
 
 def _span(operation: Operation) -> tuple[float, float]:
-    """Start and end on the host."""
+    """Return start and end on the host."""
     start = operation.host_start_seconds or 0.0
     return start, start + (operation.host_seconds or 0.0)
 
@@ -379,9 +390,9 @@ def _within(moment: float, start: float, end: float) -> float:
 
 
 def _launches(operation: Operation) -> list[tuple[float, float]]:
-    """Start and end of each launch call that was recorded, in order, from the start of the step.
+    """Return start and end of each recorded launch call, in order, relative to the start of the step.
 
-    The kernels of a CUDA graph share one call.
+    All kernels of a CUDA graph share one call.
     """
     calls = {
         (kernel.launch_start_seconds, kernel.launch_start_seconds + kernel.launch_seconds)
@@ -392,7 +403,7 @@ def _launches(operation: Operation) -> list[tuple[float, float]]:
 
 
 def _overheads(gap: float, start: float, end: float, launches: Sequence[tuple[float, float]]) -> Overheads:
-    """Measure T1 to T5 of one operation, each less one event of the profiler."""
+    """Measure T1 to T5 of one operation, each without one profiler event."""
     own = _less_one_event
     if not launches:
         return replace(_NO_TIME, between_operations=gap, without_launch=own([end - start]))
@@ -411,12 +422,12 @@ def _less_one_event(values: Sequence[float]) -> float:
 
 
 def _needs_result(operation: Operation) -> bool:
-    """Return whether the host reads a number of a tensor on the device."""
+    """Return whether the host reads a value of a device tensor."""
     return operation.name in WAITING_OPERATIONS and bool(operation.kernels)
 
 
 def _blocks(operation: Operation) -> bool:
-    """Return whether a copy from or to pageable memory held the host up; a small one to the device is staged."""
+    """Return whether a copy from or to pageable memory blocked the host; small ones to the device do not."""
     return any(
         _TO_PAGEABLE in kernel.name
         or (_PAGEABLE in kernel.name and (kernel.launch_seconds or 0.0) >= max(kernel.seconds, BLOCKED_LAUNCH_SECONDS))
@@ -425,7 +436,7 @@ def _blocks(operation: Operation) -> bool:
 
 
 def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
-    """Start and length of the part of each launch that it was blocked; a CUDA graph's launch takes long by itself."""
+    """Yield start and duration of the blocked part of each launch; CUDA graph launches are long without blocking."""
     calls = Counter(
         (kernel.launch_start_seconds, kernel.launch_seconds)
         for kernel in kernels
@@ -441,7 +452,7 @@ def _blocked(kernels: Sequence[Kernel]) -> Iterator[tuple[float, float]]:
 
 
 def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
-    """Find the time from the last launch to the last kernel's end, for each operation that waits for its result."""
+    """Yield start and duration of the wait for the last kernel, for each operation that waits for its result."""
     for operation in operations:
         launches = _launches(operation)
         if launches and (_needs_result(operation) or _blocks(operation)):
@@ -452,10 +463,10 @@ def _awaited(operations: Iterable[Operation]) -> Iterator[tuple[float, float]]:
 
 @final
 class _WorkClock:
-    """Time that the host worked until a moment.
+    """Clock that counts only the time in which the host works.
 
     Args:
-        waits: Start and length of each wait; they may overlap.
+        waits: Start and duration of each wait; waits may overlap.
     """
 
     def __init__(self, waits: Iterable[tuple[float, float]]) -> None:
@@ -470,7 +481,7 @@ class _WorkClock:
         self._waited = [0.0, *accumulate(end - start for start, end in zip(self._starts, self._ends, strict=True))]
 
     def at(self, moment: float) -> float:
-        """Count worked time up to a moment of the recording."""
+        """Return the work time up to a moment of the recording."""
         begun = bisect_left(self._starts, moment)
         waited = self._waited[begun]
         if begun:

@@ -1,15 +1,14 @@
-"""Predict an `Iteration`: the trace's operations are simulated as a host and its device.
+"""Predicts an `Iteration`, the time of one step, by simulating the trace's operations on a host and its device.
 
-Every operation takes host time, views too; work that a GPU would run as one launch (`WorkItem`) is launched once. Where
-the trace was recorded on a GPU that is known, its un-profiled step is held against its simulation (`anchoring.py`).
+Every operation takes host time, even a view. Work that a GPU runs as one launch (`WorkItem`) is launched once. If the
+trace was recorded on a known GPU, the simulation is calibrated with the measured step (`anchoring.py`). The step ends
+when both the host and the device are done.
 
-The step ends when both queues are done: the host that launches and the device that computes.
-
-An operation's interval comes from operations that were timed alone, many on the same machine. A whole step on another
-machine has its GPU's clocks and power limit, its libraries, and what no table of operations holds; these go together
-for all of its operations, so that they do not average out (`StepSpread`). Both parts were calibrated on published steps
-of GPUs and sources that were left out (`benchmarks/accuracy/step_calibration.py`; `python -m benchmarks.accuracy FOLDER
---of steps`). A GPU of which nobody measured an operation or published a step errs as a whole besides (`UNKNOWN_GPU`).
+Intervals have two parts. The intervals of single operations come from isolated measurements, many on the same machine.
+A whole step on another machine has errors that its operations share, so they do not average out (`StepSpread`): clocks
+and power limit of its GPU, library versions, and work that no table of operations contains. Both parts were calibrated
+on published steps of held-out GPUs and sources (`benchmarks/accuracy/step_calibration.py`; `python -m
+benchmarks.accuracy FOLDER --of steps`). A GPU without any measurement has an additional shared error (`UNKNOWN_GPU`).
 Example::
 
     work = timed_work(trace, gpus, origin=None, models=models)
@@ -61,27 +60,27 @@ from lightning_predict.units import seconds_to_milliseconds
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One step on one GPU.
+    """Prediction of one step on one GPU.
 
     Attributes:
         gpu: Name of the GPU.
-        interval: Seconds of the step with their 90 % interval.
-        device_seconds: Time that the device computes.
-        host_seconds: Time that the host needs to launch all of it, and for the Python work of the step in between.
-        coverage: Share of the device time by method; sums to 1. Methods: `measured`, by a kernel recorded on this GPU;
-            `wave`, wave-scaled from another; `mlp`, by a network trained on the operation in its dtype; `proxy`,
-            through a related operation or dtype; `bytes`, as a copy; `formula`, by a formula of its family;
-            `roofline`, from peaks alone.
-        forward_seconds: Device time of the forward phase, for estimates of validation.
-        optimizer_seconds: Device time of the optimizer, which a short accumulation window takes whole.
-        verdict: What bounds the step, and whose time it is; None if no timeline was simulated.
+        interval: Step time in seconds with its 90 % interval.
+        device_seconds: Compute time of the device.
+        host_seconds: Host time for all launches and the Python work of the step.
+        coverage: Share of the device time by method; sums to 1. Methods: `measured`, a kernel recorded on this GPU;
+            `wave`, wave-scaled from another GPU; `mlp`, a network trained on this operation and dtype; `proxy`, a
+            related operation or dtype; `bytes`, as a copy; `formula`, a formula of the operation's family; `roofline`,
+            from peaks only.
+        forward_seconds: Device time of the forward phase, to estimate validation.
+        optimizer_seconds: Device time of the optimizer, which does not shrink in a short accumulation window.
+        verdict: The bottleneck, and time by module; None without a simulated timeline.
         communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
-        added_seconds: By how much the step is longer than a GPU's own work: exposed communication, and waiting for
-            other stages and the slowest. Below 0 where a shared update saves more than that.
-        notes: What was not covered, in words for the user.
-        base_share: Share of the device time by networks that saw no measurement of this GPU.
-        measured_seconds: The step as measured; None except on the GPU in use.
-        unmeasured_seconds: The step as predicted without any measurement; None except on the GPU in use.
+        added_seconds: Difference to the time of a GPU's own work: exposed communication, and waits for other stages and
+            the slowest rank. Negative if sharding the optimizer update saves more than that.
+        notes: Notes for the user about missing coverage.
+        base_share: Share of the device time from networks without measurements of this GPU.
+        measured_seconds: Measured step time; None except on the GPU in use.
+        unmeasured_seconds: Step time predicted without any measurement; None except on the GPU in use.
     """
 
     gpu: str
@@ -101,26 +100,26 @@ class Iteration:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step: the middle of the prediction."""
+        """Predicted step time in seconds (middle of the interval)."""
         return self.interval.middle
 
     @property
     def low_seconds(self) -> float:
-        """Lower end of the 90 % interval of the step."""
+        """Lower end of the 90 % interval of the step time."""
         return self.interval.low
 
     @property
     def high_seconds(self) -> float:
-        """Upper end of the 90 % interval of the step."""
+        """Upper end of the 90 % interval of the step time."""
         return self.interval.high
 
     @property
     def bound_by(self) -> Literal["device", "host"]:
-        """Name the queue that ends last: a faster GPU does not help a step that is bound by the host."""
+        """Queue that ends last. A faster GPU does not speed up a host-bound step."""
         return "host" if self.host_seconds > self.device_seconds else "device"
 
     def scaled(self, factor: float, *, note: str) -> Iteration:
-        """Multiply all of its times by a factor."""
+        """Multiply all times by a factor."""
         return replace(
             self,
             interval=self.interval.scaled(factor),
@@ -132,9 +131,9 @@ class Iteration:
         )
 
     def accumulated(self, batches: int) -> Iteration:
-        """Return the step of so many times its batches, whose gradients add up, and of one update on one GPU.
+        """Return the step with gradients accumulated over `batches` of its batches, and one update, on one GPU.
 
-        The update takes the share of the step that it takes of the device.
+        The update's share of the step time is assumed equal to its share of the device time.
         """
         if batches == 1:
             return self
@@ -150,33 +149,35 @@ class Iteration:
         )
 
     def as_measured(self, step_seconds: Sequence[float]) -> Iteration:
-        """Take the steps that were timed on this very machine for the prediction; without any it stays as it is."""
+        """Replace the interval by steps measured on this machine; unchanged without measurements."""
         if not step_seconds:
             return self
         return replace(self, interval=Interval(min(step_seconds), statistics.median(step_seconds), max(step_seconds)))
 
 
 FAMILY_CORRELATION: Final = 0.25
-"""Correlation between the errors of two families of operations on one GPU: all were timed alone and in short bursts, so
-a clock that drops under a long load, a hotter card, or another release of the libraries shifts them together.
+"""Correlation between the errors of two operation families on one GPU. All operations were timed alone and in short
+bursts, so lower clocks under a long load, a hotter card or another library version shift all of them.
 
-The least of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval holds 90 % of published iterations, whichever family of
-models is left out (without Transformer-XL, 0 is enough); it holds 92 % of those left out.
-`python -m benchmarks.accuracy FOLDER --of correlations` prints the study."""
+Smallest of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval covers 90 % of published iterations, for any model
+family left out (0 suffices without Transformer-XL). It covers 92 % of the held-out iterations. To print this study:
+`python -m benchmarks.accuracy FOLDER --of correlations`.
+"""
 
 
 PROBLEM_CORRELATION: Final = 0.5
-"""Correlation between the errors of two problems of one family: a model of many shapes errs less than a module of one,
-where errors that all add up make the intervals of whole models too wide and those of modules too narrow.
+"""Correlation between the errors of two problems of one family. Models with many shapes have smaller errors than
+modules with one shape. If errors simply added up, intervals would be too wide for models and too narrow for modules.
 
-The share of the operations' half-widths that nine in ten steps of a table need is 0.44 (training benchmarks) to 1.04
-(KernelBench's modules) with 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with 1/4 and 0.8 to 1.24 with 1/10, where the tables
-agree best. Half is taken, as constants were chosen on rows of these tables, which therefore err less than others will
-(`python -m benchmarks.accuracy FOLDER --of steps`)."""
+The factor on the operations' half-widths that covers 90 % of the steps of a table is 0.44 (training benchmarks) to 1.04
+(KernelBench's modules) with correlation 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with 1/4 and 0.8 to 1.24 with 1/10,
+where the tables agree best. We use 1/2 because other constants were chosen on rows of these tables, so errors on other
+data will be larger (`python -m benchmarks.accuracy FOLDER --of steps`).
+"""
 
 
 SMALLEST_SHARE: Final = 0.01
-"""A smaller share of the step beyond its operations is not worth a sentence."""
+"""Minimum share of unexplained step time that is reported in a note."""
 
 
 def iterations(
@@ -190,18 +191,19 @@ def iterations(
     correlation: float = FAMILY_CORRELATION,
     spread: StepSpread | None = None,
 ) -> tuple[Iteration, ...]:
-    """Return one Iteration a GPU from timed work.
+    """Return one Iteration per GPU from timed work.
 
     Args:
         trace: The trace that was timed.
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs.
         origin: GPU that the trace was recorded on; its own row is the measured step.
-        host: What is assumed of the host of the GPUs.
-        is_host_measured: A measured step that the host bounds gave the factor, so that the host is not assumed.
+        host: Assumptions about the host of the GPUs.
+        is_host_measured: Whether the host's factor comes from a measured host-bound step, so that it is not an
+            assumption.
         correlation: See `interval_of_sum`.
-        spread: How whole steps scatter around predictions from shapes alone; None takes what ships. A step with
-            measured kernels is predicted by ratios, in which much of that cancels.
+        spread: Scatter of whole steps around predictions from shapes only; None uses the bundled one. It is not applied
+            to steps with measured kernels: these are predicted by ratios, in which shared errors cancel.
     """
     own = anchor(trace, timed, origin, host)
     if is_host_measured:
@@ -260,14 +262,14 @@ def interval_of_sum(
 ) -> tuple[Array, Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
-    The half-widths of one problem add, however often it runs. With a correlation r between families (the same model,
-    the same bias), theirs add as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)², and so do those of the
-    problems of a family.
+    Half-widths of the same problem add up over its repetitions. With a correlation r between families (the same model,
+    the same bias), theirs combine as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)². The problems of a family
+    combine by the same formula.
 
     Args:
         timed: The work.
-        correlation: From 0 (families err independently) to 1 (all together).
-        within: The same of the problems of one family.
+        correlation: From 0 (errors of families are independent) to 1 (fully correlated).
+        within: Correlation between the problems of one family.
     """
     problems: dict[tuple[str, object], int] = {}
     owners = np.array(
@@ -282,7 +284,7 @@ def interval_of_sum(
     every = np.zeros(len(families), dtype=np.intp)
 
     def half_width(own: Array) -> Array:
-        """Combine half-widths of items, (gpus, items), to that of their sum, (gpus,)."""
+        """Combine half-widths of items, (gpus, items), to the half-width of their sum, (gpus,)."""
         by_problem = summed_by_owner(own, owners, len(problems))
         by_family = _added(by_problem, family_of, len(families), within)
         return _added(by_family, every, 1, correlation)[:, 0]
@@ -294,14 +296,14 @@ def interval_of_sum(
 
 
 def _added(half_widths: Array, owners: IndexArray, count: int, correlation: float) -> Array:
-    """Combine half-widths, (gpus, parts), to those of their owners' sums, (gpus, count)."""
+    """Combine half-widths, (gpus, parts), to half-widths of the sums per owner, (gpus, count)."""
     apart, together = summed_by_owner(half_widths**2, owners, count), summed_by_owner(half_widths, owners, count) ** 2
     added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
     return added
 
 
 def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
-    """Compute the ends of the device's time over its middle, each (gpus,); two runs of one program differ, too."""
+    """Return the ends of the device time over its middle, each (gpus,), at least as wide as run-to-run variation."""
     device = timed.seconds.sum(axis=1)
     low, high = interval_of_sum(timed, correlation)
     is_known = device > 0
@@ -312,7 +314,7 @@ def _spread(timed: TimedWork, correlation: float) -> tuple[Array, Array]:
 
 
 def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
-    """Compute the ends of the host's time; only a profiler that keeps stacks slows Python code between operations."""
+    """Return the ends of the host time. Only a profiler with stacks slows Python code between operations."""
     low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
     high = min(host.high_factor, MACHINE_SPREAD)
     launching = seconds - python
@@ -322,13 +324,12 @@ def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> 
 def _ends(
     middle: Simulated, own: Anchor, spread: tuple[Array, Array], host_ends: tuple[float, float]
 ) -> tuple[Array, Array]:
-    """Return ends of the step's interval: of the later of the two queues, with the overlap of the middle.
+    """Return the ends of the step's interval, from the slower queue and the overlap of the middle prediction.
 
-    What the trace does not explain lies between nothing, where the device's work hides it, and what it is for a device
-    that is slower than its kernels say.
+    The unexplained time ranges from 0, if device work hides it, to its value scaled by the device's slowdown.
     """
     device, host = middle.occupied_seconds, middle.host_seconds
-    exposed = middle.seconds - np.maximum(device, host)  # what neither queue explains alone: waits in turn
+    exposed = middle.seconds - np.maximum(device, host)  # alternating waits, in neither queue's own time
     launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
     computed = Interval(device * spread[0], device, device * spread[1])
     low, high = (end + exposed for end in ends_of_later(computed, launched))
@@ -364,18 +365,18 @@ def _iteration(
 
 
 def _unmeasured(timed: TimedWork) -> Array:
-    """Return the share of each item's time that no measured kernel gave, shape (gpus, items)."""
+    """Return the share of each item's time that does not come from measured kernels, shape (gpus, items)."""
     return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
 
 
 def _share_of(part: Array | None, seconds: Array, row: int) -> float:
-    """Return the share of one GPU's device time, from the share of each item."""
+    """Average a share per item over one GPU's device time."""
     total = float(seconds[row].sum())
     return 0.0 if part is None or not total else float((part[row] * seconds[row]).sum()) / total
 
 
 def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
-    """Say what the target computes otherwise than the trace asks for."""
+    """List notes about dtypes that the target emulates or computes at float32's rate."""
     stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if float32_stands_in(dtype, target))
     notes = [
         f"{target.name} has no {dtype}; it is predicted as emulated."
@@ -389,7 +390,7 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
 
 
 def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
-    """Note kernels whose work is unknown and that no measurement could scale, since they count as nothing."""
+    """Note kernels of unknown work without a measurement to scale; they count as zero."""
     zero = np.flatnonzero(timed.seconds[row] <= 0)
     names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:
@@ -398,7 +399,7 @@ def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
 
 
 def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:
-    """Say how long the host works outside of the operations, if that is a part of the step that counts."""
+    """Note the host time outside operations, if it is a relevant part of the step."""
     seconds = python + own.residual_seconds
     is_measured = own.device_seconds > 0
     step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
@@ -413,13 +414,12 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
 
 
 FAR_SHORTER: Final = 0.8
-"""A measured step below this share of its simulation, in which the kernels of the recording run as they were timed, is
-not the step that was recorded: those of public recordings on their own GPU are within 10 % of it where the device
-bounds them."""
+"""Minimum ratio of the measured step to its simulation with recorded kernel times. A shorter measured step is not the
+recorded one: device-bound public recordings on their own GPU are within 10 % of the simulation."""
 
 
 def _too_short(trace: Trace, own: Anchor) -> Iterator[str]:
-    """Say that the measured step is too short for the kernels of the recording."""
+    """Note that the measured step is too short for the recorded kernels."""
     if not trace.measured_steps or own.device_factor >= FAR_SHORTER:
         return
     step = seconds_to_milliseconds(statistics.median(trace.measured_steps))
@@ -432,7 +432,7 @@ def _too_short(trace: Trace, own: Anchor) -> Iterator[str]:
 
 
 def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
-    """Say how much shorter than the steps that were timed one by one a step of the running loop is."""
+    """Note how much shorter a step of the running loop is than steps that were timed one by one."""
     if own.running_share == 1:
         return
     alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
@@ -443,7 +443,7 @@ def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
 
 
 def _assumed(own: Anchor, target: Host, host_ends: tuple[float, float], host: float, device: float) -> Iterator[str]:
-    """Say that the host was assumed, where it decides the step or may do so."""
+    """Note that the host was assumed, if it is or may be the bottleneck."""
     if not own.is_host_assumed or host_ends[1] <= device:
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
@@ -454,7 +454,7 @@ def _assumed(own: Anchor, target: Host, host_ends: tuple[float, float], host: fl
 
 
 def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
-    """Say how much less a host may take that was timed under the profiler, if it bounds the step."""
+    """Note by how much the profiler may have slowed the host, if the host is the bottleneck."""
     if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
         return
     if trace.has_python_stacks:
@@ -469,21 +469,23 @@ def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
         )
 
 
-# --- How far whole steps scatter
+# --- Scatter of whole steps
 
 OTHER_MAKERS_SPREAD: Final = 2.0
-"""Factor either way by which the device's time is less known where another maker's libraries run: assumed."""
+"""Factor by which the device time is less certain, in both directions, for vendors other than NVIDIA: an assumption."""
 
 UNKNOWN_GPU: Final = 0.09
-"""Half width in log(seconds) of what errs alike in all operations on a GPU of which nobody measured an operation or
-published a step: its clocks, its power limit, the rates that its libraries reach.
+"""Extra log-scale half-width shared by all operations on a GPU without measured operations or published steps: its
+clocks, power limit, and the rates that its libraries reach.
 
-Six chips were left out of the training in turn, with all their boards. Steps of whole models then deviate by 0.077, the
-root of the mean square over chips of the mean logarithm of measured over predicted time of a board in a table;
-`StepSpread.log_half_width` holds 0.055 of it, and 1.645 times the rest is this. With each chip's from the other five
-the interval holds 94 % of 31 transformers and 95 % of 106 training benchmarks instead of 77 and 93, at 1.70 and 1.68
-instead of 1.64 and 1.61 times from end to end (`python -m benchmarks.accuracy FOLDER --of unseen`). A chip whose rates
-were measured deviates by as much (0.072); what they leave open of products is less (`roofline.sustained_doubt`)."""
+Six chips, each with all of its boards, were left out of the training one by one. Steps of whole models then deviate by
+0.077. This is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
+`StepSpread.log_half_width` covers 0.055 of it, and 1.645 times the remainder is this constant. With each chip's value
+from the other five, the interval covers 94 % of 31 transformers and 95 % of 106 training benchmarks instead of 77 and
+93 %. Its ratio of upper to lower end is 1.70 and 1.68 instead of 1.64 and 1.61 (`python -m benchmarks.accuracy FOLDER
+--of unseen`). A chip with measured matmul rates deviates by about as much (0.072); these rates leave less uncertainty
+for matmuls (`roofline.sustained_doubt`).
+"""
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
 
@@ -491,13 +493,13 @@ SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
-    """Two parts of the logarithm of an interval's half-width; their squares add.
+    """Half-width of a step's interval in log(seconds), as two parts whose squares add up.
 
     Attributes:
-        kept: Share that is kept of the half-width from the operations' own intervals.
-        log_half_width: What all operations of a step have in common.
-        unknown_gpu: What they have in common besides on a GPU of which nothing was measured.
-        known_gpus: GPUs of which steps were published.
+        kept: Factor on the half-width from the operations' own intervals.
+        log_half_width: Half-width that all operations of a step share.
+        unknown_gpu: Additional shared half-width on a GPU without measurements.
+        known_gpus: GPUs with published steps.
     """
 
     kept: float
@@ -506,11 +508,11 @@ class StepSpread:
     known_gpus: frozenset[str] = frozenset()
 
     def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
-        """Return what each GPU adds of which nothing was measured, shape (gpus,).
+        """Return the additional half-width of each GPU without measurements, shape (gpus,); 0 for the others.
 
         Args:
             gpus: The GPUs.
-            is_measured: Whether operations of each were measured; None if nobody says, which adds nothing.
+            is_measured: Whether operations of each GPU were measured; None if unknown, which adds nothing.
         """
         known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
         return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
@@ -522,12 +524,12 @@ class StepSpread:
     def applied(
         self, low: float | Array, high: float | Array, besides: float | Array = 0.0
     ) -> tuple[float | Array, float | Array]:
-        """Return the ends of a step's interval from those of its operations, both over the middle.
+        """Return the ends of a step's interval from those of its operations, both relative to the middle.
 
         Args:
-            low: At most 1, above 0.
-            high: At least 1.
-            besides: Half width in log(seconds) of what nobody knows of the GPU.
+            low: Lower end, above 0 and at most 1.
+            high: Upper end, at least 1.
+            besides: Additional half-width in log(seconds), for an unknown GPU.
         """
         common = np.hypot(self.log_half_width, besides)
         below, above = (np.hypot(self.kept * np.log(end), common) for end in (low, high))
@@ -535,21 +537,21 @@ class StepSpread:
 
 
 UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
-"""The operations' own intervals."""
+"""No calibration: keeps the operations' own intervals."""
 
 
 @cache
 def bundled_spread() -> StepSpread:
-    """Return the spread that ships with the weights."""
+    """Return the spread that is bundled with the weights."""
     return read_spread(SPREAD_FILE)
 
 
 def read_spread(path: Path) -> StepSpread:
-    """Read a spread from a file that `write_spread` of the accuracy study wrote.
+    """Read a spread from a file written by `write_spread` of the accuracy study.
 
     Raises:
-        WeightsFormatError: The file does not hold one.
-        OSError: It cannot be read.
+        WeightsFormatError: The file does not contain a spread.
+        OSError: The file cannot be read.
     """
     content = checked.read_json(path, WeightsFormatError)
     spread = content.member("spread")

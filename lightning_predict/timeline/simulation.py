@@ -1,24 +1,24 @@
-"""Simulate one host thread and the device's streams through a step.
+"""Simulates a step on one host thread and the device's streams.
 
-The host walks through the operations and pays their overheads T1 to T5 (`host.py`); each launch appends a kernel
-to its stream, which starts when the stream is free and the launch has been made. The host runs ahead until an
-operation waits for the device (`.item()`, a blocking copy). A step of a running loop begins while the device still
-works on the one before, so several steps are simulated and the time between two ends counts; `steps=1` gives the step
-from a standing start (Lin et al., HiPC 2022, algorithm 1).
+The host processes the operations in order, with overheads T1 to T5 each (`host.py`). Each launch appends a kernel to
+its stream; it starts when the stream is free and the launch has been made. The host runs ahead until an operation waits
+for the device (`.item()`, a blocking copy). In a running loop, a step begins while the device still executes the
+previous one. Several steps are therefore simulated, and the time between two ends is the step time; `steps=1` gives an
+isolated step (Lin et al., HiPC 2022, algorithm 1).
 
-Kernel j of a stream starts at max(end of j - 1, launch of j): about a microsecond after the former where it waits in
-the queue (`gap_seconds`, counted as part of each kernel), `START_SECONDS` after the call where the stream is idle. With
-P_j the sum of the durations before j, start_j - P_j is the running maximum of launch_i - P_i over i <= j, so all
-kernels of all GPUs are placed by one cumulative maximum. The depth of the driver's queue does not matter: a host that
-it blocks waits for the device, which then bounds the step.
+Kernel j of a stream starts at max(end of j - 1, launch of j). A queued kernel starts about a microsecond after the
+previous one (`gap_seconds`, counted as part of each kernel). On an idle stream it starts `START_SECONDS` after the
+call. With P_j the sum of the durations before j, start_j - P_j is the running maximum of launch_i - P_i over i <= j, so
+one cumulative maximum places all kernels of all GPUs. The depth of the driver's queue does not matter: a host that it
+blocks waits for the device, which is then the bottleneck.
 
-What does not depend on the host or on the kernels' speed (`LaunchOrder`) is put into arrays once; the walk of a host
-through it (`host_walk`) is then a few sums, so that many hosts and speeds can be tried. Example::
+Data that does not depend on the host or on kernel speed (`LaunchOrder`) is converted to arrays once. A host's timeline
+(`host_walk`) then takes only a few sums, so many hosts and speeds can be tried. Example::
 
     >>> from lightning_predict.timeline.simulation import Launching, launch_order
     >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
     >>> result = run_queues(launch_order(work, gpus=2), HostModel())
-    >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # bound by the device; by the host
+    >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # device-bound; host-bound
     [1000.0, 13.3]
 """
 
@@ -42,28 +42,28 @@ from lightning_predict.units import MICROSECOND
 COMPUTE_STREAM: Final = 0
 
 START_SECONDS: Final = 2 * MICROSECOND
-"""From the end of a launch call to the start of its kernel on an idle stream: medians of 1 to 3 us in 17 public
-recordings of V100, A100, H100, B200 and B300, which is 6-10 us from the start of the call."""
+"""Time from the end of a launch call to the start of its kernel on an idle stream. Medians are 1 to 3 us in 17 public
+recordings of V100, A100, H100, B200 and B300, or 6-10 us from the start of the call."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launching:
-    """An operation as the simulation sees it.
+    """An operation in the simulation.
 
     Attributes:
-        name: Its name.
-        phase: Its part of the step, for its overheads.
-        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host work alone.
+        name: Name of the operation.
+        phase: Phase of the step, which selects its overheads.
+        seconds: Device seconds of each kernel on each GPU, shape (gpus, kernels); no kernels for host-only work.
         streams: Stream of each kernel.
-        calls: Launch call that each kernel belongs to, from 0 on in order (a CUDA graph launches all of its kernels by
-            one); None if each has its own.
-        waits: The host waits afterwards until the compute stream is done.
-        module: Whose time it is.
-        recorded: Its overheads as they were recorded; None if the host model's count.
-        library_seconds: What it takes beyond the host model's; without effect where they were recorded.
-        python_seconds: Host work outside of operations before it.
-        operation: Its position in the trace; None if it is not there.
+        calls: Index of the launch call of each kernel, from 0 in order (a CUDA graph launches all of its kernels in one
+            call); None if each has its own.
+        waits: Whether the host then waits until the compute stream is done.
+        module: Module that the time is attributed to.
+        recorded: Recorded overheads; None to use the host model.
+        library_seconds: Additional host time beyond the host model's; ignored with recorded overheads.
+        python_seconds: Host work outside operations, before this one.
+        operation: Index in the trace; None if it is not in the trace.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Launching:
 
     @property
     def launches(self) -> int:
-        """Launch calls that the host makes."""
+        """Number of launch calls."""
         kernels = self.seconds.shape[1]
         return kernels if self.calls is None else max(self.calls, default=-1) + 1
 
@@ -91,14 +91,14 @@ class LaunchOrder:
     """A step's operations as arrays.
 
     Attributes:
-        kinds: Distinct (recorded overheads, phase, launch calls, seconds of the library) of the operations.
-        kind: Which of them each operation is, shape (operations,).
-        python_seconds: Host work outside of operations before each, shape (operations,).
+        kinds: Distinct (recorded overheads, phase, launch calls, library seconds) of the operations.
+        kind: Index into `kinds` of each operation, shape (operations,).
+        python_seconds: Host work outside operations before each, shape (operations,).
         seconds: Device seconds of all kernels, shape (gpus, kernels).
-        gap_seconds: What a stream leaves free between two kernels that wait in it.
+        gap_seconds: Gap between two queued kernels of a stream.
         streams: Stream of each kernel, shape (kernels,).
         owners: Operation of each kernel, shape (kernels,).
-        calls: Number of the launch call within its operation of each kernel, shape (kernels,).
+        calls: Index of each kernel's launch call within its operation, shape (kernels,).
         waits: (operations done, kernels issued) at each wait for the device, in order.
     """
 
@@ -116,13 +116,13 @@ class LaunchOrder:
 @final
 @dataclass(frozen=True, slots=True)
 class HostWalk:
-    """A host's walk through one step, waits left out.
+    """Host timeline of one step, without waits.
 
     Attributes:
-        begins: When each operation begins, shape (operations,).
-        launched: When each kernel could start on an idle stream, shape (kernels,).
+        begins: Start of each operation, shape (operations,).
+        launched: Earliest start of each kernel on an idle stream, shape (kernels,).
         waits: (operations done, kernels issued, host time) at each wait, in order.
-        seconds: The whole walk.
+        seconds: Total host time.
     """
 
     begins: Array
@@ -132,12 +132,12 @@ class HostWalk:
 
 
 def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: float = 0.0) -> LaunchOrder:
-    """Put operations into arrays.
+    """Convert operations to arrays.
 
     Args:
-        operations: In the order of the host.
+        operations: Operations in host order.
         gpus: Number of GPUs (rows of every `seconds`).
-        gap_seconds: What a stream leaves free between two kernels that wait in it; 0 where `seconds` hold it.
+        gap_seconds: Gap between two queued kernels of a stream; 0 if `seconds` include it.
     """
     kinds: dict[tuple[Overheads | None, Phase, int, float], int] = {}
     kind: list[int] = []
@@ -169,7 +169,7 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
 
 
 def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
-    """Compute when a host does what."""
+    """Compute the host timeline of a step."""
     overheads = [(host.of(phase, own, library), launches) for own, phase, launches, library in order.kinds]
     length = np.array([own.seconds(launches=launches) for own, launches in overheads])  # (kinds,)
     before = np.array([own.between_operations for own, _ in overheads])
@@ -189,10 +189,10 @@ def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
 
 
 def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launching, ...]:
-    """List the trace's operations in the order of the host, their device seconds, (gpus, items), in their place.
+    """List the trace's operations in host order, with their device seconds, (gpus, items).
 
-    Operations that a GPU would run inside another's launch are left out; so are, in a trace from elsewhere, the
-    optimizer's views of single tensors, which the multi-tensor implementation does not take.
+    Operations that a GPU runs inside another's launch are omitted. If the trace was not recorded on CUDA, so are the
+    optimizer's views of single tensors, which the multi-tensor implementation does not need.
     """
     first = {item.operations[0]: column for column, item in enumerate(timed.items)}
     inside = {index for item in timed.items for index in item.operations[1:]}
@@ -213,7 +213,7 @@ def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launchin
 def _launching(
     trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: Queue | None, host: RecordedHost
 ) -> Launching:
-    """Split an item's seconds over its kernels: by their measured shares, else equally."""
+    """Split an item's seconds over its kernels, by their measured shares or equally."""
     operation = trace.operations[index]
     streams: tuple[int, ...] = ()
     calls: tuple[int, ...] | None = None
@@ -244,7 +244,7 @@ def _launching(
 
 
 def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
-    """Find the launch call of each kernel, where some share one (a CUDA graph's do); None if none do."""
+    """Return the launch call of each kernel, if some share one as in a CUDA graph; else None."""
     starts = [kernel.launch_start_seconds for kernel in kernels]
     if None in starts or len(set(starts)) == len(starts):
         return None
@@ -253,25 +253,25 @@ def _calls(kernels: Sequence[Kernel]) -> tuple[int, ...] | None:
 
 
 Queue = tuple[int, int]
-"""A GPU and a stream on it: what runs in order."""
+"""A GPU and one of its streams, which executes in order."""
 
 STREAMS_OF_A_GPU: Final = 100_000
-"""More than any GPU has, so that streams of two GPUs have two numbers."""
+"""Stream-id offset between GPUs, larger than the number of streams of any GPU."""
 
 
 def queue_of(kernel: Kernel) -> Queue:
-    """Return the queue of a kernel."""
+    """Return the device and the stream of a kernel."""
     return kernel.device, kernel.stream
 
 
 def _number(queue: Queue, main: Queue | None) -> int:
-    """Return a number for another queue than the main one: the driver's on the same GPU, plus one."""
+    """Return a stream number for a queue other than the main one: the driver's plus one, offset per GPU."""
     others = queue[0] - main[0] if main is not None else 0
     return queue[1] + 1 + others * STREAMS_OF_A_GPU
 
 
 def main_queue(trace: Trace) -> Queue | None:
-    """Return the queue in which a GPU works longest; None without measured kernels."""
+    """Return the queue with the most kernel time; None without measured kernels."""
     busy: dict[Queue, float] = {}
     for kernel in trace.kernels:
         busy[queue_of(kernel)] = busy.get(queue_of(kernel), 0.0) + kernel.seconds
@@ -279,29 +279,29 @@ def main_queue(trace: Trace) -> Queue | None:
 
 
 STEADY_STEPS: Final = 3
-"""Steps to simulate before the time between two ends is that of a running loop."""
+"""Number of simulated steps; the last one corresponds to a step of a running loop."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Times of one step.
+    """Times of one simulated step.
 
     Attributes:
-        seconds: The step, shape (gpus,).
-        active_seconds: Work of the compute stream, shape (gpus,).
-        occupied_seconds: The same with the gaps between its kernels, shape (gpus,).
-        host_seconds: Time of the host alone, waits left out.
-        host_ends: When the host is done with the last step, waits in its midst included, from the step's beginning;
+        seconds: Step time, shape (gpus,).
+        active_seconds: Kernel time of the compute stream, shape (gpus,).
+        occupied_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
+        host_seconds: Host time without waits.
+        host_ends: Time at which the host is done with the last step, with its waits, relative to the start of the step;
             shape (gpus,).
-        busy: Seconds that each operation's kernels and their gaps keep the compute stream busy, (gpus, operations).
-        waiting: Seconds that the compute stream waits for each operation's launches, shape (gpus, operations).
-        begins: When the last step begins, which is when the one before it ended, shape (gpus,).
-        operation_starts: When the host begins each operation of the last step, shape (gpus, operations).
-        kernel_starts: When each kernel of the last step begins, shape (gpus, kernels).
-        kernel_seconds: How long it takes, shape (gpus, kernels).
-        kernel_streams: Its stream, shape (kernels,).
-        kernel_owners: The operation that launched it, shape (kernels,).
+        busy: Time of the compute stream for each operation's kernels and gaps, (gpus, operations).
+        waiting: Time that the compute stream waits for each operation's launches, shape (gpus, operations).
+        begins: Start of the last step, which is the end of the previous one, shape (gpus,).
+        operation_starts: Host start of each operation of the last step, shape (gpus, operations).
+        kernel_starts: Start of each kernel of the last step, shape (gpus, kernels).
+        kernel_seconds: Duration of each kernel, shape (gpus, kernels).
+        kernel_streams: Stream of each kernel, shape (kernels,).
+        kernel_owners: Operation that launched each kernel, shape (kernels,).
     """
 
     seconds: Array
@@ -320,13 +320,13 @@ class Simulated:
 
 
 def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0) -> Simulated:
-    """Simulate a step that is repeated.
+    """Simulate repeated steps and return the times of the last one.
 
     Args:
-        order: Operations in the order of the host.
-        host: Overheads.
-        steps: Steps to run; the last one's time counts. 1 starts with an idle device.
-        speed: How many times as fast as stated the kernels are.
+        order: Operations in host order.
+        host: Host model.
+        steps: Number of steps; with 1, the device is idle at the start.
+        speed: Speed of the kernels relative to their stated times.
     """
     walk = host_walk(order, host)
     durations = order.seconds / speed  # (gpus, kernels)
@@ -359,7 +359,7 @@ def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS
 
 @final
 class _Placed:
-    """The operations and kernels of a step, placed in time."""
+    """Start times of the operations and kernels of a step."""
 
     def __init__(self, durations: Array, operations: int) -> None:
         self.waiting = np.zeros_like(durations)
@@ -369,18 +369,18 @@ class _Placed:
 
 @final
 class _Segment:
-    """The launches between two waits of the host, and what of their place in time is the same in every step.
+    """Launches between two waits of the host, with the quantities that are the same in every step.
 
     Args:
         operations: Positions of its operations.
         kernels: Positions of its kernels.
         wait: Host time of the wait at its end; None at the end of the step.
-        launched: Launch of each of the step's kernels, shape (kernels,).
-        durations: Their device seconds, shape (gpus, kernels).
-        streams: Their streams.
+        launched: Launch time of each kernel of the step, shape (kernels,).
+        durations: Device seconds of each kernel, shape (gpus, kernels).
+        streams: Stream of each kernel.
 
     Attributes:
-        has_others: Some kernels are of other streams than the compute stream.
+        has_others: Whether some kernels run on other streams than the compute stream.
         compute: Positions of the compute stream's kernels in the segment.
         before: Work of the compute stream before each of them, P_j, shape (gpus, compute).
         latest: Running maximum of launch_i - P_i, shape (gpus, compute).
@@ -409,7 +409,7 @@ class _Segment:
 
 
 def _segments(order: LaunchOrder, walk: HostWalk, durations: Array) -> list[_Segment]:
-    """Return the step, cut at its waits."""
+    """Split the step at its waits."""
     found = []
     operation = kernel = 0
     for operations, kernels, moment in (*walk.waits, (len(walk.begins), len(walk.launched), None)):
@@ -421,24 +421,24 @@ def _segments(order: LaunchOrder, walk: HostWalk, durations: Array) -> list[_Seg
 
 @final
 class _Clocks:
-    """Clocks of the host and of the streams, each of shape (gpus,)."""
+    """Current time of the host and of each stream, each of shape (gpus,)."""
 
     def __init__(self, gpus: int) -> None:
         self.host = np.zeros(gpus)
         self.free: dict[int, Array] = {COMPUTE_STREAM: np.zeros(gpus)}
 
     def end(self) -> Array:
-        """Compute when everything issued so far is done."""
+        """Return the time at which all issued work is done."""
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
     def run(self, walk: HostWalk, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
-        """Run one step; where `placed` is given, note where everything lies."""
+        """Simulate one step; record start times in `placed` if given."""
         for segment in segments:
             if placed is not None:
                 placed.operation_starts[:, segment.operations] = self.host[:, None] + walk.begins[segment.operations]
             self._run(segment, placed)
-            if segment.wait is not None:  # the walk goes on when the device is done
+            if segment.wait is not None:  # the host continues when the device is done
                 self.host = np.maximum(self.host, self.free[COMPUTE_STREAM] - segment.wait)
         self.host = self.host + walk.seconds
 
@@ -458,13 +458,18 @@ class _Clocks:
                 placed.starts[:, segment.kernels][:, segment.streams == stream] = side
 
     def _sides(self, segment: _Segment, done: Array) -> dict[int, Array]:
-        """Start the kernels of the other streams; `done`: ends of the compute stream's, the earlier one's first."""
+        """Compute start times on the other streams.
+
+        Args:
+            segment: Launches to place.
+            done: Ends of the compute stream's kernels, with the end of the previous segment first.
+        """
         issued = np.cumsum(segment.streams == COMPUTE_STREAM)  # (kernels,)
         starts = {}
         for stream in sorted(set(segment.streams.tolist()) - {COMPUTE_STREAM}):
             mine = segment.streams == stream
             durations = segment.durations[:, mine]
-            # Work on other streams reads what that has written until then.
+            # Other streams read results of the compute stream, so they wait for the kernels issued there before.
             launched = np.maximum(self.host[:, None] + segment.launched[mine], done[:, issued[mine]])
             free = self.free.get(stream, np.zeros_like(self.host))
             starts[stream] = _placed(launched, durations, free)
@@ -473,7 +478,7 @@ class _Clocks:
 
 
 def _placed(launched: Array, durations: Array, free: Array) -> Array:
-    """Start of each kernel of one stream, (gpus, kernels)."""
+    """Return the start of each kernel of one stream, (gpus, kernels)."""
     before = np.cumsum(durations, axis=1) - durations  # (gpus, kernels)
     latest = np.maximum.accumulate(np.maximum(launched - before, free[:, None]), axis=1)
     starts: Array = before + latest

@@ -1,4 +1,4 @@
-"""`Verdict`: what bounds a step on one GPU, what a faster GPU would gain, and whose time it is, by module.
+"""`Verdict`: the bottleneck of a step on one GPU, the gain from a faster GPU, and time by module.
 
 Example::
 
@@ -21,35 +21,35 @@ from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.timeline.simulation import Launching, Simulated
 
 FASTER: Final = 2.0
-"""Speed of the GPU that `Verdict.gain` compares with, over that of the one at hand."""
+"""Relative speed of the GPU that `Verdict.gain` compares with."""
 
 MOST_PARTS: Final = 8
-"""More parts of a step than this are no longer read at a glance."""
+"""Maximum number of parts of a step to show."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Parts that take less are shown together."""
+"""Smaller parts are shown together."""
 
 OTHERS: Final = "other modules"
 
 
 Bound = Literal["device", "host", "links", "bubble"]
-"""Causes that can bound a step."""
+"""Possible bottlenecks of a step."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The bound of a step, in shares of it, so that a correction of its time leaves them as they are.
+    """Bottleneck of a step. Values are shares of the step, so they remain valid if its time is corrected.
 
     Attributes:
-        bound_by: Which of the two queues needs longer for a step: the host that launches or the device that computes;
-            where several GPUs hold parts of a model, also the links between them or the bubble of their pipeline.
+        bound_by: The slower queue: the host that launches or the device that computes. With a model split over several
+            GPUs, also the links between them or the pipeline bubble.
         idle_share: Share of the step in which the device waits for the host.
-        gain: Share of the step that would be saved if every kernel took half as long and the host as long as now: 0
-            for a step that the host bounds, 0.5 for one that the device bounds.
-        critical_path: Share of the step by module (by phase outside modules), the largest first; they add up to 1. A
-            module has the time in which the device works for it, or waits for its launches.
-        is_doubtful: The other queue may as well bound the step: the host was assumed, and its interval holds the
+        gain: Share of the step that is saved if kernels take half as long and the host does not change: 0 for a fully
+            host-bound step, 0.5 for a fully device-bound one.
+        critical_path: Share of the step by module (by phase outside modules), largest first; sums to 1. A module's time
+            is the time in which the device works for it or waits for its launches.
+        is_doubtful: Whether the other queue may be the bottleneck: the host was assumed, and its interval contains the
             device's time.
     """
 
@@ -61,18 +61,18 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The verdict as a phrase for the user."""
         bound = f"{'perhaps ' if self.is_doubtful else ''}bound by the {self.bound_by}"
         return f"{bound}: a GPU twice as fast gains {100 * self.gain:.0f} %"
 
     def shared(self, *, device: float, host: float, exposed: float, seconds: float) -> Verdict:
-        """Judge the step of several GPUs that each have all of a model's work.
+        """Return the verdict of a step on several GPUs that each run the whole model.
 
         Args:
-            device: Seconds in which one of them computes.
-            host: Seconds that its host needs.
-            exposed: Seconds in which it waits for the others.
-            seconds: The step.
+            device: Compute time of one GPU in seconds.
+            host: Host time in seconds.
+            exposed: Exposed time, in which the GPU waits for the others.
+            seconds: Step time.
         """
         if exposed <= max(device, host):
             return replace(self, gain=_share(self.gain * (seconds - exposed), seconds))
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
-    """Return one Verdict a GPU."""
+    """Return one Verdict per GPU."""
     time = step.busy + step.waiting  # (gpus, operations)
     parts = _parts(work, time)
     names = list(dict.fromkeys(parts))
@@ -101,11 +101,11 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
 
 
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Return the part of the step that each module is shown as: as fine as can be read at a glance.
+    """Group modules into parts of the step to show, as detailed as `MOST_PARTS` allows.
 
-    What all names begin with is left out. Then the part that takes longest is split into its children, again and again,
-    while at most `MOST_PARTS` have `SMALLEST_SHARE` of the time; numbered children become one, `*`, where there are too
-    many. What takes less is one part. Example::
+    The common prefix of all names is removed. Then the longest part is split into its children repeatedly, while at
+    most `MOST_PARTS` parts have `SMALLEST_SHARE` of the time. If there are too many children, numbered ones are merged
+    into `*`. Smaller parts are combined into one. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
         >>> module_groups({f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts})[
@@ -131,7 +131,7 @@ def _finer(
     rest: Mapping[str, tuple[str, ...]],
     seconds: Mapping[str, float],
 ) -> dict[str, str] | None:
-    """Return new groups for the modules of the largest group that can be split; None if none can."""
+    """Return new groups for the modules of the largest group that can be split; None if no group can."""
     for group in _large(groups, seconds):
         members = [module for module, own in groups.items() if own == group]
         if all(depths[module] >= len(rest[module]) for module in members):
@@ -150,7 +150,7 @@ def _child(group: str, below: Sequence[str], *, is_merged: bool) -> str:
 
 
 def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]:
-    """List groups that take `SMALLEST_SHARE` of the time, the longest first."""
+    """List groups with at least `SMALLEST_SHARE` of the time, longest first."""
     together: dict[str, float] = {}
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]
@@ -159,11 +159,11 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
 
 
 def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
-    """Return the part that each operation belongs to; its phase in brackets where no module called it.
+    """Return the part of each operation; outside modules, its phase in brackets.
 
     Args:
         work: Operations.
-        spent: Seconds of each, shape (gpus, operations); every GPU counts alike, so that all have the same parts.
+        spent: Seconds of each, shape (gpus, operations). Each GPU has the same weight, so all have the same parts.
     """
     total = spent.sum(axis=1, keepdims=True)  # (gpus, 1)
     shares = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0).sum(axis=0)

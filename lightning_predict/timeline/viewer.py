@@ -1,6 +1,6 @@
-"""The predicted timeline of a step on one GPU as a Chrome trace, which Perfetto and chrome://tracing open.
+"""Exports the predicted timeline of a step as a Chrome trace, for Perfetto and chrome://tracing.
 
-One row for the host, one for each stream of the device; kernels bear the operation that launched them and how long the
+There is one row for the host and one per stream. Each kernel shows the operation that launched it and how long the
 device waited for it. Example::
 
     with open("timeline.json", "w") as file:
@@ -28,13 +28,13 @@ DEVICE_PROCESS: Final = 1
 def chrome_trace(
     trace: Trace, target: Gpu, *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
 ) -> dict[str, Any]:
-    """Return the step from a standing start, in the Trace Event format.
+    """Return an isolated step (idle device at its start) in the Trace Event format.
 
     Args:
-        trace: What one step did.
-        target: The GPU to show it on.
-        origin: GPU that the trace was recorded on, where it is known.
-        models: Trained models; None takes rooflines.
+        trace: Trace of one step.
+        target: The GPU to predict.
+        origin: GPU that the trace was recorded on, if known.
+        models: Trained models; None uses rooflines.
         method: See `kernels/choice.py`.
     """
     timed = timed_work(trace, [target], origin=origin, models=models, method=method)
@@ -66,19 +66,19 @@ def chrome_trace(
 
 
 def chrome_document(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a document of these events, which viewers open."""
+    """Wrap events in a document that trace viewers open."""
     return {"traceEvents": list(events), "displayTimeUnit": "ms"}
 
 
 def row_name(kind: Literal["process_name", "thread_name"], process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the event that names a process, or one of its threads."""
+    """Return the metadata event that names a process, or one of its threads."""
     return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def complete_event(
     name: str, process: int, thread: int, start_seconds: float, seconds: float, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a complete event, with its times in microseconds, as the format wants."""
+    """Return a complete event; the format requires microseconds."""
     return {
         "ph": "X",
         "name": name,

@@ -1,15 +1,15 @@
-"""Whole steps: the mean of kinds that take turns, and what the measured step on the GPU in use says of other GPUs.
+"""Whole steps: the mean over kinds of steps, and the same-GPU check that corrects other GPUs.
 
-Steps of several kinds take turns in a GAN whose generator steps every fifth batch. Each kind is predicted by itself; a
-mean of their Iterations, weighted by how often each occurs, is the step that totals are made of.
+Steps of several kinds alternate, for example in a GAN whose generator is trained every fifth batch. Each kind is
+predicted separately. Totals use the mean of their Iterations, weighted by frequency.
 
-In the same-GPU check, the GPU in use is predicted as if it were another one, and held against its measured step. It
-shows the error on the user's own model before the other GPUs' rows are trusted. Part of that error goes with the model
-to any GPU (kernels that no table knows, work that no trace holds), so it corrects the others, by as much as held-out
-data shows that it helps. Example::
+The same-GPU check predicts the GPU in use as if it were unmeasured, and compares the prediction with the measured step.
+It shows the error on the user's own model before the rows of other GPUs are trusted. Part of this error depends on the
+model, not on the GPU (kernels without a table, work outside the trace). The other GPUs are corrected by this part,
+estimated on held-out data. Example::
 
     kinds, weights = weighted_kinds(trace)
-    mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the one and 1/5 of the other
+    mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the first and 1/5 of the second
 
     >>> check = SameGpuCheck(gpu="T4", measured_seconds=0.060, predicted_seconds=0.050, bound_by="device")
     >>> f"{check.error:+.0%}", round(check.device_factor, 3)
@@ -37,24 +37,26 @@ from lightning_predict.tracing.trace import Trace
 # --- The same-GPU check
 
 CORRECTION_EXPONENT: Final = 0.75
-"""Power of (measured / predicted) on the GPU in use by which the device's time on the others is multiplied.
+"""Exponent of measured / predicted on the GPU in use; the device time on other GPUs is multiplied by this power.
 
-Chosen on 876 pairs of GPUs that ran one of NVIDIA's training benchmarks in one container, each family of models left
-out in turn: all choose 0.75. Median error of the pairs that were left out 9.2 %; uncorrected (power 0) 13.2 %, fully
-corrected (power 1) 9.9 %. `python -m benchmarks.accuracy FOLDER` prints the study."""
+Chosen on 876 pairs of GPUs that ran the same NVIDIA training benchmark in the same container.
+Leave-one-model-family-out selects 0.75 every time. The median error of held-out pairs is 9.2 %; 13.2 % without
+correction (exponent 0) and 9.9 % with full correction (exponent 1). To print this study: `python -m benchmarks.accuracy
+FOLDER`.
+"""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameGpuCheck:
-    """The step on the GPU in use.
+    """Measured and predicted step on the GPU in use.
 
     Attributes:
-        gpu: Its name.
-        measured_seconds: Median of the steps that were timed.
-        predicted_seconds: Prediction from the step's shapes alone, without any measurement.
-        bound_by: What bounds the predicted step.
-        python_seconds: Time of the host outside of operations, a part of both.
+        gpu: Name of the GPU.
+        measured_seconds: Median of the measured steps.
+        predicted_seconds: Prediction from shapes only, without any measurement.
+        bound_by: Bottleneck of the predicted step.
+        python_seconds: Host time outside operations, included in both.
     """
 
     gpu: str
@@ -65,12 +67,12 @@ class SameGpuCheck:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Relative error of the prediction: predicted / measured - 1."""
         return self.predicted_seconds / self.measured_seconds - 1
 
     @property
     def device_factor(self) -> float:
-        """Factor on the device's time on other GPUs; 1 if the step says nothing of the device."""
+        """Factor on the device time of other GPUs; 1 if the step is not device-bound."""
         measured, predicted = (own - self.python_seconds for own in (self.measured_seconds, self.predicted_seconds))
         if self.bound_by == "host" or min(measured, predicted) <= 0:
             return 1.0
@@ -78,12 +80,12 @@ class SameGpuCheck:
 
     @property
     def host_factor(self) -> float:
-        """Factor on the host's time with other GPUs; 1 if the step says nothing of the host."""
+        """Factor on the host time with other GPUs; 1 if the step is not host-bound."""
         return self.measured_seconds / self.predicted_seconds if self.bound_by == "host" else 1.0
 
     @property
     def note(self) -> str:
-        """The correction in words."""
+        """Description of the correction for the user."""
         factor = self.device_factor if self.bound_by == "device" else self.host_factor
         return (
             f"Other GPUs: the {self.bound_by}'s time is corrected by a factor of {factor:.2f}, as the step takes "
@@ -92,7 +94,7 @@ class SameGpuCheck:
 
 
 def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
-    """Return the check; None if the GPU is unknown, its step was not timed, or compiled code hides what it computes."""
+    """Return the check; None if the GPU is unknown, the step was not timed, or the code is compiled."""
     if origin is None or not trace.measured_steps or trace.compiled:
         return None
     shapes = replace(
@@ -120,9 +122,10 @@ def corrected_iterations(
     check: SameGpuCheck | None,
     host: Host = UNKNOWN_HOST,
 ) -> tuple[Iteration, ...]:
-    """Return one Iteration a GPU, with the check's correction where nothing better is known.
+    """Return one Iteration per GPU, corrected by the check unless kernels were measured.
 
-    Measured kernels are better: each is scaled from its own measurement, and the host is anchored at the step.
+    Measured kernels are more accurate: each is scaled from its own measurement, and the host is calibrated with the
+    step.
     """
     work, factor = corrected_work(trace, timed, check)
     is_corrected = check is not None and not trace.has_measured_kernels
@@ -143,20 +146,20 @@ def corrected_iterations(
 
 
 def corrected_work(trace: Trace, timed: TimedWork, check: SameGpuCheck | None) -> tuple[TimedWork, float]:
-    """Correct the work, and give the factor of the host's time; both as they are without a correction."""
+    """Return the corrected work and the factor of the host time; unchanged and 1 without a correction."""
     if check is None or trace.has_measured_kernels:
         return timed, 1.0
     return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor
 
 
-# --- The mean of kinds
+# --- Mean over kinds of steps
 
 
 def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
-    """Return the kinds of a trace and their weights in a mean step of as many batches as the trace's own kind has.
+    """Return the kinds of a trace and their weights in a mean step with as many batches as the trace's own kind.
 
-    Without gradient accumulation that differs between optimizers, the weights are the shares. Where the kinds hold
-    different numbers of batches, the mean keeps the time of a batch right: with `batches = trace.batches`,
+    The weights are the shares, unless kinds have different numbers of batches (gradient accumulation that differs
+    between optimizers). The mean then preserves the time per batch: with `batches = trace.batches`,
 
         weight = share * batches / sum(share * batches of the kind, over all kinds)
     """
@@ -166,7 +169,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 
 
 def measured_seconds(trace: Trace) -> float | None:
-    """Return the seconds of the mean step as measured without a recorder; None if a kind was not timed."""
+    """Return the measured time of the mean step, without a recorder; None if a kind was not timed."""
     kinds, weights = weighted_kinds(trace)
     if not all(kind.measured_steps for kind in kinds):
         return None
@@ -174,7 +177,7 @@ def measured_seconds(trace: Trace) -> float | None:
 
 
 def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration:
-    """Average the kinds of step on one GPU or layout; the ends of the interval, too, as errors go together."""
+    """Average the kinds of step on one GPU or layout. Interval ends are averaged, too, since errors are correlated."""
     if len(steps) == 1:
         return steps[0]
 
@@ -205,7 +208,7 @@ def mean_step(steps: Sequence[Iteration], weights: Sequence[float]) -> Iteration
 
 
 def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) -> SameGpuCheck | None:
-    """Average the check of the GPU in use; None if a kind has none."""
+    """Average the checks of all kinds; None if a kind has none."""
     known = [check for check in checks if check is not None]
     if len(known) < len(checks):
         return None
@@ -221,7 +224,7 @@ def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) 
 
 
 def kinds_note(trace: Trace) -> tuple[str, ...]:
-    """Say that the step is a mean, and of what; nothing for steps that are all alike."""
+    """Note that the step is a mean over kinds; empty if there is only one."""
     if not trace.other_steps:
         return ()
     shares = " and ".join(f"{100 * kind.share:.0f} %" for kind in trace.kinds)
@@ -229,7 +232,7 @@ def kinds_note(trace: Trace) -> tuple[str, ...]:
 
 
 def _mean_verdict(steps: Sequence[Iteration], weights: Sequence[float]) -> Verdict | None:
-    """Return the verdict's shares, each step by its time; it is bound by what bounds most of its time."""
+    """Average verdicts weighted by step time; the bottleneck is the one with the larger total time."""
     found = [
         (step.verdict, weight * step.seconds)
         for step, weight in zip(steps, weights, strict=True)
@@ -253,7 +256,7 @@ def _mean_verdict(steps: Sequence[Iteration], weights: Sequence[float]) -> Verdi
 
 
 def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """Average shares that add up to 1 by name; a kind of weight 0 counts as nothing."""
+    """Average shares by name, each mapping summing to 1; kinds of weight 0 are ignored."""
     total = sum(weights)
     if total <= 0:
         return dict(shares[0])
