@@ -69,9 +69,12 @@ from benchmarks.accuracy import (
     whole_steps,
 )
 from benchmarks.accuracy.throughput import THROUGHPUT_TABLE
+from benchmarks.result_files import ResultConsole, write_result
+from benchmarks.runs import RUNS
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.gpus.records import AMD
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.reports.published_cases import PublishedCase
 
 SOURCES: Final = {
     "milabench": published_steps.MILABENCH_TABLE,
@@ -146,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=None,
         help="folder of recorded steps, of the parts that record",
     )
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to, as NAME.json")
     parser.add_argument("--output", type=Path, default=None, help="with steps: file to write their spread to")
     parser.add_argument("--tables", type=Path, default=None, help="with unseen: folder of the measurement tables")
     parser.add_argument(
@@ -158,15 +162,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="with timm: so many models, not all; with plans: so many teams; with memory-peers: so many families",
     )
     options = parser.parse_args(arguments)
+    run = RUNS[options.of]
+    console = ResultConsole(width=WIDTH, keeps_measurements=run.copies_allowed)
     try:
-        _run(options, Console(width=WIDTH))
+        published = _run(options, console)
+        if options.result is not None:
+            write_result(console.result(run, published=published), options.result)
     except (LightningPredictError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(options: argparse.Namespace, console: Console) -> None:
+def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCase]:
+    """Print a part; return the scored steps of whole models on GPUs."""
     folder: Path = options.folder
     if options.of == "regressions":
         throughputs = folder / THROUGHPUT_TABLE
@@ -203,12 +212,15 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         rows = tuple(published_steps.READERS[SOURCES[options.of]](folder))
         scored = source_scores.scored_steps(rows, cache=options.cache or RECORDED_STEPS, weights=options.weights)
         source_scores.print_scores(scored, console, title=SOURCES[options.of])
+        scored_cases = source_scores.published(scored, RUNS[options.of])
         if options.of == "milabench":
             others = tuple(published_steps.milabench_steps(folder, vendor=AMD))
             scored = source_scores.scored_steps(others, cache=options.cache or RECORDED_STEPS, weights=options.weights)
             source_scores.print_scores(scored, console, title=f"{SOURCES[options.of]}, {AMD}")
+            scored_cases += source_scores.published(scored, RUNS[options.of])
         if options.of == "lin":
             source_scores.print_peers(published_steps.lin_errors(folder / published_steps.LIN_TABLE), console)
+        return scored_cases
     elif options.of == "products":
         product_tables.print_report(folder, console)
     elif options.of == "many-gpus":
@@ -224,7 +236,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
                 ):
                     console.print(table)
     elif options.of in pretraining_report.READERS:
-        pretraining_report.print_report(folder, options.of, console, weights=options.weights, cache=options.cache)
+        return pretraining_report.print_report(
+            folder, options.of, console, weights=options.weights, cache=options.cache
+        )
     elif options.of == "collectives":
         for table in collectives.collective_tables(folder):
             console.print(table)
@@ -258,11 +272,13 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         whole_steps.print_report(found_steps, console)
         if options.output is not None:
             whole_steps.write_spread(found_steps, options.output)
+        return whole_steps.published(found_steps)
     else:
         published = report.evaluate_published(folder, weights=options.weights)
         report.print_report(published, console)
         if options.figure is not None:
             report.save_figure(published.transformers, published.throughput, options.figure)
+    return ()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ was fitted to these times.
 
 from __future__ import annotations
 
-import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -33,12 +32,24 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 import lightning_predict as lp
 from benchmarks.accuracy.diffusion import ImageAttention, Norm, image_encoder
+from benchmarks.scored_steps import ScoredRow, page_options, report_page
 from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.units import seconds_to_milliseconds
+from lightning_predict.reports.published_cases import ModelKind, Precision, StepDescription
+from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-40GB"
 RELEASE: Final = "2.2"
 RANK: Final = 4
+
+KINDS: Final[Mapping[str, ModelKind]] = {
+    "SegmentAnything": "vision transformer",
+    "Stable Diffusion": "diffusion",
+    "BERT": "language model",
+    "Gemma": "language model",
+    "Mistral": "language model",
+}
+ADAPTED: Final = ("Gemma", "Mistral")
+"""Models in bfloat16 with adapters."""
 
 
 class Adapted(nn.Module):
@@ -212,25 +223,24 @@ def predicted(row: Row, *, compiled: bool) -> lp.Prediction:
     return lp.predict(trace, [GPU], release=RELEASE, history=False)[GPU]
 
 
-def main() -> int:
-    """Print each row of the page beside what is predicted; return 0."""
-    print(f"A step of native PyTorch, as Keras's page has it, on one {GPU}: from shapes alone, nothing fitted.")
-    print(f"{'':<17}{'':<10}{'measured':>10}{'predicted':>12}{'error':>7}   90 %")
-    errors, inside = [], 0
-    for row in ROWS:
-        for words, measured in (("eager", row.eager), ("compiled", row.compiled)):
-            found = predicted(row, compiled=words == "compiled")
-            low, middle, high = map(
-                seconds_to_milliseconds,
-                (found.iteration_seconds_low, found.iteration_seconds, found.iteration_seconds_high),
-            )
-            errors.append(middle / measured - 1)
-            inside += low <= measured <= high
-            print(
-                f"{row.name:<17}{words:<10}{measured:>7,.0f} ms{middle:>9,.0f} ms{errors[-1]:>+7.0%}   "
-                f"{low:,.0f} to {high:,.0f} ms"
-            )
-    print(f"median error {statistics.median(map(abs, errors)):.1%}, {inside} of {len(errors)} in the interval")
+def row_of(row: Row, *, compiled: bool) -> ScoredRow:
+    """Predict a step and put it beside the measured one."""
+    precision: Precision = "16 bits" if row.name in ADAPTED else "TF32" if compiled and row.allows_tf32 else "float32"
+    return ScoredRow(
+        names=(f"{row.name}, {'compiled' if compiled else 'eager'}",),
+        gpu=GPU,
+        step=StepDescription(kind=KINDS[row.name], precision=precision),
+        measured=milliseconds_to_seconds(row.compiled if compiled else row.eager),
+        predicted=predicted(row, compiled=compiled).iteration,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each row of the page beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "")
+    title = f"A training step of PyTorch models on an {GPU}, predicted from shapes; no time was fitted"
+    rows = [row_of(row, compiled=compiled) for row in ROWS for compiled in (False, True)]
+    report_page("backends", title, ("model",), rows, unit="ms", folder=options.result)
     return 0
 
 

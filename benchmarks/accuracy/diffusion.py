@@ -21,7 +21,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import lightning_predict as lp
+from benchmarks.scored_steps import GIGABYTE, ScoredRow, page_options, report_page
 from lightning_predict.extensions.advice.what_if import compile_what_if
+from lightning_predict.reports.published_cases import StepDescription
 
 GPU: Final = "A100-SXM-80GB"
 RELEASE: Final = "2.1"
@@ -360,22 +362,26 @@ def predicted(row: Row) -> lp.Prediction:
     return lp.predict(trace, [GPU], release=RELEASE, history=False)[GPU]
 
 
-def main() -> int:
-    """Print each row of the page beside what is predicted; return 0."""
-    print(f"Training of ControlNet, float16 autocast, on one {GPU}: from shapes alone, nothing fitted.")
-    print(f"{'':<17}{'batch':>5}{'measured':>12}{'predicted':>11}{'error':>7}   {'90 %':<14}{'G':>4}{'predicted':>11}")
-    for row in ROWS:
-        found = predicted(row)
-        rate = row.batch / found.iteration_seconds
-        slowest, fastest = row.batch / found.iteration_seconds_high, row.batch / found.iteration_seconds_low
-        memory = found.memory.process
-        assert memory is not None
-        # The error is the time's, as elsewhere.
-        error = row.samples_per_second / rate - 1
-        print(
-            f"{row.name:<17}{row.batch:>5}{row.samples_per_second:>10.2f}/s{rate:>9.2f}/s{error:>+7.0%}   "
-            f"{f'{slowest:.1f} to {fastest:.1f}/s':<14}{row.gigabytes:>4.0f}{memory.middle / 1e9:>9.1f} G"
-        )
+def row_of(row: Row) -> ScoredRow:
+    """Predict a row's step and put it beside the measured one."""
+    found = predicted(row)
+    return ScoredRow(
+        names=(f"ControlNet, {row.name}", str(row.batch)),
+        gpu=GPU,
+        step=StepDescription(kind="diffusion", precision="16 bits"),
+        measured=row.batch / row.samples_per_second,
+        predicted=found.iteration,
+        measured_bytes=GIGABYTE * row.gigabytes,
+        predicted_bytes=found.memory.process,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each row of the page beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "")
+    title = f"A training step of ControlNet in float16 autocast on an {GPU}, predicted from shapes"
+    rows = [row_of(row) for row in ROWS]
+    report_page("diffusion", title, ("change", "batch"), rows, unit="ms", folder=options.result)
     return 0
 
 

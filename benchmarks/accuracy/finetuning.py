@@ -8,8 +8,6 @@ fitted to these times. What the page calls G is taken as 10^9 bytes.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lightning_predict as lp
+from benchmarks.scored_steps import GIGABYTE, ScoredRow, page_options, report_page
+from lightning_predict.reports.published_cases import StepDescription
 
 GPU: Final = "A100-SXM-80GB"
 SEQUENCES: Final = 8
@@ -163,36 +163,28 @@ def predicted(model: Model, length: int) -> lp.Prediction:
     return lp.predict(trace, [GPU], strategy=f"accumulate={SEQUENCES}", release="2.2", history=False)[GPU]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each row of the page beside what is predicted, of all models or of those that are named; return 0."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("models", nargs="*", help="names of models (default: all)")
-    names = parser.parse_args(arguments).models
-    if unknown := set(names) - {model.name for model in MODELS}:
-        parser.error(f"no model {', '.join(sorted(unknown))}; expected 1.8B, 7B or 14B")
-    print(f"An update of {SEQUENCES} sequences, Qwen with LoRA, on one {GPU}: from shapes alone, nothing fitted.")
-    print(
-        f"{'model':<6}{'tokens':>7}{'measured':>10}{'predicted':>11}{'error':>7}   {'90 %':<18}{'G':>5}"
-        f"{'predicted':>11}"
+def row_of(model: Model, length: int) -> ScoredRow:
+    """Predict an update and put it beside the measured one."""
+    found, at = predicted(model, length), LENGTHS.index(length)
+    return ScoredRow(
+        names=(f"Qwen {model.name} with LoRA", f"{length:,}"),
+        gpu=GPU,
+        step=StepDescription(kind="language model", precision="16 bits"),
+        measured=model.seconds[at],
+        predicted=found.iteration,
+        measured_bytes=GIGABYTE * model.gigabytes[at],
+        predicted_bytes=found.memory.process,
     )
-    errors, inside, memories = [], 0, []
-    for model in MODELS:
-        for length, measured, gigabytes in zip(LENGTHS, model.seconds, model.gigabytes, strict=True):
-            if names and model.name not in names:
-                continue
-            found = predicted(model, length)
-            assert found.memory.process is not None
-            memory = found.memory.process.middle / 1e9
-            errors.append(found.iteration_seconds / measured - 1)
-            memories.append(memory / gigabytes - 1)
-            inside += found.iteration_seconds_low <= measured <= found.iteration_seconds_high
-            interval = f"{found.iteration_seconds_low:.2f} to {found.iteration_seconds_high:.2f} s"
-            print(
-                f"{model.name:<6}{length:>7,}{measured:>8.1f} s{found.iteration_seconds:>9.2f} s{errors[-1]:>+7.0%}   "
-                f"{interval:<18}{gigabytes:>5.1f}{memory:>9.1f} G"
-            )
-    seconds, memory = (statistics.median(map(abs, values)) for values in (errors, memories))
-    print(f"median error {seconds:.1%}, {inside} of {len(errors)} in the interval; memory {memory:.1%}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each update of the page beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "", [model.name for model in MODELS])
+    title = f"An update of {SEQUENCES} sequences on an {GPU}, predicted from shapes; nothing was fitted"
+    rows = [
+        row_of(model, length) for model in MODELS if model.name in (options.names or [model.name]) for length in LENGTHS
+    ]
+    report_page("finetuning", title, ("model", "tokens"), rows, unit="s", folder=options.result)
     return 0
 
 

@@ -8,8 +8,8 @@ four sequences. Nothing was fitted to its times; of its memory, what torch of th
 
 from __future__ import annotations
 
-import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -18,6 +18,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from transformers.optimization import Adafactor
 
 import lightning_predict as lp
+from benchmarks.scored_steps import ScoredRow, page_options, report_page
+from lightning_predict.reports.published_cases import StepDescription
 from lightning_predict.units import MEBIBYTE
 
 GPU: Final = "V100-SXM2-16GB"
@@ -93,33 +95,26 @@ def predicted(row: Row) -> lp.Prediction:
     return lp.predict(trace, [GPU], strategy=strategy, release=RELEASE, history=False)[GPU]
 
 
-def main() -> int:
-    """Print each run of the guide beside what is predicted; return 0."""
-    print(f"BERT-large, {UPDATES} updates of {SEQUENCES} sequences, one {GPU}: from shapes alone, nothing fitted.")
-    print(
-        f"{'':<21}{'measured':>10}{'predicted':>11}{'error':>7}   {'90 %':<15}{'MiB':>6}{'predicted':>11}{'error':>7}"
+def row_of(row: Row) -> ScoredRow:
+    """Predict a run and put it beside the measured one."""
+    found = predicted(row)
+    return ScoredRow(
+        names=(f"BERT-large, {row.name.strip()}",),
+        gpu=GPU,
+        step=StepDescription(kind="language model", precision="16 bits" if row.half else "float32"),
+        measured=row.seconds,
+        predicted=found.iteration.scaled(UPDATES),
+        measured_bytes=MEBIBYTE * row.mebibytes,
+        predicted_bytes=found.memory.process,
     )
-    errors, memories, inside, held = [], [], 0, 0
-    for row in ROWS:
-        found = predicted(row)
-        low, middle, high = (
-            UPDATES * seconds
-            for seconds in (found.iteration_seconds_low, found.iteration_seconds, found.iteration_seconds_high)
-        )
-        assert found.memory.process is not None
-        memory = found.memory.process.middle / MEBIBYTE
-        errors.append(middle / row.seconds - 1)
-        memories.append(memory / row.mebibytes - 1)
-        inside += low <= row.seconds <= high
-        held += found.memory.process.low <= row.mebibytes * MEBIBYTE <= found.memory.process.high
-        print(
-            f"{row.name:<21}{row.seconds:>8.1f} s{middle:>9.1f} s{errors[-1]:>+7.0%}   "
-            f"{f'{low:.0f} to {high:.0f} s':<15}{row.mebibytes:>6,}{memory:>11,.0f}{memories[-1]:>+7.0%}"
-        )
-    time, memory = (statistics.median(map(abs, values)) for values in (errors, memories))
-    print(
-        f"median error {time:.1%}, {inside} of {len(ROWS)} in the interval; memory {memory:.1%}, {held} of {len(ROWS)}"
-    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each run of the guide beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "")
+    title = f"{UPDATES} updates of {SEQUENCES} sequences on a {GPU}, predicted from shapes; no time was fitted"
+    rows = [row_of(row) for row in ROWS]
+    report_page("guide", title, ("change",), rows, unit="s", folder=options.result)
     return 0
 
 

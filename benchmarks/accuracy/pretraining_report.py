@@ -38,9 +38,12 @@ from benchmarks.accuracy.stated_runs import (
     more_dgxc_cases,
 )
 from benchmarks.accuracy.transformers import evaluate_in_groups
+from benchmarks.runs import RUNS
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.memory import shared_memory_bytes
+from lightning_predict.reports.published_cases import PublishedCase, StepDescription
 from lightning_predict.units import GIBIBYTE
 
 READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
@@ -56,8 +59,12 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
 """File and reader of each table; what is no table, reads none."""
 
 
-def print_report(folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None) -> None:
+def print_report(
+    folder: Path, of: str, console: Console, *, weights: Path | None, cache: Path | None
+) -> tuple[PublishedCase, ...]:
     """Print the errors of a table's rows, by what may explain them and one by one, and what was left out.
+
+    Returns a summary of the rows by model and layout.
 
     Args:
         folder: Folder of the tables.
@@ -92,6 +99,19 @@ def print_report(folder: Path, of: str, console: Console, *, weights: Path | Non
         console.print(memory_table(of, cases, cache))
     for reason, count in sorted(left_out.items()):
         console.print(f"left out: {count} row(s), {reason}")
+    scored = [
+        ScoredRow(
+            names=(result.case.workload.model,),
+            gpu=result.case.layout.name,
+            step=StepDescription(
+                kind="language model", precision="float8" if result.case.strategy.fp8 is not None else "16 bits"
+            ),
+            measured=result.case.measured_seconds,
+            predicted=result.step.interval,
+        )
+        for result in results
+    ]
+    return published_cases(scored, source=of, split=RUNS[of].split)
 
 
 def memory_table(of: str, cases: Sequence[LargeRunCase], cache: Path | None) -> Table:

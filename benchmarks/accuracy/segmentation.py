@@ -10,11 +10,9 @@ Nothing was fitted to these times.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -23,6 +21,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import lightning_predict as lp
+from benchmarks.scored_steps import ScoredRow, page_options, report_page
+from lightning_predict.interval import Interval
+from lightning_predict.reports.published_cases import StepDescription
 from lightning_predict.tracing.trace import Trace
 
 RELEASE: Final = "1.7"
@@ -187,28 +188,25 @@ def predicted_epochs(plan: Plan, gpus: Sequence[str]) -> dict[str, tuple[float, 
     return epochs
 
 
+def rows_of(plan: Plan) -> Iterator[ScoredRow]:
+    """Predict an epoch on each GPU of the page and put it beside the measured one."""
+    measured = {gpu: seconds for gpu, seconds in zip(GPUS, plan.seconds, strict=True) if seconds is not None}
+    for gpu, epoch in predicted_epochs(plan, list(measured)).items():
+        yield ScoredRow(
+            names=(f"nnU-Net, {plan.name}", gpu),
+            gpu=gpu,
+            step=StepDescription(kind="convolutional network", precision="16 bits"),
+            measured=measured[gpu],
+            predicted=Interval(*epoch),
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each figure of the page beside what is predicted, of all networks or of those that are named; return 0."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("plans", nargs="*", help="names of networks (default: all)")
-    names = parser.parse_args(arguments).plans
-    if unknown := set(names) - {plan.name for plan in PLANS}:
-        parser.error(f"no network {', '.join(sorted(unknown))}; expected slices, volumes or 'more volumes'")
-    print("An epoch of nnU-Net, float16 autocast, torch 1.7.1: from shapes alone, nothing fitted.")
-    print(f"{'network':<14}{'GPU':<17}{'measured':>10}{'predicted':>11}{'error':>7}   90 %")
-    errors, inside = [], 0
-    for plan in PLANS:
-        if names and plan.name not in names:
-            continue
-        measured = {gpu: seconds for gpu, seconds in zip(GPUS, plan.seconds, strict=True) if seconds is not None}
-        for gpu, (low, middle, high) in predicted_epochs(plan, list(measured)).items():
-            errors.append(middle / measured[gpu] - 1)
-            inside += low <= measured[gpu] <= high
-            print(
-                f"{plan.name:<14}{gpu:<17}{measured[gpu]:>8.1f} s{middle:>9.1f} s{errors[-1]:>+7.0%}   "
-                f"{low:.0f} to {high:.0f} s"
-            )
-    print(f"median error {statistics.median(map(abs, errors)):.1%}, {inside} of {len(errors)} in the interval")
+    """Print each epoch of the page beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "", [plan.name for plan in PLANS])
+    title = "An epoch in float16 autocast under torch 1.7.1, predicted from shapes; nothing was fitted"
+    rows = [row for plan in PLANS if plan.name in (options.names or [plan.name]) for row in rows_of(plan)]
+    report_page("segmentation", title, ("network", "GPU"), rows, unit="s", folder=options.result)
     return 0
 
 

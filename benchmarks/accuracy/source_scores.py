@@ -23,10 +23,13 @@ from rich.console import Console
 from benchmarks.accuracy.operator_tables import baselines
 from benchmarks.accuracy.published_steps import PublishedStep
 from benchmarks.accuracy.transformers import evaluate_in_groups
+from benchmarks.runs import Run
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
+from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
 from lightning_predict.timeline.iteration import iterations
 
 GROWTH: Final = 1.4
@@ -44,6 +47,7 @@ class ScoredStep:
         untrained: Predicted without any network.
         roofline: Sum of the rooflines of its work.
         is_host_bound: The host is predicted to end last.
+        step: Kind of model and precision.
     """
 
     row: PublishedStep
@@ -51,6 +55,7 @@ class ScoredStep:
     untrained: float
     roofline: float
     is_host_bound: bool
+    step: StepDescription
 
 
 @final
@@ -110,6 +115,7 @@ def _scored(rows: Sequence[PublishedStep], cache: Path, weights: str | None) -> 
     untrained = timed_work(trace, gpus, origin=None, models=None)
     fallbacks = dict(zip(names, iterations(trace, untrained, gpus), strict=True))
     rooflines, _ = baselines(trace, gpus)
+    description = describe(trace)
     return [
         ScoredStep(
             row=row,
@@ -117,9 +123,26 @@ def _scored(rows: Sequence[PublishedStep], cache: Path, weights: str | None) -> 
             untrained=fallbacks[row.gpu].seconds,
             roofline=rooflines[row.gpu],
             is_host_bound=steps[row.gpu].bound_by == "host",
+            step=description,
         )
         for row in rows
     ]
+
+
+def published(steps: Iterable[ScoredStep], run: Run) -> tuple[PublishedCase, ...]:
+    """Summarise the steps that the device decides by model and GPU."""
+    rows = [
+        ScoredRow(
+            names=(one.row.model,),
+            gpu=one.row.gpu,
+            step=one.step,
+            measured=one.row.measured_seconds,
+            predicted=one.predicted,
+        )
+        for one in steps
+        if not one.is_host_bound and not one.row.waits_for_input
+    ]
+    return published_cases(rows, source=run.name, split=run.split, copies_allowed=run.copies_allowed)
 
 
 def absolute_scores(steps: Iterable[ScoredStep]) -> Iterator[Score]:

@@ -25,6 +25,7 @@ import numpy as np
 from lightning_predict.extensions.own_weights.training.own import weighted_quantile
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
+from lightning_predict.reports.published_cases import StepDescription
 from lightning_predict.timeline.iteration import StepSpread
 
 FACTOR_DEVIATION: Final = 0.15
@@ -57,6 +58,7 @@ class StepCase:
         is_model: It is a step of a whole model; a module of a few operations errs as these do.
         baselines: Seconds of the device by simpler predictors, by their name.
         samples: Samples of the step, where the table counts them.
+        step: Kind of model and precision; None if unknown.
     """
 
     table: str
@@ -69,6 +71,7 @@ class StepCase:
     is_model: bool = True
     baselines: Mapping[str, float] = field(default_factory=dict)
     samples: int | None = None
+    step: StepDescription | None = None
 
     @property
     def log_ratio(self) -> float:

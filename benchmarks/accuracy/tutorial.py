@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, final
@@ -18,8 +18,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import lightning_predict as lp
+from benchmarks.scored_steps import ScoredRow, page_options, report_page
 from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.units import seconds_to_milliseconds
+from lightning_predict.reports.published_cases import Precision, StepDescription
+from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-80GB"
 SEQUENCES: Final = 16
@@ -157,17 +159,24 @@ def _matmul_precision(word: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def main() -> int:
-    """Print each chapter; return 0."""
-    print(f"One step of GPT-2 124M, {SEQUENCES} x {TOKENS:,} tokens, on one {GPU}: from shapes alone, nothing fitted.")
-    print(f"{'':<18}{'measured':>10}{'predicted':>11}{'error':>8}   90 %")
-    for chapter in CHAPTERS:
-        found = predicted(chapter)
-        bounds = (found.iteration_seconds_low, found.iteration_seconds, found.iteration_seconds_high)
-        low, middle, high = (seconds_to_milliseconds(seconds) for seconds in bounds)
-        error = middle / chapter.milliseconds - 1
-        times = f"{chapter.milliseconds:>7} ms{middle:>8.0f} ms{error:>+8.0%}   {low:.0f} to {high:.0f} ms"
-        print(f"{chapter.words:<18}{times}")
+def row_of(chapter: Chapter) -> ScoredRow:
+    """Predict a chapter's step and put it beside the measured one."""
+    precision: Precision = "16 bits" if chapter.bfloat16 else "TF32" if chapter.tf32 else "float32"
+    return ScoredRow(
+        names=(f"GPT-2 124M, {chapter.words}",),
+        gpu=GPU,
+        step=StepDescription(kind="language model", precision=precision),
+        measured=milliseconds_to_seconds(chapter.milliseconds),
+        predicted=predicted(chapter).iteration,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print each chapter's step beside its prediction; return 0."""
+    options = page_options(arguments, main.__doc__ or "")
+    title = f"A step of {SEQUENCES} x {TOKENS:,} tokens on an {GPU}, predicted from shapes; nothing was fitted"
+    rows = [row_of(chapter) for chapter in CHAPTERS]
+    report_page("tutorial", title, ("change",), rows, unit="ms", folder=options.result)
     return 0
 
 

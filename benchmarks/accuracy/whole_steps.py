@@ -49,6 +49,7 @@ from benchmarks.accuracy.vision import (
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace, units_per_sample
 from benchmarks.accuracy.workloads.published import published_trace
 from benchmarks.accuracy.workloads.vision import vision_trace
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
@@ -56,6 +57,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.corrections import gpu_effect
 from lightning_predict.kernels.models import BundledModels, kernel_models
+from lightning_predict.reports.published_cases import PublishedCase, describe
 from lightning_predict.timeline.iteration import UNCALIBRATED, bundled_spread, iterations
 from lightning_predict.tracing.trace import Trace
 
@@ -216,6 +218,7 @@ def _predicted(
     timed = timed_work(trace, gpus, origin=None, models=models_of(names))
     steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
     least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, gpus)
+    description = describe(trace)
     cases: list[StepCase | None] = []
     for row in rows:
         place = names.index(row.gpu)
@@ -233,6 +236,7 @@ def _predicted(
                 is_model=row.table != MODULES,
                 baselines={"roofline": rooflines[row.gpu], "untrained": fallbacks[row.gpu]},
                 samples=row.samples,
+                step=description,
             )
             if is_bound
             else None
@@ -282,6 +286,27 @@ def print_report(cases: Sequence[StepCase], console: Console) -> None:
     console.print(_table(f"Intervals fitted to all cases: {seen}", [spread_out(one, seen) for one in cases]))
     for name, key in LEFT_OUT.items():
         console.print(_table(f"Intervals, {name} left out in turn", spread_left_out(cases, key)))
+
+
+NO_COPIES: Final = ("benchmarks", "torchvision")
+"""Tables whose licence does not allow copies of their values."""
+
+
+def published(cases: Sequence[StepCase]) -> tuple[PublishedCase, ...]:
+    """Summarise the steps of whole models by table, model, GPU and precision, with the intervals that ship."""
+    spread = bundled_spread()
+    found: list[PublishedCase] = []
+    for table in _tables(cases):
+        rows = [
+            ScoredRow(
+                names=(one.model,), gpu=one.gpu, step=one.step, measured=one.measured_seconds, predicted=spread_of
+            )
+            for one in cases
+            if one.table == table and one.is_model and one.step is not None
+            for spread_of in [spread_out(one, spread).predicted]
+        ]
+        found += published_cases(rows, source=table, split="fitted", copies_allowed=table not in NO_COPIES)
+    return tuple(found)
 
 
 def write_spread(cases: Sequence[StepCase], path: Path) -> None:

@@ -19,4 +19,4 @@ def test_an_update_of_qwen_takes_what_its_page_tells() -> None:
 def test_models_are_chosen_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["3B"])
-    assert "expected 1.8B, 7B or 14B" in capsys.readouterr().err
+    assert "expected 1.8B, 7B, 14B" in capsys.readouterr().err

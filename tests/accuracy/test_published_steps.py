@@ -35,6 +35,7 @@ from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.timing import problem_times
+from lightning_predict.reports.published_cases import StepDescription
 
 MILABENCH = """gpu,n_gpus,bench,model,precision,batch_size,cpus,samples_per_second,step_ms,memory_mib,bound_by,unix_time
 L40S,1,net-tf32,net,tf32,8,,,10.0,,device,
@@ -69,6 +70,8 @@ imagenet,aws,T4,placements,1,1,1,8,0.9,0.004
 imagenet,aws,T4,placements,1,1,1,16,1.7,0.004
 imagenet,aws,T4,placements,1,1,1,17,1.7,0.004
 """
+
+STEP = StepDescription(kind="convolutional network", precision="float32")
 
 
 def save_step(folder: Path, file: str, samples: int) -> None:
@@ -153,6 +156,7 @@ def test_what_one_more_sample_adds_leaves_out_what_a_step_takes_anyway(folder: P
             untrained=0.002 * size,
             roofline=0.0005 * size,
             is_host_bound=False,
+            step=STEP,
         )
         for size in (8, 16)
     ]
@@ -167,7 +171,14 @@ def test_what_one_more_sample_adds_leaves_out_what_a_step_takes_anyway(folder: P
 def test_a_ratio_of_gpus_forgives_what_is_wrong_on_both(folder: Path) -> None:
     on_v100, on_titan = lin_steps(folder)
     scored = [
-        ScoredStep(row=row, predicted=Interval(0.0, half, 1.0), untrained=1.0, roofline=1.0, is_host_bound=False)
+        ScoredStep(
+            row=row,
+            predicted=Interval(0.0, half, 1.0),
+            untrained=1.0,
+            roofline=1.0,
+            is_host_bound=False,
+            step=STEP,
+        )
         for row, half in ((on_v100, 0.06650 / 2), (on_titan, 0.125 / 2))
     ]
     first, second = ratio_scores(scored)

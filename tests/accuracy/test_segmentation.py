@@ -19,4 +19,4 @@ def test_an_epoch_of_volumes_takes_what_its_page_tells() -> None:
 def test_networks_are_chosen_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["voxels"])
-    assert "expected slices, volumes or 'more volumes'" in capsys.readouterr().err
+    assert "expected slices, volumes, more volumes" in capsys.readouterr().err

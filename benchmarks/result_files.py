@@ -1,0 +1,297 @@
+"""Results of the benchmark commands as files: written by the commands, read by the documentation.
+
+A `ResultConsole` prints as rich's `Console` does and keeps the tables and sentences that it printed, so the file holds
+the values that a reader of the terminal saw. `benchmarks/render_docs.py` fills the templates of the documentation with
+them. Example::
+
+    console = ResultConsole(width=180)
+    console.print(table)
+    write_result(console.result(RUNS["lin"]), Path("benchmarks/results"))
+    read_result("lin", Path("benchmarks/results")).figure("steps / all / median %")   # "8.4"
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final, final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.runs import Run
+from lightning_predict.reports.published_cases import PublishedCase, Split
+
+FOLDER: Final = Path(__file__).parent / "results"
+"""Where the results of this repository are kept."""
+
+SEPARATOR: Final = " / "
+"""Between the title of a table, its row and its column in the name of a figure."""
+
+UNITS: Final = ("%", "ms", "s", "G", "MiB", "GiB", "minutes", "microseconds")
+"""Units that stand at the end of a column's heading."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number that a sentence quotes.
+
+    Attributes:
+        name: Name that templates use.
+        value: The number as text, with the digits that were printed.
+        unit: Its unit; empty for a count or a ratio.
+    """
+
+    name: str
+    value: str
+    unit: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTable:
+    """A printed table.
+
+    Attributes:
+        title: Its title.
+        columns: Headings of the columns.
+        names: Number of leading columns that name the row.
+        rows: Cells as printed.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    names: int
+    rows: tuple[tuple[str, ...], ...]
+
+    def row_name(self, row: Sequence[str]) -> str:
+        """Name of a row: its leading cells without empty ones."""
+        return ", ".join(cell for cell in row[: self.names] if cell)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of one run of a command.
+
+    Attributes:
+        name: Name of the file.
+        command: The command as a user types it.
+        date: Day of the run, as 2026-11-27.
+        commit: Commit that ran; its first 12 digits.
+        split: Whether constants were chosen on the scored rows.
+        fitted: What was chosen on them, in words; empty if nothing.
+        rerun: False if the figures were typed from a run before results were written to files.
+        cases: Number of scored cases.
+        figures: Single numbers.
+        tables: Printed tables.
+        sentences: Printed lines.
+        published: Scored steps for `lightning-predict accuracy`.
+    """
+
+    name: str
+    command: str
+    date: str
+    commit: str
+    split: Split
+    fitted: str = ""
+    rerun: bool = True
+    cases: int = 0
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[ResultTable, ...] = ()
+    sentences: tuple[str, ...] = ()
+    published: tuple[PublishedCase, ...] = ()
+
+    def table(self, title: str) -> ResultTable:
+        """Table with this title, or the only one whose title contains it.
+
+        Raises:
+            KeyError: No table or more than one fits.
+        """
+        same = [table for table in self.tables if table.title == title]
+        found = same or [table for table in self.tables if title in table.title]
+        if len(found) != 1:
+            titles = "; ".join(table.title for table in self.tables)
+            raise KeyError(f"{self.name} has {len(found)} tables for {title!r}. Expected one of: {titles}.")
+        return found[0]
+
+    def figure(self, name: str) -> Figure:
+        """Return the figure with this name: that of a single number, or `title / row / column` of a table.
+
+        Raises:
+            KeyError: There is no such figure, or more than one.
+        """
+        for figure in self.figures:
+            if figure.name == name:
+                return figure
+        parts = name.split(SEPARATOR)
+        if len(parts) != 3:
+            raise KeyError(f"{self.name} has no figure {name!r}: {[figure.name for figure in self.figures]}.")
+        title, row_name, heading = parts
+        table = self.table(title)
+        rows = [row for row in table.rows if table.row_name(row) == row_name]
+        columns = [number for number, column in enumerate(table.columns) if column == heading]
+        if len(rows) != 1 or not columns:
+            names = sorted({table.row_name(row) for row in table.rows})
+            raise KeyError(f"{self.name}: {len(rows)} rows for {name!r}. Rows: {names}. Columns: {table.columns}.")
+        return Figure(name=name, value=rows[0][columns[0]], unit=unit_of(heading))
+
+
+def unit_of(heading: str) -> str:
+    """Unit at the end of a column's heading; empty if it has none."""
+    word = heading.rpartition(" ")[2]
+    if re.search(r"\bin 90 %|in 90$", heading):
+        return "%"
+    return word if word in UNITS else ""
+
+
+class ResultConsole(Console):
+    """A console that keeps the tables and the lines that it prints."""
+
+    def __init__(self, *, width: int, keeps_measurements: bool = True) -> None:
+        """Make a console.
+
+        Args:
+            width: Columns of the terminal.
+            keeps_measurements: False leaves out tables with a column of measured values, because the licence of their
+                source does not allow copies.
+        """
+        super().__init__(width=width)
+        self._keeps_measurements = keeps_measurements
+        self._tables: list[ResultTable] = []
+        self._sentences: list[str] = []
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, and keep tables and lines."""
+        super().print(*objects, **options)
+        for one in objects:
+            if isinstance(one, Table):
+                self._keep(table_of(one))
+            elif isinstance(one, str) and one.strip():
+                self._sentences.append(one)
+
+    def _keep(self, table: ResultTable) -> None:
+        measured = any(column.startswith("measured") for column in table.columns)
+        if table.rows and (self._keeps_measurements or not measured):
+            self._tables.append(table)
+
+    def result(self, run: Run, *, published: Sequence[PublishedCase] = ()) -> Result:
+        """Return what was printed as a result of today.
+
+        Args:
+            run: The command that printed it.
+            published: Scored steps.
+        """
+        return Result(
+            name=run.name,
+            command=run.command,
+            date=datetime.now(timezone.utc).date().isoformat(),
+            commit=current_commit(),
+            split=run.split,
+            fitted=run.fitted,
+            cases=sum(case.steps for case in published) or counted_cases(self._tables),
+            tables=tuple(self._tables),
+            sentences=tuple(self._sentences),
+            published=tuple(published),
+        )
+
+
+COUNTS: Final = ("n", "rows", "cases", "steps", "predicted", "runs")
+"""Headings of columns that count cases."""
+
+
+def counted_cases(tables: Sequence[ResultTable]) -> int:
+    """Largest number in a column that counts cases; the number of rows of all tables if none does."""
+    counts = [
+        int(row[number].replace(",", ""))
+        for table in tables
+        for number, heading in enumerate(table.columns)
+        if heading in COUNTS
+        for row in table.rows
+        if row[number].replace(",", "").isdigit()
+    ]
+    return max(counts) if counts else sum(len(table.rows) for table in tables)
+
+
+def table_of(table: Table) -> ResultTable:
+    """Cells of a rich table, without styles."""
+    cells = [[_plain(cell) for cell in column.cells] for column in table.columns]
+    names = [column.justify != "right" for column in table.columns]
+    return ResultTable(
+        title=" ".join(_plain(table.title or "").split()),
+        columns=tuple(_plain(column.header) for column in table.columns),
+        names=max(1, names.index(False) if False in names else 1),
+        rows=tuple(zip(*cells, strict=True)),
+    )
+
+
+def _plain(cell: Any) -> str:
+    if isinstance(cell, Text):
+        return cell.plain
+    return Text.from_markup(str(cell)).plain.strip()
+
+
+def current_commit() -> str:
+    """Commit of the working tree, or `unknown` outside a clone."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def write_result(result: Result, folder: Path = FOLDER) -> Path:
+    """Write a result and return its path.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}.json"
+    path.write_text(result_text(result), encoding="utf-8")
+    return path
+
+
+def result_text(result: Result) -> str:
+    """Return the content of a result's file: JSON with a row of a table on each line."""
+    content = asdict(result)
+    tables, published = content.pop("tables"), content.pop("published")
+    head = json.dumps(content, indent=1, ensure_ascii=False)[:-2]
+    shown = ",".join(_table_text(table) for table in tables)
+    cases = ",".join(f"\n  {json.dumps(case, ensure_ascii=False)}" for case in published)
+    return f'{head},\n "tables": [{shown}],\n "published": [{cases}]\n}}\n'
+
+
+def _table_text(table: dict[str, Any]) -> str:
+    rows = table.pop("rows")
+    head = json.dumps(table, ensure_ascii=False)[:-1]
+    lines = ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    return f'\n  {head}, "rows": [\n    {lines}]}}'
+
+
+def read_result(name: str, folder: Path = FOLDER) -> Result:
+    """Read a result.
+
+    Raises:
+        OSError: The file cannot be read.
+        TypeError: A field is missing or unknown.
+    """
+    content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    figures = tuple(Figure(**one) for one in content.pop("figures"))
+    tables = tuple(
+        ResultTable(
+            title=one["title"],
+            columns=tuple(one["columns"]),
+            names=one["names"],
+            rows=tuple(tuple(row) for row in one["rows"]),
+        )
+        for one in content.pop("tables")
+    )
+    published = tuple(PublishedCase(**one) for one in content.pop("published"))
+    content["sentences"] = tuple(content["sentences"])
+    return Result(**content, figures=figures, tables=tables, published=published)

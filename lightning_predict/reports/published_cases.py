@@ -1,0 +1,198 @@
+"""Published steps with the errors of their predictions, and those most like a recorded step.
+
+The cases ship as `published_cases.json`, which `make docs` collects from the results of the benchmark commands. A case
+is a model on a GPU in one precision, as one source measured it. Example::
+
+    >>> step = describe(Trace.load("vit.json.gz"))
+    >>> step.kind, step.precision
+    ('vision transformer', '16 bits')
+    >>> [case.model for case in nearest_cases(step, "L40S", read_published_cases(), number=3)]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, final
+
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.kernels.operations import batch_of, operation_kind
+from lightning_predict.kernels.translation import work_items
+
+if TYPE_CHECKING:
+    from lightning_predict.gpus.records import Gpu
+    from lightning_predict.tracing.trace import Trace
+
+FILE: Final = Path(__file__).parent / "published_cases.json"
+
+ModelKind = Literal[
+    "language model",
+    "vision transformer",
+    "convolutional network",
+    "diffusion",
+    "recurrent network",
+    "recommender",
+    "other",
+]
+Precision = Literal["16 bits", "TF32", "float32", "float8", "other"]
+Split = Literal["held out", "fitted"]
+
+SPLITS: Final[Mapping[Split, str]] = {
+    "held out": "no constant was chosen on this source",
+    "fitted": "some constants were chosen on this source, so expect larger errors on others",
+}
+"""What the two splits mean."""
+
+PRECISIONS: Final[Mapping[str, Precision]] = {
+    "float16": "16 bits",
+    "bfloat16": "16 bits",
+    "tf32": "TF32",
+    "float32": "float32",
+}
+
+RECURRENT: Final = ("lstm", "gru", "rnn")
+EMBEDDING: Final = ("embedding", "embedding_bag")
+
+FEW_CONVOLUTIONS: Final = 8
+"""Transformers of images or audio have up to seven convolutions that cut up their input (wav2vec 2.0)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedCase:
+    """A published step and how far off its prediction is.
+
+    Attributes:
+        model: Model, with its mode and precision as the source names them.
+        kind: Kind of model.
+        gpu: Our name of the GPU or layout.
+        precision: Precision of most of the floating-point operations.
+        source: Who measured it.
+        split: Whether constants were chosen on this source.
+        steps: Number of measured steps (batch sizes, releases of torch) that the errors are over.
+        error: Median of predicted over measured time, less one.
+        absolute_error: Median of the absolute errors.
+        inside: Number of steps within their 90 % interval.
+        measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
+        predicted_ms: Predicted milliseconds of that step.
+    """
+
+    model: str
+    kind: ModelKind
+    gpu: str
+    precision: Precision
+    source: str
+    split: Split
+    steps: int
+    error: float
+    absolute_error: float
+    inside: int
+    measured_ms: float | None = None
+    predicted_ms: float | None = None
+
+    @property
+    def generation(self) -> str:
+        """Architecture of the GPU, `ada`."""
+        return gpu_of(self.gpu).architecture
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepDescription:
+    """The properties by which steps are compared."""
+
+    kind: ModelKind
+    precision: Precision
+
+
+def describe(trace: Trace) -> StepDescription:
+    """Kind of model and precision of a recorded step."""
+    counts: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
+    for problem in (problem for item in work_items(trace) for problem in item.problems):
+        counts[problem.operation] += 1
+        if operation_kind(problem.operation).units == "tensor":
+            flops[problem.dtype] += int(batch_of([problem]).flops[0])
+    dtype = flops.most_common(1)[0][0] if flops else "float32"
+    return StepDescription(kind=_kind(counts), precision=_precision(dtype))
+
+
+def _kind(counts: Counter[str]) -> ModelKind:
+    """Kind of a model by how often its operations are called."""
+
+    def number(*words: str) -> int:
+        return sum(count for name, count in counts.items() if any(word in name for word in words))
+
+    convolutions = number("conv")
+    attention = number("attention") or min(counts["softmax"], counts["bmm"])
+    if number(*RECURRENT):
+        return "recurrent network"
+    if convolutions >= FEW_CONVOLUTIONS:
+        return "diffusion" if attention > 1 and counts["group_norm"] else "convolutional network"
+    if attention > 1:
+        if number(*EMBEDDING):
+            return "language model"
+        return "vision transformer" if convolutions else "other"
+    if number(*EMBEDDING):
+        return "recommender"
+    return "convolutional network" if convolutions else "other"
+
+
+def _precision(dtype: str) -> Precision:
+    if dtype.startswith("float8"):
+        return "float8"
+    return PRECISIONS.get(dtype, "other")
+
+
+def precision_on(precision: Precision, gpu: str) -> Precision:
+    """Precision that a GPU runs: float32 for TF32 on a GPU without it."""
+    return "float32" if precision == "TF32" and "tf32" not in gpu_of(gpu).peak_flops_per_second else precision
+
+
+def gpu_of(layout: str) -> Gpu:
+    """GPU of a layout's name: of `2x8xL4` the L4."""
+    return find_gpu(re.sub(r"^(\d+x)+", "", layout))
+
+
+@lru_cache(maxsize=1)
+def read_published_cases() -> tuple[PublishedCase, ...]:
+    """Return the cases that ship with the package."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(PublishedCase(**dict(zip(content["fields"], row, strict=True))) for row in content["cases"])
+
+
+def cases_text(cases: Iterable[PublishedCase]) -> str:
+    """Return the content of `published_cases.json` for these cases, one case a line."""
+    names = [field.name for field in fields(PublishedCase)]
+    rows = (json.dumps([getattr(case, name) for name in names], ensure_ascii=False) for case in cases)
+    return f'{{"fields": {json.dumps(names)},\n"cases": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+def nearest_cases(
+    step: StepDescription, gpu: str, cases: Sequence[PublishedCase], *, number: int
+) -> tuple[PublishedCase, ...]:
+    """Return the cases most like a step on a GPU, the most similar first.
+
+    The kind of model counts most, then the GPU (the same, one of its generation, another), then the precision. Among
+    equals, sources on which no constant was chosen come first.
+
+    Args:
+        step: The step.
+        gpu: Our name of the GPU.
+        cases: Cases to choose from.
+        number: Number of cases to return.
+    """
+    asked = gpu_of(gpu)
+    precision = precision_on(step.precision, gpu)
+
+    def distance(case: PublishedCase) -> tuple[float, bool, int]:
+        other_gpu = 0.0 if case.gpu == asked.name else 1.0 if case.generation == asked.architecture else 2.0
+        far = 3.0 * (case.kind != step.kind) + other_gpu + 1.0 * (case.precision != precision)
+        return far, case.split != "held out", -case.steps
+
+    return tuple(sorted(cases, key=distance)[:number])

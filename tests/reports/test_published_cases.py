@@ -1,0 +1,82 @@
+"""Published steps that are like a recorded one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.reports.published_cases import (
+    PublishedCase,
+    StepDescription,
+    describe,
+    nearest_cases,
+    precision_on,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def case(**fields: Any) -> PublishedCase:
+    made = PublishedCase(
+        model="ViT-B",
+        kind="vision transformer",
+        gpu="RTX-4090",
+        precision="16 bits",
+        source="a page",
+        split="fitted",
+        steps=3,
+        error=0.05,
+        absolute_error=0.06,
+        inside=3,
+    )
+    return replace(made, **fields)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "precision"),
+    [
+        ("gpt2", "language model", "16 bits"),
+        ("lora", "language model", "16 bits"),
+        ("vit", "vision transformer", "float32"),
+        ("resnet", "convolutional network", "16 bits"),
+        ("dlrm", "recommender", "float32"),
+        ("tabular", "other", "float32"),
+    ],
+)
+def test_a_step_is_known_by_its_operations(file: str, kind: str, precision: str) -> None:
+    step = describe(lp.Trace.load(str(EXAMPLES / f"{file}.json.gz")))
+    assert (step.kind, step.precision) == (kind, precision)
+
+
+def test_the_kind_of_model_counts_more_than_the_gpu_and_the_gpu_more_than_its_generation() -> None:
+    step = StepDescription(kind="vision transformer", precision="16 bits")
+    same, generation = case(gpu="L40S"), case()
+    elsewhere = case(gpu="A100-SXM-80GB", split="held out")
+    other_kind = case(gpu="L40S", kind="language model")
+    cases = [other_kind, elsewhere, generation, same]
+    assert nearest_cases(step, "L40S", cases, number=4) == (same, generation, elsewhere, other_kind)
+    assert nearest_cases(step, "L40S", cases, number=1) == (same,)
+
+
+def test_among_equals_those_on_which_nothing_was_fitted_come_first() -> None:
+    step = StepDescription(kind="vision transformer", precision="16 bits")
+    held_out = case(split="held out", steps=1)
+    assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())
+
+
+def test_tf32_is_float32_on_a_gpu_without_it() -> None:
+    assert precision_on("TF32", "V100-SXM2-16GB") == "float32"
+    assert precision_on("TF32", "8xL4") == "TF32"
+    step = StepDescription(kind="vision transformer", precision="TF32")
+    float32 = case(gpu="V100-SXM2-16GB", precision="float32")
+    cases = [replace(float32, precision="16 bits"), float32]
+    assert nearest_cases(step, "V100-SXM2-16GB", cases, number=1) == (float32,)
+
+
+@pytest.mark.parametrize(("layout", "generation"), [("T4", "turing"), ("8xL4", "ada"), ("2x8xH100-SXM-80GB", "hopper")])
+def test_a_layout_has_the_generation_of_its_gpus(layout: str, generation: str) -> None:
+    assert case(gpu=layout).generation == generation

@@ -1,0 +1,116 @@
+"""Results of benchmark commands, written and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.result_files import Figure, Result, ResultConsole, ResultTable, read_result, table_of, write_result
+from benchmarks.runs import RUNS, main
+from benchmarks.scored_steps import ScoredRow, print_rows, published_cases
+from benchmarks.training.report import report_table
+from lightning_predict.interval import Interval
+from lightning_predict.reports.published_cases import StepDescription
+
+STEP = StepDescription(kind="language model", precision="16 bits")
+
+
+def errors_table() -> Table:
+    table = report_table("Errors of\nsteps", ("GPU", "model"), ("n", "median %", "measured ms"))
+    table.add_row("T4", "[bold]BERT[/bold]", "12", "3.4", "7")
+    table.add_row("all", "", "1,012", "5.6", "8")
+    return table
+
+
+def row(*, measured: float, gpu: str = "T4", model: str = "BERT") -> ScoredRow:
+    """A step predicted to take a second, between half a second and two."""
+    return ScoredRow(names=(model,), gpu=gpu, step=STEP, measured=measured, predicted=Interval(0.5, 1.0, 2.0))
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    console = ResultConsole(width=100)
+    console.print(errors_table())
+    console.print("left out: 3 rows")
+    result = console.result(RUNS["lin"], published=published_cases([row(measured=0.8)], source="lin", split="fitted"))
+    assert write_result(result, tmp_path) == tmp_path / "lin.json"
+    assert read_result("lin", tmp_path) == result
+    assert result.command == "python -m benchmarks.accuracy validation --of lin --cache STEPS"
+    assert (result.cases, result.split, result.rerun) == (1, "fitted", True)
+    assert result.sentences == ("left out: 3 rows",)
+
+
+def test_the_file_holds_what_the_terminal_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    console = ResultConsole(width=100)
+    console.print(errors_table())
+    printed = capsys.readouterr().out
+    (table,) = console.result(RUNS["lin"]).tables
+    assert table.title == "Errors of steps"
+    assert table.rows == (("T4", "BERT", "12", "3.4", "7"), ("all", "", "1,012", "5.6", "8"))
+    assert all(cell in printed for cells in table.rows for cell in cells)
+    assert console.result(RUNS["lin"]).cases == 1012  # of the column n
+
+
+def test_measured_values_that_may_not_be_copied_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    console = ResultConsole(width=100, keeps_measurements=False)
+    console.print(errors_table())
+    assert console.result(RUNS["sia"]).tables == ()
+    assert "1,012" in capsys.readouterr().out
+    (case,) = published_cases([row(measured=0.8)], source="sia", split="held out", copies_allowed=False)
+    assert (case.measured_ms, case.predicted_ms, case.error) == (None, None, 0.25)
+
+
+def test_a_figure_is_found_by_table_row_and_column() -> None:
+    result = Result(
+        name="lin",
+        command="python",
+        date="2026-11-27",
+        commit="unknown",
+        split="fitted",
+        figures=(Figure(name="worst", value="9", unit="%"),),
+        tables=(table_of(errors_table()), ResultTable(title="Others", columns=("GPU",), names=1, rows=(("T4",),))),
+    )
+    assert result.figure("Errors / T4, BERT / median %") == Figure(
+        name="Errors / T4, BERT / median %", value="3.4", unit="%"
+    )
+    assert result.figure("worst").value == "9"
+    for name, words in (("best", "no figure"), ("s / all / n", "2 tables"), ("Errors / L4 / n", "0 rows")):
+        with pytest.raises(KeyError, match=words):
+            result.figure(name)
+
+
+def test_rows_are_printed_with_the_median_of_their_errors() -> None:
+    console = ResultConsole(width=140)
+    rows = [row(measured=0.8), row(measured=1.0), row(measured=4.0)]
+    with console.capture():
+        print_rows("Steps", ("model",), rows, console, unit="ms")
+    result = console.result(RUNS["tutorial"])
+    # Errors of 25, 0 and -75 %; four seconds are outside the interval.
+    assert result.figure("Steps / median |error| / error %").value == "25.0"
+    assert result.figure("Steps / median |error| / inside").value == "2 of 3"
+    assert result.tables[0].rows[2][:6] == ("BERT", "4,000", "1,000", "-75.0", "500", "2,000")
+
+
+def test_rows_of_one_model_and_gpu_are_one_case() -> None:
+    rows = [row(measured=0.8), row(measured=1.0), row(measured=4.0), row(measured=1.0, gpu="L4")]
+    first, second = published_cases(rows, source="lin", split="fitted")
+    assert (first.gpu, first.steps, first.inside, first.error, first.absolute_error) == ("T4", 3, 2, 0.0, 0.25)
+    assert (first.measured_ms, first.predicted_ms, first.source) == (1000, 1000, "Lin et al. (2022)")
+    assert (second.gpu, second.steps, second.generation) == ("L4", 1, "ada")
+
+
+def test_runs_without_their_data_are_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--data", str(tmp_path), "--results", str(tmp_path), "--only", "lin"]) == 0
+    assert "lin: skipped" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--data", str(tmp_path), "--only", "line"])
+    assert "no run is named line" in capsys.readouterr().err
+
+
+def test_plain_consoles_still_print_every_table() -> None:
+    console = Console(width=100)
+    with console.capture() as capture:
+        print_rows("Steps", ("model",), [row(measured=1.0)], console, unit="s")
+    assert "1 of 1" in capture.get()
