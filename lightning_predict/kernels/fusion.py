@@ -1,11 +1,16 @@
-"""A step as `torch.compile` would run it, from the eager one: point-wise work between products becomes one kernel.
+"""Rewrite an eager step as `torch.compile` would run it: point-wise operations between products become fused kernels.
 
-Inductor leaves products, convolutions, attention and look-ups to their libraries, and fuses element-wise operations and
-reductions that hand data to each other. A fused kernel reads what it needs from outside, and writes what is used
-outside; what it hands on inside never reaches memory. So it is timed by the bytes that it touches. A norm over long
-rows is two kernels: statistics, which what feeds the norm joins, and the normalisation, which what follows joins. A
-convolution leaves its bias to the kernel that reads its result, and reads images channels last. A 16-bit product of
-odd sizes is padded to even ones. The host calls the compiled forward and backward pass, which takes a while. Example::
+Inductor calls libraries for matrix products, convolutions, attention and embedding look-ups. It fuses element-wise
+operations and reductions that pass data to each other. A fused kernel reads its external inputs and writes its external
+outputs; intermediate results never reach memory. We therefore time it by the bytes that it reads and writes.
+
+* A norm over long rows becomes two kernels. The statistics are fused with the operations before the norm, the
+  normalisation with the operations after it.
+* The bias of a convolution is added by the kernel that reads its result, and images are stored in channels-last layout.
+* Odd sizes of 16-bit products are padded.
+* The host's calls of the compiled forward and backward pass take time, too.
+
+Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> a, b, c = (TensorInfo((1024,), "float32", id=number) for number in range(3))
@@ -36,10 +41,10 @@ FUSED: Final = "triton::fused"
 """Name of a fused kernel."""
 
 STATISTICS: Final = "triton::statistics"
-"""Name of the half of a batch norm that adds up; nothing of its result is known before it ends."""
+"""Name of the reduction part of a norm; its results are known only when it ends."""
 
 NORMALISATION: Final = "triton::normalisation"
-"""Name of the other half."""
+"""Name of the normalisation part of a norm."""
 
 _NORMS: Final = {
     "aten::native_batch_norm": 1,
@@ -54,29 +59,33 @@ _NORMS: Final = {
     "aten::native_layer_norm": 1,
     "aten::native_layer_norm_backward": 2,
 }
-"""Norms, with how many of their first tensors are as large as their result."""
+"""Norms, with the number of their leading tensors that are as large as the result."""
 
 LONGEST_ROW_IN_A_KERNEL: Final = 4096
-"""Elements of a row that a fused kernel keeps while it reduces it; a longer one it must read again. Compiled RMS norms,
-instance norms and softmaxes over longer rows take three or four passes in KernelBench (training data: those rows)."""
+"""Longest row, in elements, that a fused kernel keeps while it reduces it; a longer row is read again.
+
+Compiled RMS norms, instance norms and softmaxes over longer rows take three or four passes in KernelBench (training
+data: those rows)."""
 
 _SCANS: Final = frozenset({"aten::cumsum", "aten::cumprod"})
 
 LARGEST_WINDOW: Final = 25
-"""Elements of a pooling window that Inductor writes a kernel for; larger and dilated ones are left to PyTorch's."""
+"""Largest pooling window, in elements, for which Inductor writes a kernel; it leaves larger and dilated ones to
+PyTorch.
+"""
 
 _GATHERS: Final = ("embedding", "index", "scatter", "gather", "sort", "topk", "upsample")
-"""Parts of the names of operations that read or write by position, or pass over their input more than once."""
+"""Name parts of operations that read or write by position, or read their input more than once."""
 
 
 def fused(trace: Trace) -> Trace:
-    """Fuse the point-wise work of a step. The optimizer is left as it is: it runs outside the compiled model.
+    """Fuse the point-wise operations of a step; the optimizer is unchanged because it runs outside the compiled model.
 
     Args:
-        trace: An eager step in which tensors can be followed: recorded on the CPU or the meta device.
+        trace: An eager step with tensor ids: recorded on the CPU or the meta device.
 
     Raises:
-        InvalidArgumentError: A step that was compiled already, or whose tensors cannot be followed.
+        InvalidArgumentError: The step is already compiled, or has no tensor ids.
     """
     if trace.compiled or trace.has_measured_kernels or not any(one.outputs for one in trace.operations):
         raise InvalidArgumentError(
@@ -108,7 +117,7 @@ def fused(trace: Trace) -> Trace:
 
 
 def _around_kernels(operation: Operation, inside: Set[int | None], masks: Set[int | None]) -> Operation:
-    """Take memory from what no kernel writes: a view of a tensor inside a kernel, most of a mask, kept as bytes."""
+    """Adjust an unfused operation: views of tensors inside a kernel need no memory, and masks are stored as bytes."""
     if not _is_left_out(operation):
         return operation
 
@@ -127,7 +136,7 @@ PADDED_TO: Final = 8
 
 
 def _padded(operation: Operation) -> Operation:
-    """Pad a 16-bit product's odd sides, which tensor cores are fed slowly; kernels around it write the padding."""
+    """Pad the odd sides of a 16-bit product, which are slow on tensor cores; adjacent kernels write the padding."""
     if operation.name not in _PRODUCTS or operation.phase == "optimizer":
         return operation
 
@@ -142,7 +151,7 @@ def _padded(operation: Operation) -> Operation:
 
 
 def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Put the host's call of compiled code before the forward pass and before the backward pass."""
+    """Insert the host's call of compiled code before the forward and the backward pass."""
     entered: set[str] = set()
     for operation in operations:
         if operation.phase in ("forward", "backward") and operation.phase not in entered:
@@ -152,7 +161,7 @@ def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 MOST_JOINED: Final = 8
-"""Tensors that a kernel joins at most (Inductor's `max_pointwise_cat_inputs`)."""
+"""Maximum number of tensors that a kernel concatenates (Inductor's `max_pointwise_cat_inputs`)."""
 
 
 def _is_joined_apart(operation: Operation) -> bool:
@@ -160,7 +169,7 @@ def _is_joined_apart(operation: Operation) -> bool:
 
 
 def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Copy each of many joined tensors to its place by a kernel of its own."""
+    """Split a concatenation of many tensors into one copy kernel per tensor."""
     for operation in operations:
         if _is_joined_apart(operation) and operation.phase in ("forward", "backward"):
             yield from (_copied(operation, tensor) for tensor in operation.inputs)
@@ -169,7 +178,7 @@ def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Split each norm over long rows into its statistics and its normalisation."""
+    """Split each norm over long rows into statistics and normalisation."""
     for operation in operations:
         large = _NORMS.get(operation.name)
         if large is None or len(operation.outputs) < 2 or not _reduces_long_rows(operation):
@@ -177,7 +186,7 @@ def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
             continue
         data, statistics = operation.inputs[:large], operation.outputs[1:]
         yield replace(operation, name=STATISTICS, inputs=data, outputs=statistics)
-        if "batch_norm" in operation.name and operation.phase == "forward":  # what blocks added up apart
+        if "batch_norm" in operation.name and operation.phase == "forward":  # combines the partial sums of the blocks
             yield replace(operation, name=STATISTICS, inputs=statistics, outputs=statistics)
         yield replace(
             operation,
@@ -188,11 +197,11 @@ def _halves(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def _reduces_long_rows(operation: Operation) -> bool:
-    """Return whether it adds up more numbers at once than a kernel keeps, or those of all samples."""
+    """Return whether the operation reduces more elements at once than a kernel keeps, or over all samples."""
     if "batch_norm" in operation.name:
         return operation.arguments.get("training") is not False
     small = min((tensor.elements for tensor in operation.outputs[1:] or operation.outputs), default=1)
-    if operation.name.endswith("layer_norm_backward"):  # whose other results are the weights' gradients
+    if operation.name.endswith("layer_norm_backward"):  # its other results are the gradients of the weights
         return int(math.prod(operation.arguments.get("normalized_shape", (1,)))) > LONGEST_ROW_IN_A_KERNEL
     if operation.name.endswith("group_norm_backward"):
         return True
@@ -200,14 +209,14 @@ def _reduces_long_rows(operation: Operation) -> bool:
 
 
 def _ends_kernel(operation: Operation) -> bool:
-    """Return whether what follows must wait for the end: statistics, scans, reductions of long rows."""
+    """Return whether later operations must wait for the result: statistics, scans, reductions of long rows."""
     if operation.name == STATISTICS or operation.name in _SCANS:
         return True
     return operation.name in REDUCTIONS and (_reduces_long_rows(operation) or _reduces_outer_sides(operation))
 
 
 def _reduces_outer_sides(operation: Operation) -> bool:
-    """Return whether it adds up what are not neighbours: its result is not in the block that reads them.
+    """Return whether a reduction is over non-adjacent elements, so that its result is not in the block that reads them.
 
     Compiled RMS norms over channels take three passes in KernelBench, on all four GPUs (training data: those rows).
     """
@@ -218,7 +227,7 @@ def _reduces_outer_sides(operation: Operation) -> bool:
 
 
 def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Operation, ...]:
-    """Drop the bias of each convolution whose result a kernel reads next: that kernel adds it."""
+    """Drop the bias of each convolution whose result a fused kernel reads next, because that kernel adds it."""
     computing = [index for index, operation in enumerate(operations) if not _is_left_out(operation)]
     changed = list(operations)
     for index, following in pairwise(computing):
@@ -232,15 +241,15 @@ def _without_biases(operations: tuple[Operation, ...], trace: Trace) -> tuple[Op
 
 
 OPERATIONS_PER_CONVOLUTION: Final = 300
-"""Operations for each convolution from which on Inductor leaves the layout as it is."""
+"""Number of operations per convolution above which Inductor does not change the layout."""
 
 LAYOUT_SHARES: Final = {"grouped": 1.358, "small": 0.783, "in_out": 0.725, "default": 0.823}
-"""Time channels last over channels first that Inductor expects of a convolution without gradients, by its kind
-(`GraphLowering.decide_layout_opt`): it lays images channels last where the FLOPs weighted so are fewer."""
+"""Time in channels-last relative to channels-first layout that Inductor assumes for a convolution without gradients, by
+kind (`GraphLowering.decide_layout_opt`). It chooses channels last if this reduces the weighted FLOPs."""
 
 
 def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
-    """Return whether Inductor lays images channels last, by its rules: one for inference, others for training."""
+    """Return whether Inductor chooses channels last; it has different rules for inference and training."""
     forward = [one for one in operations if one.name == "aten::convolution" and len(one.inputs) > 1 and one.outputs]
     if not forward or len(operations) >= OPERATIONS_PER_CONVOLUTION * len(forward):
         return False
@@ -253,7 +262,7 @@ def _prefers_channels_last(operations: Sequence[Operation]) -> bool:
 
 
 def _layout_kind(convolution: Operation) -> str:
-    """Tell the kinds of convolutions apart for which a layout is chosen: groups of several channels, few channels."""
+    """Return the kind of a convolution in Inductor's layout rules, a key of `LAYOUT_SHARES`."""
     most, least, *sides = convolution.inputs[1].shape
     if int(convolution.arguments.get("groups", 1)) > 1 and least > 1:
         return "grouped"
@@ -266,13 +275,13 @@ SMALL_CHANNELS: Final = 64
 
 
 def _convolution_flops(convolution: Operation) -> float:
-    """Count the products of a convolution: each position, of the result or of what is spread out, meets the filter."""
+    """Return the multiplications: positions of the output (transposed: of the input) times elements of the filter."""
     spread = convolution.inputs[0] if convolution.arguments.get("transposed") else convolution.outputs[0]
     return spread.elements / max(spread.shape[1], 1) * convolution.inputs[1].elements
 
 
 def _strided_rows(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """Split each softmax along rows of images, which lie apart channels last: read for the largest, the sum, itself."""
+    """Split each softmax along a spatial dimension of channels-last images into three passes: maximum, sum, result."""
     laid: set[int | None] = set()
     numbers = (tensor.id for one in operations for tensor in (*one.inputs, *one.outputs) if tensor.id is not None)
     unused = count(max(numbers, default=0) + 1)
@@ -294,10 +303,10 @@ _SOFTMAXES: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 
 
 def _in_channels_last(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """Lay images channels last for convolutions in two dimensions.
+    """Convert 2-d convolutions to channels-last layout.
 
-    Kernels between convolutions write what the next one wants; images and filters that come from outside are copied
-    first, and a convolution's result that nothing reads is copied back.
+    Kernels between convolutions write the layout that the next one needs. External images and filters are copied first.
+    A convolution result that no operation reads is copied back.
     """
     read = {tensor.id for operation in operations for tensor in operation.inputs}
     written: set[int | None] = set()
@@ -329,25 +338,25 @@ def _convolves_images(operation: Operation) -> bool:
 
 
 def _has_layout(filters: TensorInfo) -> bool:
-    """Return whether channels last order them otherwise: filters of several taps over several channels."""
+    """Return whether channels last changes the order of the filters: more than one channel and more than one tap."""
     _, channels, *sides = filters.shape
     return channels > 1 and math.prod(sides) > 1
 
 
 def _is_left_out(operation: Operation) -> bool:
-    """Return whether nothing runs on the device, or one number alone is computed, such as the count of batches."""
+    """Return whether an operation runs no kernel, or only computes a scalar, such as the number of batches."""
     tensors = (*operation.inputs, *operation.outputs)
     return is_free(operation) or (bool(tensors) and all(not tensor.shape for tensor in tensors))
 
 
 def _groups(trace: Trace) -> Iterator[list[int]]:
-    """Find the operations of each fused kernel: neighbours of which each reads what one before it read or wrote.
+    """Group the operations of each fused kernel: each one reads a tensor that the group already read or wrote.
 
-    Statistics end their kernel: what they normalise must be read again. Pooling begins one: it would compute what
-    feeds it several times. Forward and backward pass are compiled apart.
+    Statistics end a kernel because their input must be read again. Pooling starts one because it would compute its
+    input several times. The forward and the backward pass are compiled separately.
     """
     group: list[int] = []
-    read: dict[int | None, int] = {}  # tensors -> their elements
+    read: dict[int | None, int] = {}  # tensor id -> number of elements
     written: set[int | None] = set()
     for index, operation in enumerate(trace.operations):
         if _is_left_out(operation):
@@ -368,7 +377,7 @@ def _groups(trace: Trace) -> Iterator[list[int]]:
 
 
 def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[int | None]) -> bool:
-    """Return whether it reads what a group wrote, or the largest tensor that it reads: one kernel loads that once."""
+    """Return whether it reads a result of the group, or the group's largest input, which is then loaded only once."""
     largest = max(read.values(), default=0)
     return any(
         tensor.id in written or (read.get(tensor.id) == largest == tensor.elements) for tensor in operation.inputs
@@ -376,7 +385,7 @@ def _shares(operation: Operation, read: Mapping[int | None, int], written: Set[i
 
 
 def _gains(group: Sequence[int], trace: Trace) -> bool:
-    """Return whether a kernel gains on eager mode: several operations, or one that ran as several kernels or slowly."""
+    """Return whether fusion is faster than eager mode: several operations, or one with several or slow kernels."""
     if len(group) != 1:
         return bool(group)
     operation = trace.operations[group[0]]
@@ -415,25 +424,25 @@ def _row_length(operation: Operation) -> int:
 
 
 def _is_small_window(operation: Operation) -> bool:
-    """Return whether Inductor writes a kernel for pooling by so small a window."""
+    """Return whether the window is small enough for Inductor to write a pooling kernel."""
     kernel = operation.arguments.get("kernel_size")
     dilation = operation.arguments.get("dilation", 1)
     if operation.phase != "forward" or not isinstance(kernel, list | tuple):
         return False
-    if "max_pool3d" in operation.name:  # left to PyTorch until torch 2.8
+    if "max_pool3d" in operation.name:  # Inductor leaves it to PyTorch until torch 2.8
         return False
     whole = all(each == 1 for each in (dilation if isinstance(dilation, list | tuple) else (dilation,)))
     return whole and math.prod(kernel) <= LARGEST_WINDOW
 
 
 def _kernel(operations: Sequence[Operation], *, last: int, last_read: dict[int | None, int]) -> Operation:
-    """Make one kernel of these; `last` is the position of the last of them in the trace."""
+    """Merge operations into one fused kernel; `last` is the index of the last of them in the trace."""
     read: dict[int | None, TensorInfo] = {}
     written: dict[int | None, TensorInfo] = {}
     for operation in operations:
         read |= {tensor.id: tensor for tensor in operation.inputs if tensor.id not in written | read}
         written |= {tensor.id: tensor for tensor in operation.outputs}
-    # What is not read again in this step may be its result, or be kept for the next.
+    # A tensor that no later operation of this step reads may still be a result, or be kept for the next step.
     used = tuple(tensor for number, tensor in written.items() if last_read.get(number, last + 1) > last)
     return replace(
         operations[0],

@@ -1,27 +1,33 @@
-"""The trained models that serve a set of GPUs, loaded once, and how networks become seconds.
+"""Trained models of a set of GPUs, loaded once, and the conversion of network outputs to seconds.
 
-Two kinds stand side by side (`BundledModels`): networks for what one GPU computes, and measured curves for what several
-exchange (`collective.py`).
+There are two kinds of models (`BundledModels`): networks for work on one GPU, and measured curves for communication
+between GPUs (`collective.py`).
 
-Networks predict a utilisation: `seconds = reference / utilisation` (`UtilisationModels`). The reference
-(`features.reference_seconds`) is a time that no kernel beats; the utilisation is the geometric mean of a small
-ensemble, each bounded by 1 above and by the lowest that was measured below. Features are kept inside the range that was
-trained on, so shapes far outside it get the utilisation of its edge and a time that still follows the roofline.
+Networks predict a utilisation: `seconds = reference / utilisation` (`UtilisationModels`). No kernel is faster than the
+reference (`features.reference_seconds`). The utilisation is the geometric mean of a small ensemble, between the lowest
+measured value and 1. Features are clipped to the training range, so shapes far outside it get the utilisation at its
+edge, and their times still follow the roofline.
 
-What networks say is held to `NETWORK_LIMITS`. A product takes no longer than a larger one that holds it: whoever
-multiplies may pad. Libraries do not always: for the smallest products they pick kernels that are several times slower
-than those of their neighbours (bfloat16 on the L40S: 18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8), and a
-network that learns this also predicts it where it is not so. So a product is held within 1 / 0.72 of those with a side
-doubled, and 1 / 0.72² of those with two doublings: no doubling is then predicted 30 % faster.
+Network times are clamped to bounds (`NETWORK_LIMITS`):
 
-A GPU without measurements is no slower than a measured one that it beats in every figure: the base may err where no GPU
-like the one asked for was measured; a lesser GPU's own measurements then say what is slow enough. Its 90 % interval is
-granted on top, because its measurements may be of a throttled card. Nor is it slower than the base says of the same GPU
-with every figure a third less, and a third less again, but for half of the interval: where the tables show only
-launches, the base wavers between GPUs that never were. Nor is it faster than a measured board of its own chip that has
-as much of everything (`is_lesser_board`): an H100 held to 500 W took 2 to 4 % less in some attention than one with 700.
-A measured GPU, too, is no slower than a measured one of its own chip whose peak is lower (`outranks`): its card was
-throttled, and both opinions stay in the interval. Example::
+* A product takes no longer than a larger one that contains it, because one can pad. Libraries do not always pad: for
+  the smallest products, they choose kernels that are several times slower than for similar sizes (bfloat16 on the L40S:
+  18.6 µs at m = 2, n = 64, k = 4096, and 4.3 µs at m = 8). A network that learns this also predicts it for other sizes.
+  So a product takes at most 1 / 0.72 of the time of a product with one side doubled, and 1 / 0.72² after two doublings;
+  no doubling is then predicted 30 % faster.
+* A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
+* A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
+  err on GPUs unlike any measured one; the measurements of a lesser GPU then bound the time. We add the lesser GPU's
+  90 % interval because its card may have been throttled.
+* It is also at least as fast as the base network predicts for the same GPU with all figures a third lower, and again a
+  third lower, within half of the interval. For shapes where the tables show only launches, the base's predictions
+  fluctuate between unmeasured GPUs.
+* It is no faster than a measured board of the same chip with at least the same figures (`is_lesser_board`). Without
+  this, an H100 limited to 500 W was 2 to 4 % faster in some attention than one with 700 W.
+* A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`), because its card
+  was throttled; the interval covers both values.
+
+Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -61,7 +67,7 @@ from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
-# --- All that ship
+# --- All models of the package
 
 
 @final
@@ -70,7 +76,7 @@ class BundledModels:
     """Utilisation networks and collective curves behind one interface.
 
     Attributes:
-        notes: What was missing from the weights, in sentences for the user.
+        notes: Messages for the user about missing weights.
     """
 
     networks: UtilisationModels
@@ -78,15 +84,15 @@ class BundledModels:
     notes: tuple[str, ...] = ()
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Return whether a model serves the operation in this dtype."""
+        """Return whether a model supports the operation in this dtype."""
         return self._serving(operation).supports(operation, dtype)
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """Say how the model that serves an operation knows it."""
+        """Return the prediction method of the operation's model."""
         return self._serving(operation).timed_by(operation, dtype)
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
-        """Return whether this GPU's own measurements were trained on."""
+        """Return whether the model was trained on this GPU's own measurements."""
         return self._serving(operation).has_own_weights(gpu_name, operation, dtype)
 
     def has_measured(self, gpu_name: str) -> bool:
@@ -98,27 +104,27 @@ class BundledModels:
         return self._serving(batch.operation).estimate(batch, gpus)
 
     def _serving(self, operation: str) -> CollectiveCurves | UtilisationModels:
-        """Find the model that serves an operation; the networks say what they do not serve."""
+        """Return the model of an operation; networks raise the error for unsupported ones."""
         return self.collectives if operation in COLLECTIVES else self.networks
 
 
 def kernel_models(gpu_names: tuple[str, ...], weights: AnyWeights = None) -> BundledModels:
-    """Load models of the GPUs: an explicit path, the verified cache, the bundled files or the configured address.
+    """Load the models of GPUs from an explicit path, the verified cache, the bundled files or the configured URL.
 
     Args:
-        gpu_names: Our names; a GPU without weights of its own is served by the base. Those of the catalogue come along,
-            since a GPU without measurements is held to the lesser ones that have them.
-        weights: Folder, file or address of weights, or a WeightsSource; None searches.
+        gpu_names: Catalogue names; the base network serves a GPU without its own weights. All GPUs of the catalogue are
+            loaded too if no download is needed, because the measurements of lesser GPUs bound the others.
+        weights: Folder, file or URL of weights, or a WeightsSource; None searches the default places.
 
     Raises:
-        WeightsError: Weights that cannot be found or trusted.
+        WeightsError: The weights cannot be found or verified.
     """
     source = weights_source(weights)
-    # The store reads the environment: a changed setting must not be answered from before the change.
+    # The store reads the environment, so the environment is part of the cache key.
     settings = tuple(os.environ.get(name) for name in VARIABLES)
     is_local = source.offline or (source.url is None and not os.environ.get(URL_VARIABLE))
     catalogue = tuple(catalogue_names())
-    # Nothing is fetched for GPUs that were not asked for; without a network, one answer serves for all.
+    # With a URL, fetch weights only for the requested GPUs; offline, one cache entry serves all requests.
     names = tuple(dict.fromkeys((*catalogue, *gpu_names))) if is_local else gpu_names
     return _loaded(names, catalogue, source, settings)
 
@@ -130,7 +136,7 @@ def _loaded(
     source: WeightsSource,
     _settings: tuple[str | None, ...],
 ) -> BundledModels:
-    from lightning_predict.weights.store import load_weights  # imports the download libraries: only when needed
+    from lightning_predict.weights.store import load_weights  # imports the download libraries only if needed
 
     weights = load_weights(gpu_names, source, beside=beside)
     return BundledModels(
@@ -140,58 +146,60 @@ def _loaded(
     )
 
 
-# --- From networks to seconds
+# --- From network outputs to seconds
 
 NETWORK_LIMITS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
-"""What the times of networks are held to, in this order: who multiplies may pad, and neither may the base, which saw no
-measurement of a GPU, call it slower than one that it beats in every figure, nor its own measurements slower than its
-chip with a lower peak. What holds whatever the source is, follows in `timing.LIMITS`."""
+"""Bounds on network times, applied in this order. The reasons are given in the module's docstring; bounds that apply to
+every source of times follow in `timing.LIMITS`."""
 
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""The 16-bit dtype that the same units compute."""
+"""The other 16-bit dtype of the same units."""
 
 CARRIED_SCATTER: Final = 0.15
-"""Size from which on half is believed, in one 16-bit dtype, of what a GPU's own products in the other say over the base
-(a logarithm). An assumption: bases err by 8 to 18 % on GPUs that they did not see. The L40S's own products in bfloat16
-take 1.3 to 1.45 times the base's time, as its power lasts for no more, and nobody measured it in float16. With this
-milabench's steps in float16 with large products come from 7 to 20 % too fast to 2 to 15 (BERT, ConvNeXt on the L40S;
-nothing was fitted to them). On the H100-SXM, which has both, float16's own products from 1,024 on are 3 to 7 % from the
-base's times and 5 to 11 % from what bfloat16's say in full: within what networks err by there is nothing to carry.
+"""Size (in log) at which half of a GPU's deviation from the base in one 16-bit dtype is applied to the other dtype.
 
-Boards of a measured chip with no more power, and without a rate that anybody measured, are told the same. Nothing was
-fitted for it: of 14 training benchmarks on the RTX 6000 Ada, which has the L40S's chip, the median error goes from 13.5
-to 10.4 %, and from 10 to 5 % too fast."""
+The deviation is the measured time of the GPU's own products over the base's time. The size is an assumption: the base
+errs by 8 to 18 % on GPUs without measurements. The L40S's bfloat16 products take 1.3 to 1.45 times the base's time
+because its power limit lowers the clock, and there are no float16 measurements of it. With this rule, milabench's
+float16 steps with large products improve from 7 to 20 % too fast to 2 to 15 % (BERT, ConvNeXt on the L40S; no value was
+fitted to them). The H100-SXM has both dtypes: float16 products from 1,024 on differ by 3 to 7 % from the base's times,
+and by 5 to 11 % from a full transfer of bfloat16's deviation. Deviations within the networks' errors are therefore not
+transferred.
+
+Boards of a measured chip with no more power and without a measured rate get the same correction. No value was fitted
+for it: for 14 training benchmarks on the RTX 6000 Ada, which has the L40S's chip, the median error decreases from 13.5
+to 10.4 %, and the bias from 10 to 5 % too fast."""
 
 WEAKER: Final = (1.5, 2.25)
-"""How much stronger a GPU must be, in every figure, before the base may not call it slower. The second is the first
-twice: where one rise follows another, both are taken back."""
+"""Factors by which all figures of a GPU are divided for the comparison with weaker versions of itself. The second is
+the first applied twice, so that two consecutive increases are both removed."""
 
 
 def beats(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether no figure that decides a kernel's time is below the other's; power counts, since it throttles."""
+    """Return whether no figure relevant for kernel times is below the other's, including power, which limits clocks."""
     return all(own >= its for own, its in zip(_figures(gpu, dtype), _figures(other, dtype), strict=True))
 
 
 def is_lesser_board(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether a GPU is another's chip with nothing more: no figure that decides a kernel's time is above its."""
+    """Return whether a GPU has the other's chip and no higher figure relevant for kernel times."""
     is_same_chip = (gpu.vendor, gpu.network_capability) == (other.vendor, other.network_capability)
     return is_same_chip and gpu.name != other.name and beats(other, gpu, dtype)
 
 
 def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
-    """Return whether a GPU is the other's chip with a higher peak, and nothing less.
+    """Return whether a GPU has the other's chip, a higher peak, and no lower figure.
 
-    The GB200 and B200 are: the first's products of 10¹¹ to 10¹² FLOP take 0.89 of the second's time in the public
-    tables and those beyond 10¹³ 1.13 of it, in bfloat16, and 0.93 and 1.02 in float8. Large products alone draw the
-    power that its tray did not have; NVIDIA's own training steps take 0.96 of the time.
+    This is the case for the GB200 and B200. In the public tables, the GB200's bfloat16 products of 10¹¹ to 10¹² FLOP
+    take 0.89 of the B200's time, but those above 10¹³ take 1.13; in float8, 0.93 and 1.02. Only large products draw
+    more power than its tray provided; in NVIDIA's own training steps, the ratio is 0.96.
     """
     is_same_chip = gpu.network_capability == other.network_capability
     return is_same_chip and beats(gpu, other, dtype) and (gpu.peak(dtype) or 0.0) > (other.peak(dtype) or 0.0)
 
 
-@lru_cache(maxsize=4096)  # asked for again by every family
+@lru_cache(maxsize=4096)  # called again by every family
 def weakened(gpu: Gpu, factor: float) -> Gpu:
-    """Divide every figure of the GPU by the factor."""
+    """Return the GPU with every figure divided by the factor."""
     return replace(
         gpu,
         streaming_multiprocessors=max(round(gpu.streaming_multiprocessors / factor), 1),
@@ -214,7 +222,7 @@ def _has_both_halves(gpu: Gpu) -> bool:
 
 
 def _is_sibling(card: Gpu, gpu: Gpu) -> bool:
-    """Return whether a card holds the same chip as the GPU, with as many multiprocessors and no less power."""
+    """Return whether a card has the GPU's chip and number of multiprocessors, and at least its power."""
     chips = [(one.vendor, one.compute_capability, one.streaming_multiprocessors) for one in (card, gpu)]
     return chips[0] == chips[1] and card.name != gpu.name and card.power_watts >= gpu.power_watts
 
@@ -236,16 +244,16 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
 
 
 def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
-    """Find the upper end of the interval of the fastest GPU that each one beats.
+    """Return the upper interval end of the fastest lesser GPU that each GPU beats.
 
     Args:
         gpus: GPUs without measurements.
         lesser: GPUs with measurements.
-        high_seconds: Upper ends of the latter, shape (lesser, problems).
-        dtype: What is computed in.
+        high_seconds: Upper interval ends of the latter, shape (lesser, problems).
+        dtype: Compute dtype.
 
     Returns:
-        Shape (gpus, problems); infinite where a GPU beats none of them.
+        Shape (gpus, problems); infinite if a GPU beats none of them.
     """
     beaten = np.array([[beats(gpu, other, dtype) for other in lesser] for gpu in gpus], dtype=np.bool_)
     limits = np.where(beaten.reshape(len(gpus), len(lesser), 1), high_seconds[None], np.inf)  # (gpus, lesser, problems)
@@ -263,12 +271,12 @@ class UtilisationModels:
         self._measured = tuple(find_gpu(name) for name in weights.gpus if name in known)
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Return whether a model serves this operation and dtype on every GPU."""
+        """Return whether a network supports this operation and dtype, on any GPU."""
         family = family_of(operation, dtype)
         return family is not None and family.name in self._weights.base.families
 
     def trained_on(self, operation: str, dtype: str) -> bool:
-        """Return whether any GPU's measurements of this operation in this dtype were trained on."""
+        """Return whether measurements of this operation and dtype, from any GPU, were in the training data."""
         family = family_of(operation, dtype)
         if family is None:
             return False
@@ -279,19 +287,19 @@ class UtilisationModels:
         return False
 
     def timed_by(self, operation: str, dtype: str) -> Literal["mlp", "bytes", "proxy"]:
-        """Say how networks know an operation: trained on it, as the bytes that it moves, or through a relative."""
+        """Return the prediction method: trained on it, as a copy of its bytes, or through a related operation."""
         if self.trained_on(operation, dtype):
             return "mlp"
         return "bytes" if operation == "transfer" else "proxy"
 
     def has_measured(self, gpu_name: str) -> bool:
-        """Return whether this GPU has weights of its own, whatever they serve."""
+        """Return whether this GPU has its own weights, for any operation."""
         return gpu_name in self._weights.gpus
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.
 
-        Fused attention takes as long in either 16-bit dtype where the same units compute both: one tells of the other.
+        For fused attention, measurements of one 16-bit dtype count for the other if the same units compute both.
         """
         family = family_of(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
@@ -303,14 +311,15 @@ class UtilisationModels:
         return (operation, dtype) in trained
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Time each problem on each GPU, by its own weights where it has them, else by the base.
+        """Predict each problem's time on each GPU, by the GPU's own weights if available, else by the base network.
 
-        By how much a GPU's own products in one 16-bit dtype are slower than the base says is carried to the other, and
-        to boards of the same chip with no more power: its clocks or its power do not last.
+        If a GPU's products in one 16-bit dtype are slower than the base predicts, the slowdown is transferred to the
+        other dtype, and to boards of the same chip with no more power. The cause is a clock or power limit that applies
+        to all of these.
 
         Raises:
-            UnknownOperationError: No model serves the operation in this dtype (see `supports`).
-            WeightsFormatError: The weights expect other features than this release computes.
+            UnknownOperationError: No model supports the operation in this dtype (see `supports`).
+            WeightsFormatError: The weights expect other features than this version computes.
         """
         found = self._estimated(batch, gpus)
         if batch.dtype not in OTHER_HALF or batch.operation != "linear":
@@ -329,7 +338,7 @@ class UtilisationModels:
         return replace(found, interval=found.interval.scaled(factor))
 
     def _teller(self, gpu: Gpu, dtype: str) -> tuple[Gpu, str] | None:
-        """Find the card and the 16-bit dtype whose measured products tell of a GPU's own, which nobody measured."""
+        """Return a measured GPU and 16-bit dtype whose slowdown applies to an unmeasured GPU or dtype, if any."""
         if self.has_own_weights(gpu.name, "linear", dtype) or not _has_both_halves(gpu):
             return None
         other = OTHER_HALF[dtype]
@@ -340,15 +349,15 @@ class UtilisationModels:
 
     @cached_property
     def _by_base(self) -> UtilisationModels:
-        """The same without any GPU's own weights."""
+        """The same models without any GPU's own weights."""
         return UtilisationModels(replace(self._weights, gpus={}))
 
     def _estimated(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Time each problem on each GPU by the networks of its dtype alone."""
+        """Predict the time of each problem on each GPU, without the transfer between 16-bit dtypes."""
         family = family_of(batch.operation, batch.dtype)
         run = batch if family is None else family.built_for(batch)
         if run is not batch:
-            # Padding is computed, and not moved: memory is asked for what there is.
+            # Padding adds compute but no memory traffic.
             compute = run.flops / compute_peak(run, gpus)
             asked = np.maximum(compute, batch.bytes_moved / memory_bandwidth(run, gpus))
             found = self._estimated(run, gpus)
@@ -369,7 +378,7 @@ class UtilisationModels:
         larger = held_by_monotonicity(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         lesser = np.minimum(larger, longest)
-        # What a rule of its own slows down is slower than the next larger problem.
+        # Rules for slow kernels (`floor`) may make a problem slower than the next larger one.
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
         seconds = np.maximum(self._held_to_weaker(family, batch, gpus, lesser), floor)
         steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
@@ -382,7 +391,7 @@ class UtilisationModels:
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-        """Bound the seconds of GPUs that the base serves by measured GPUs of lesser figures, (gpus, problems)."""
+        """Return upper bounds on times from the base network, from measured lesser GPUs, shape (gpus, problems)."""
         key = batch.operation, batch.dtype
         longest = np.full((len(gpus), len(batch)), np.inf)
         unmeasured = [index for index, gpu in enumerate(gpus) if not self.has_own_weights(gpu.name, *key)]
@@ -398,7 +407,7 @@ class UtilisationModels:
         return longest
 
     def _shortest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-        """Bound the seconds of GPUs that the base serves by greater boards of their chip that were measured."""
+        """Return lower bounds on times from the base network, from measured greater boards of the same chip."""
         shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
         key = batch.operation, batch.dtype
         is_product = batch.operation in ("linear", "bmm")
@@ -406,7 +415,7 @@ class UtilisationModels:
             row
             for row, gpu in enumerate(gpus)
             if not self.has_own_weights(gpu.name, *key)
-            and not (is_product and batch.dtype in gpu.measured_flops_per_second)  # others measured that very board
+            and not (is_product and batch.dtype in gpu.measured_flops_per_second)  # this board's own rate was measured
         ]
         greater = {
             other: rows
@@ -421,7 +430,7 @@ class UtilisationModels:
         return shortest
 
     def _longest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-        """Bound the seconds of measured GPUs by those of the same chip that they outrank, (gpus, problems)."""
+        """Return upper bounds on times of measured GPUs, from the GPUs that they outrank, shape (gpus, problems)."""
         longest = np.full((len(gpus), len(batch)), np.inf)
         key = batch.operation, batch.dtype
         for row, gpu in enumerate(gpus):
@@ -432,14 +441,14 @@ class UtilisationModels:
         return longest
 
     def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
-        """Cap the seconds of GPUs that the base serves at those of the same GPU with weaker figures."""
+        """Clamp times from the base network to the times of the same GPU with weaker figures."""
         base = self._weights.base.families[family.name]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
         served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
         held = seconds.copy()
         for factor in WEAKER:
             weaker = [weakened(gpu, factor) for gpu in gpus]
-            # Where even the reference of the weaker one is slower, nothing needs to be computed.
+            # If even the reference time of the weaker GPU is longer, the bound cannot apply: skip it.
             seen = [family.unmeasured(gpu) for gpu in weaker]
             wanted = served & (slack * reference_seconds(batch, seen) < MOST_UTILISATION * held)
             if wanted.any():
@@ -455,9 +464,9 @@ class UtilisationModels:
         gpus: Sequence[Gpu],
         wanted: BoolArray,
     ) -> tuple[Array, Array, BoolArray]:
-        """Time where the mask asks: seconds, half width of their interval, where the base served; all flat.
+        """Predict masked problems: seconds, interval half widths, and whether the base was used, all flat.
 
-        Each is by the network of its GPU; by the base where that GPU's own knows nothing like the problem.
+        Each problem uses the network of its GPU, or the base if that network was not trained on similar problems.
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
         asked = wanted[np.ix_(rows, columns)]  # (cards, part)
@@ -500,7 +509,7 @@ class UtilisationModels:
 
 
 def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ProblemBatch) -> float:
-    """Return the half width of a network's interval, no less than the base's in a dtype that it was not trained in."""
+    """Return the half width of a network's interval; for an untrained dtype, at least the base's half width."""
     key = batch.operation, batch.dtype
     own = network.half_width(*key)
     return own if key in network.trained else max(own, base.half_width(*key))
@@ -509,13 +518,13 @@ def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ProblemBat
 def _serving(
     networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array, by_base: Float32Array
 ) -> IndexArray:
-    """Choose the network of each row: its GPU's, or the last, the base, where only that knows problems like it.
+    """Choose each row's network: its GPU's, or the base (the last) if only that was trained on similar problems.
 
     Args:
         networks: One per GPU, and the base.
         owners: GPU of each row, ascending, shape (rows,).
         rows: Features, shape (rows, features).
-        by_base: The same as the base sees the GPUs.
+        by_base: The same features with the GPUs as described to the base.
     """
     base = len(networks) - 1
     serving = owners.copy()
@@ -531,7 +540,7 @@ def _serving(
 
 
 def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array:
-    """Compute the natural logarithm of the utilisation, in [log(lowest), 0], by one network on every GPU.
+    """Compute the log utilisation, in [log(lowest), 0], by the same network for all GPUs.
 
     Args:
         network: The ensemble.
@@ -544,16 +553,16 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
     return log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])
 
 
-# --- Held to larger problems
+# --- Bounds from larger problems
 
 LEAST_SHARE: Final = 0.72
-"""Least share of a product's time that one with a side doubled may take."""
+"""Minimum time of a product with one side doubled, relative to the product's own time."""
 
 MOST_UTILISATION: Final = 0.6
-"""Utilisation that the neighbours of a slow product are not taken to exceed, so that few of them need be computed."""
+"""Assumed maximum utilisation of larger products; it limits how many of them need to be computed."""
 
 MOST_DOUBLINGS: Final = 2
-"""Of all sides together: where one drop follows another, the second must count for the first."""
+"""Maximum number of doublings over all sides; two, because the first larger product may be too slow as well."""
 
 
 def held_by_monotonicity(
@@ -563,14 +572,14 @@ def held_by_monotonicity(
     seconds: Array,
     timed: Callable[[ProblemBatch, BoolArray], Array],
 ) -> Array:
-    """Hold seconds so that no larger product undercuts them by much.
+    """Clamp seconds so that no larger product is much faster.
 
     Args:
-        family: Family of the problems; without sides that grow, all stay as they are.
+        family: Family of the problems; without growing sides, the seconds are unchanged.
         batch: The problems.
         gpus: The GPUs.
-        seconds: As predicted, shape (gpus, problems).
-        timed: Predicts other problems of the same operation where a mask of shape (gpus, problems) asks for it, as a
+        seconds: Predicted seconds, shape (gpus, problems).
+        timed: Predicts other problems of the same operation, selected by a mask of shape (gpus, problems); returns a
             flat array.
 
     Returns:
@@ -585,7 +594,7 @@ def held_by_monotonicity(
     for powers in doublings:
         grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
         share = LEAST_SHARE ** sum(powers)
-        # Neighbours whose reference is too long cannot undercut.
+        # Larger problems with a long reference time cannot lower the bound.
         wanted = reference_seconds(grown, gpus) < MOST_UTILISATION * share * held  # (gpus, problems)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
@@ -597,34 +606,34 @@ def _grown(batch: ProblemBatch, powers: Mapping[str, int]) -> ProblemBatch:
     return ProblemBatch(batch.operation, batch.dtype, columns)
 
 
-# --- The forward pass of many small networks over many rows, while a training wants the same cores
+# --- Forward pass of many small networks over many rows, while training needs the same cores
 
-# Rows pass in blocks that stay in the cache, cut into strips of a few rows: products so small that BLAS computes each
-# in the thread that asks. BLAS's own threads wait for each other in a loop, so on cores that are busy they make a
-# product slower than one thread does. Where there are many blocks, two threads of our own share them; nobody else's
-# threads or settings are touched.
+# Rows are processed in blocks that fit in the cache, split into strips of a few rows. The products of a strip are so
+# small that BLAS computes them in the calling thread. BLAS's own threads wait for each other in a busy loop, so on busy
+# cores they make a product slower than a single thread. With many blocks, two threads of our own share the work;
+# threads and settings of other libraries stay untouched.
 
 STRIP_ROWS: Final = 16
-"""16 rows by layers of 128 x 128 are the 2^18 multiplications from which OpenBLAS starts threads."""
+"""Rows of a strip. OpenBLAS starts threads from 2^18 multiplications: 16 rows with layers of 128 x 128."""
 
 BLOCK_ROWS: Final = 256
-"""Activations of four members of 128 lanes: half a MiB, which the cache of one core holds."""
+"""Rows of a block: the activations of four members of 128 units take half a MiB, which fits in a core's cache."""
 
 THREADS: Final = 2
 THREADED_BLOCKS: Final = 16
-"""Starting threads takes as long as a block or two: fewer blocks than this pass in the calling thread."""
+"""Minimum number of blocks for threads; starting threads takes as long as one or two blocks."""
 
 
 def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:
-    """Compute the natural logarithm of the utilisation, in [log(lowest), 0], averaged over each ensemble.
+    """Compute the log utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:
-        networks: Ensembles; one may be there more than once.
+        networks: Ensembles, possibly repeated.
         owners: Index of the ensemble of each row, shape (rows,).
         rows: Features, shape (rows, features).
 
     Returns:
-        Shape (rows,). A row's value does not depend on its neighbours.
+        Shape (rows,). The value of a row does not depend on the other rows.
     """
     distinct = {id(network): network for network in networks}
     number = {key: index for index, key in enumerate(distinct)}
@@ -654,13 +663,13 @@ def _blocks(rows: IndexArray) -> list[IndexArray]:
 
 
 def _log_utilisation(network: NetworkWeights, rows: Float32Array) -> Array:
-    """Compute one block, shape (rows, features); its rows are filled up to whole strips."""
+    """Compute one block, shape (rows, features); its rows are padded to whole strips."""
     strips = -(-len(rows) // STRIP_ROWS)
     inputs = np.zeros((strips * STRIP_ROWS, rows.shape[1]), np.float32)
     np.clip(rows, network.low, network.high, out=inputs[: len(rows)])
     inputs -= network.mean
     inputs /= network.scale
-    values = inputs.reshape(1, strips, STRIP_ROWS, -1)  # every member sees the same rows
+    values = inputs.reshape(1, strips, STRIP_ROWS, -1)  # all members share the same rows
     for index, layer in enumerate(network.layers):
         values = np.matmul(values, layer.weight[:, None])  # (members, strips, STRIP_ROWS, lanes)
         values += layer.bias[:, None, None, :]

@@ -1,9 +1,9 @@
-"""The registry of operations: all that is known of each, in the one place where its family registers it.
+"""Registry of operations: each operation's properties, in the one place where its family registers it.
 
-An operation says its shape parameters, floating-point work and compulsory traffic, the dispatcher's calls that compute
-it, what it is timed through where no model knows it, and the networks that do (`families/`). Formulas are pure
-functions of numpy columns, one value per problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch`
-is many shapes of one operation and dtype, which is what every kernel model takes. Example::
+An operation has shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute it, its networks
+(`families/`), and a surrogate for the case without a network. Formulas are pure functions of NumPy columns with one
+value per problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch` holds many shapes of one
+operation and dtype, the input of every kernel model. Example::
 
     >>> batch = problem_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
     >>> float(batch.flops[0]) / 1e9  # 2 x 4096^3
@@ -53,12 +53,12 @@ COMPUTE_BYTES: Final[Mapping[str, float]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One operation at one shape: hashable, so that duplicates are predicted once.
+    """One operation at one shape and dtype; hashable, so that duplicates are predicted once.
 
     Attributes:
         operation: Name of an `OperationKind`.
         dtype: Compute dtype, a key of `COMPUTE_BYTES`.
-        dims: Values of the kind's shape parameters, in their order.
+        dims: Values of the kind's shape parameters, in order.
     """
 
     operation: str
@@ -74,7 +74,7 @@ class Problem:
 @final
 @dataclass(frozen=True, slots=True)
 class CountedProblem:
-    """A problem and how often it counts."""
+    """A problem with a multiplier."""
 
     times: float
     problem: Problem
@@ -83,11 +83,11 @@ class CountedProblem:
 @final
 @dataclass(frozen=True, slots=True)
 class Rereads:
-    """The traffic of a kernel that passes over its input several times.
+    """Memory traffic of a kernel that reads its input several times.
 
     Attributes:
-        transfer: Its traffic where it finds nothing in the L2 again.
-        bytes_per_multiprocessor: Bytes that a multiprocessor works on at once.
+        transfer: Its traffic without L2 hits for the repeated reads.
+        bytes_per_multiprocessor: Working set of a multiprocessor, in bytes.
     """
 
     transfer: Problem
@@ -95,10 +95,10 @@ class Rereads:
 
 
 NamedFeatures = Mapping[str, Array]
-"""Feature name -> values of shape (gpus, problems), or (gpus, 1) and (1, problems) where one side does not matter."""
+"""Feature name -> values of shape (gpus, problems); (gpus, 1) or (1, problems) if they depend on one of them only."""
 
 Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
-"""The problems that a recorded call computes; None for a call that it does not know."""
+"""Returns the problems that a recorded call computes; None for an unknown call."""
 
 
 def _as_it_is(batch: ProblemBatch) -> ProblemBatch:
@@ -120,21 +120,22 @@ def _no_doubt_above(batch: ProblemBatch) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Operations that share one network, in the dtypes that it serves.
+    """Operations that share one network, in the dtypes that it supports.
 
     Attributes:
-        name: Its name in weights files.
-        dtypes: Compute dtypes that it serves.
+        name: Name in weights files.
+        dtypes: Supported compute dtypes.
         describe: Features of a batch on GPUs.
-        growing: Shape parameters that whoever computes may pad: no problem takes much longer than one with one of them
+        growing: Shape parameters that can be padded: a problem takes at most slightly longer than with one of them
             doubled (`models.held_by_monotonicity`).
-        floor: Least seconds of problems that a rule of their own slows down, shape (gpus, problems), 0 for the others;
-            these are not held to larger ones.
-        built_for: The problems whose kernels run these, where kernels are built for some sizes alone and compute others
-            as the next larger one.
-        doubt_above: Extra factor upwards for problems that libraries may have poor kernels for, shape (problems,).
-        unmeasured: The GPU as the base sees it, which serves those without measurements of their own.
-        doubt: Half width in log(seconds) of what that view may be off, for a GPU and dtype.
+        floor: Minimum seconds of problems with known slow kernels, shape (gpus, problems), 0 for others; bounds from
+            larger problems do not apply to them.
+        built_for: Maps problems to the sizes that kernels are built for, if kernels pad other sizes to the next larger
+            one.
+        doubt_above: Additional upper interval factor for problems with possibly poor library kernels, shape
+            (problems,).
+        unmeasured: GPU description given to the base network, which serves GPUs without measurements.
+        doubt: Half width in log(seconds) of the error of that description, for a GPU and dtype.
     """
 
     name: str
@@ -153,11 +154,11 @@ class Family:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """List the operations that it serves, in the order in which they were registered."""
+        """Names of its operations, in order of registration."""
         return tuple(kind.name for kind in _KINDS.values() if self in kind.families)
 
     def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return names of the features, and their values in that order as float32, shape (gpus, problems, features)."""
+        """Return the feature names, and their values as float32 in the same order, shape (gpus, problems, features)."""
         named = self.describe(batch, gpus)
         matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
         for index, values in enumerate(named.values()):
@@ -165,7 +166,7 @@ class Family:
         return tuple(named), matrix
 
     def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """List names in the order of the last axis of `feature_matrix`."""
+        """Return the names along the last axis of `feature_matrix`."""
         return tuple(self.describe(batch, gpus))
 
     def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
@@ -176,13 +177,12 @@ class Family:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another algorithm for an operation.
+    """An alternative algorithm for an operation.
 
     Attributes:
-        problem: What it computes instead; None for a problem that it cannot.
-        is_on: Whether libraries have it on a generation of GPUs.
-        bounds_networks: The operation never takes longer than it, on no GPU; else that counts only where no measurement
-            of the GPU was seen.
+        problem: Maps a problem to the one that the algorithm computes; None if it does not apply.
+        is_on: Whether libraries provide it on a generation of GPUs.
+        bounds_networks: Whether its time is an upper bound on all GPUs; otherwise only on GPUs without measurements.
     """
 
     problem: Callable[[Problem], Problem | None]
@@ -201,13 +201,13 @@ def _every_problem(_problem: Problem) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """Times an operation by its tiles, caches or instructions; used with trained networks only.
+    """Predicts an operation's time from tiles, caches or instructions; used only together with trained networks.
 
     Attributes:
-        seconds: Seconds with the ends of their interval, shape (gpus, problems).
-        comes_first: Problems that the operation's networks never saw, so that the formula times them though there are
-            some.
-        knows: Problems that it times.
+        seconds: Seconds and their interval, shape (gpus, problems).
+        comes_first: Problems for which the formula takes precedence over the operation's networks, which were not
+            trained on them.
+        knows: Problems that the formula supports.
     """
 
     seconds: Callable[[ProblemBatch, Sequence[Gpu]], Interval[Array]]
@@ -218,12 +218,12 @@ class Formula:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untrained:
-    """How an operation without a model stands to its roofline.
+    """Efficiency of an operation without a model, relative to its roofline.
 
     Attributes:
-        utilisation: Share that its kernels reach; what is typical of its units where None.
-        spread: Factor up and down around the time; the usual one where None.
-        sequential_kernels: Kernels that must wait for each other, each at least the shortest there is; None for one.
+        utilisation: Share of the roofline that its kernels reach; None for the typical value of its units.
+        spread: Interval factor; None for the usual one.
+        sequential_kernels: Number of dependent kernels, each with at least the minimum kernel time; None for one.
     """
 
     utilisation: float | None = None
@@ -238,11 +238,11 @@ def _reads_once(_problem: Problem) -> Rereads | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """What an operation takes at least besides its compulsory traffic and arithmetic.
+    """Lower bound on an operation's time beyond its minimum traffic and arithmetic.
 
     Attributes:
-        latency: Seconds that instructions and waiting take on a GPU, shape (problems,).
-        rereads: What a problem moves that reads its input again and again; None for one that does not.
+        latency: Seconds for instructions and waiting on a GPU, shape (problems,).
+        rereads: Traffic of a problem that reads its input repeatedly; None for others.
     """
 
     latency: Callable[[ProblemBatch, Gpu], Array]
@@ -256,30 +256,30 @@ def _nothing(c: Columns) -> Array:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationKind:
-    """All that is known of one operation; formulas take columns of shape (problems,) and give one.
+    """All properties of one operation; formulas map columns of shape (problems,) to an array of that shape.
 
     Attributes:
-        name: Its name in `operator_seconds` and in the measurement tables.
-        shape: Shape parameters that every problem has, in the order of `Problem.dims`.
-        defaults: Shape parameters that may be left out, with their value; a string names another one to copy.
-        spellings: Other names that people give, mapped to what they set: `{"image_size": ("height", "width")}`.
-        units: `tensor` where matrix units can do the work, `vector` where only the ordinary lanes can, `link` for
-            copies over the host link, `fabric` for messages between GPUs.
-        flops: Floating-point operations of the textbook algorithm (a multiply-add is two).
-        least_flops: Fewest floating-point operations of any algorithm in use; the textbook's where None.
+        name: Name in `operator_seconds` and in the measurement tables.
+        shape: Shape parameters of every problem, in the order of `Problem.dims`.
+        defaults: Default values of shape parameters; a string copies another parameter.
+        spellings: Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
+        units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
+            host link, `fabric` for communication between GPUs.
+        flops: FLOPs of the textbook algorithm (a multiply-add counts as two).
+        least_flops: Minimum FLOPs of any algorithm in use; None for the textbook's.
         reads: Elements that must be read at least once.
         writes: Elements that must be written at least once.
-        element_bytes: Bytes of one element where the dtype does not decide it (a copy counted in bytes).
-        aten: Dispatcher's calls that compute this operation and nothing else.
-        translator: Gives the problems of such a call from this operation's name, the call and the trace's flags. Calls
-            that compute several operations are registered by `translates` instead.
-        families: Networks that serve it, each in its own dtypes.
-        reduces_rows: Its kernels keep a whole row of (rows, cols) together.
-        proxy: Problems whose times add up to its own, where it has no network.
+        element_bytes: Bytes of one element if independent of the dtype (a copy counted in bytes).
+        aten: Dispatcher calls that compute exactly this operation.
+        translator: Maps the operation's name, such a call and the trace's flags to problems. Calls that compute several
+            operations are registered by `translates` instead.
+        families: Its networks, each for its own dtypes.
+        reduces_rows: Whether its kernels keep a whole row of (rows, cols) together.
+        proxy: Surrogate: problems whose times add up to its own if it has no network.
         alternative: Another algorithm that libraries always have.
-        formula: Times it where no network does; it comes before the proxy.
-        untrained: What its kernels reach of the roofline, where that is not what is typical of its units.
-        floor: What it takes at least besides its memory traffic and arithmetic (`roofline.latencies`).
+        formula: Predicts its time if there is no network; takes precedence over the surrogate.
+        untrained: Efficiency relative to the roofline, if it is not the typical one of its units.
+        floor: Lower bound beyond memory traffic and arithmetic (`roofline.latencies`).
     """
 
     name: str
@@ -306,7 +306,7 @@ class OperationKind:
 @final
 @dataclass(frozen=True)
 class ProblemBatch:
-    """Many shapes of one operation and dtype, one numpy column per shape parameter, all of the same length."""
+    """Many shapes of one operation and dtype: one NumPy column per shape parameter, all of the same length."""
 
     operation: str
     dtype: str
@@ -317,17 +317,17 @@ class ProblemBatch:
 
     @property
     def kind(self) -> OperationKind:
-        """The operation's formulas."""
+        """The operation's properties."""
         return operation_kind(self.operation)
 
     @cached_property
     def flops(self) -> Array:
-        """Count floating-point operations, shape (problems,)."""
+        """Floating-point operations, shape (problems,)."""
         return np.asarray(self.kind.flops(self.columns), dtype=np.float64)
 
     @cached_property
     def least_flops(self) -> Array:
-        """Count floating-point operations that no algorithm in use goes below, shape (problems,)."""
+        """Minimum floating-point operations of any algorithm in use, shape (problems,)."""
         least = self.kind.least_flops
         return self.flops if least is None else np.asarray(least(self.columns), dtype=np.float64)
 
@@ -339,17 +339,17 @@ class ProblemBatch:
 
     @cached_property
     def bytes_read(self) -> Array:
-        """Count bytes that must be read at least once, shape (problems,)."""
+        """Bytes that must be read at least once, shape (problems,)."""
         return np.asarray(self.kind.reads(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_written(self) -> Array:
-        """Count bytes that must be written at least once, shape (problems,)."""
+        """Bytes that must be written at least once, shape (problems,)."""
         return np.asarray(self.kind.writes(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_moved(self) -> Array:
-        """Count compulsory traffic in bytes: each input read once, each output written once, shape (problems,)."""
+        """Minimum traffic in bytes: each input read once, each output written once, shape (problems,)."""
         return self.bytes_read + self.bytes_written
 
 
@@ -361,8 +361,8 @@ def register(*kinds: OperationKind) -> None:
     """Add operations to the registry, with the translators of their calls.
 
     Raises:
-        InvalidArgumentError: An operation of that name, or a translator of one of its calls, is there already; a
-            default is for a shape parameter that it does not have; or it names calls without a translator.
+        InvalidArgumentError: The name of an operation or a translator of one of its calls already exists, a default is
+            for an unknown shape parameter, or calls have no translator.
     """
     for kind in kinds:
         if kind.name in _KINDS:
@@ -385,7 +385,7 @@ def register(*kinds: OperationKind) -> None:
 
 @contextmanager
 def registrations() -> Iterator[None]:
-    """Forget at the end what was registered within: a test's operations are no other test's."""
+    """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
     tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         (_KINDS, dict(_KINDS)),
         (_TRANSLATORS, dict(_TRANSLATORS)),
@@ -399,7 +399,7 @@ def registrations() -> Iterator[None]:
 
 
 def by_bytes(name: str) -> OperationKind:
-    """Make an operation that is known by its FLOPs and the bytes that it moves, whatever its tensors are."""
+    """Return an operation defined by its FLOPs and the bytes that it moves, independent of its tensors."""
     return OperationKind(
         name=name,
         shape=("read_bytes", "write_bytes", "flops"),
@@ -413,14 +413,14 @@ def by_bytes(name: str) -> OperationKind:
 
 
 ON_SPARSE_TENSORS: Final = "any call on sparse tensors"
-"""In place of a call's name: what computes on stored elements alone follows them, whatever the call."""
+"""Registry key for calls on sparse tensors. Their work depends on the stored elements, for any call."""
 
 
 def translates(*calls: str) -> Callable[[Translator], Translator]:
-    """Register a translator for these of the dispatcher's calls.
+    """Register a translator for some dispatcher calls.
 
     Raises:
-        InvalidArgumentError: One of them has a translator already.
+        InvalidArgumentError: One of the calls already has a translator.
     """
 
     def add(translator: Translator) -> Translator:
@@ -434,17 +434,17 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 
 def translator_of(call: str) -> Translator | None:
-    """Find the translator of one of the dispatcher's calls; None if its bytes are all that is known."""
+    """Return the translator of a dispatcher call; None if only its bytes are known."""
     return _TRANSLATORS.get(call)
 
 
 def families() -> Mapping[str, Family]:
-    """Return all families of networks by name, in the order in which their operations were registered."""
+    """Return all families of networks by name, in order of registration."""
     return {family.name: family for kind in _KINDS.values() for family in kind.families}
 
 
 def family_of(operation: str, dtype: str) -> Family | None:
-    """Find the family that serves an operation in a dtype; None if there is none."""
+    """Return the family that supports an operation in a dtype; None without one."""
     kind = _KINDS.get(operation)
     for family in () if kind is None else kind.families:
         if dtype in family.dtypes:
@@ -453,21 +453,21 @@ def family_of(operation: str, dtype: str) -> Family | None:
 
 
 def proxies_of(problem: Problem) -> tuple[CountedProblem, ...]:
-    """Find the parts whose times add up to the problem's; none if it is timed by a model or not at all."""
+    """Return the surrogate problems whose times add up to the problem's; empty without a surrogate."""
     proxy = operation_kind(problem.operation).proxy
     return () if proxy is None else proxy(problem)
 
 
 def operation_names() -> tuple[str, ...]:
-    """List all operations with a time, sorted."""
+    """Return the names of all operations, sorted."""
     return tuple(sorted(_KINDS))
 
 
 def operation_kind(name: str) -> OperationKind:
-    """Find an operation by its name.
+    """Return an operation by name.
 
     Raises:
-        UnknownOperationError: No such operation; the message lists those there are.
+        UnknownOperationError: The operation is unknown; the message lists the known ones.
     """
     kind = _KINDS.get(name)
     if kind is None:
@@ -480,11 +480,11 @@ def operation_kind(name: str) -> OperationKind:
 def problem_batch(
     operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]
 ) -> ProblemBatch:
-    """Build columns for an operation from shape parameters, scalars or arrays that broadcast to one length.
+    """Build a batch of an operation from shape parameters, scalars or arrays that broadcast to one length.
 
     Raises:
-        UnknownOperationError: The operation is not known, or it has no such shape parameter, or one is missing.
-        InvalidArgumentError: An unknown dtype, or a value that is not a positive finite number.
+        UnknownOperationError: The operation or a shape parameter is unknown, or a shape parameter is missing.
+        InvalidArgumentError: The dtype is unknown, or a value is not a positive finite number.
     """
     kind = operation_kind(operation)
     if dtype not in COMPUTE_BYTES:
@@ -507,7 +507,7 @@ def problem_batch(
 
 
 def batch_of(problems: Sequence[Problem]) -> ProblemBatch:
-    """Collect columns of problems that share one operation and one dtype."""
+    """Combine problems of one operation and dtype into a batch."""
     first = problems[0]
     values = np.array([problem.dims for problem in problems], dtype=np.float64)
     shape = operation_kind(first.operation).shape
@@ -523,13 +523,13 @@ def problem(operation: str, dtype: str, **words: float) -> Problem:
 def _expand(
     kind: OperationKind, words: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
 ) -> dict[str, float | Sequence[float] | npt.NDArray[np.generic]]:
-    """Replace spellings by the words they set, and refuse strangers and gaps."""
+    """Replace alternative names by the parameters they set, and reject unknown and missing parameters."""
     spellings = kind.spellings or {}
     expanded: dict[str, float | Sequence[float] | npt.NDArray[np.generic]] = {}
     for word, value in words.items():
         for target in spellings.get(word, (word,)):
             expanded.setdefault(target, value)
-    # A word given by its own name wins over a spelling that covers it.
+    # A parameter's own name takes precedence over an alternative name that also sets it.
     expanded |= {word: value for word, value in words.items() if word in kind.shape}
     strangers = [word for word in words if word not in kind.shape and word not in spellings]
     missing = [word for word in kind.shape if word not in expanded and word not in kind.defaults]

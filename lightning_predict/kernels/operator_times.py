@@ -1,4 +1,4 @@
-"""Device seconds of one operation by its shape: the kernel models, as a function of plain numbers and arrays.
+"""GPU time of a single operation by its shape, as a function of plain numbers and arrays.
 
 Example::
 
@@ -29,29 +29,29 @@ def operator_seconds(
     weights: AnyWeights = None,
     **shape: float | Sequence[float] | npt.NDArray[np.generic],
 ) -> float | npt.NDArray[np.float64]:
-    """Predict the device seconds of one call of an operation.
+    """Predict the GPU seconds of one call of an operation.
 
     Args:
-        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`; with `_backward` behind it,
-            its backward pass (of convolutions, `_backward_input` and `_backward_weight`).
+        operation: For example `linear`, `bmm`, `conv2d`, `attention`, `layer_norm`, `add`. The suffix `_backward`
+            selects the backward pass (for convolutions, `_backward_input` or `_backward_weight`).
         gpu: Name of a GPU.
-        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Products in TF32 and float8 are
-            bfloat16's, scaled by the ratio of the rooflines.
+        dtype: `float64`, `float32`, `tf32`, `float16`, `bfloat16`, `float8`. Times of products in TF32 and float8 are
+            scaled from bfloat16 by the ratio of the rooflines.
         weights: See `predict`.
-        **shape: The operation's shape words, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
+        **shape: Shape parameters of the operation, scalars or arrays that broadcast: `b`, `m`, `n`, `k` for products;
             `batch`, `in_channels`, `out_channels`, `kernel_size`, `image_size`, `stride`, `padding` for convolutions;
             `batch`, `heads`, `kv_heads`, `seq`, `head_dim`, `causal` for attention; `rows`, `cols` for the rest.
 
     Returns:
-        A float for scalars, an array of the broadcast shape otherwise.
+        A float for scalars, otherwise an array of the broadcast shape.
 
     Raises:
-        UnknownOperationError: The operation or one of its words is not known; the message lists those there are.
-        InvalidArgumentError: A dtype or a value out of range, or float8 on a GPU without units for it.
+        UnknownOperationError: The operation or a shape parameter is unknown; the message lists the known ones.
+        InvalidArgumentError: The dtype is unknown, a value is out of range, or the GPU does not support float8.
         UnknownGpuError: The GPU is not in the catalogue.
     """
     target = find_gpu(gpu)
-    shape.pop("implementation", None)  # Fused kernels of one class are timed alike.
+    shape.pop("implementation", None)  # All fused kernels of one class are timed alike.
     batch = problem_batch(operation, compute_dtype_on(dtype, target), **shape)
     columns = np.stack(list(batch.columns.values()), axis=1)
     problems = [Problem(operation, batch.dtype, tuple(row)) for row in columns.tolist()]

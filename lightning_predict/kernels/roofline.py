@@ -1,26 +1,30 @@
-"""What a GPU's units give: peaks that nothing passes, rates that last, and what keeps kernels from either.
+"""Peaks and bandwidths of a GPU, rates that large products sustain, and limits that keep kernels below both.
 
-The roofline is the time below which no kernel can go, `max(flops / peak, bytes / bandwidth)`; the bandwidth is the L2's
-where the working set fits in it, the DRAM's otherwise. With `least=True` the FLOPs are the fewest that any algorithm in
-use needs, which makes it the bound that no prediction may break (Williams et al., CACM 2009).
+The roofline is a lower bound on a kernel's time: `max(flops / peak, bytes / bandwidth)`. The bandwidth is the L2's if
+the working set fits in it, otherwise the DRAM's. With `least=True`, the FLOPs are the minimum of any algorithm in use,
+so no prediction may be below it (Williams et al., CACM 2009).
 
-A peak is stated at the boost clock, and large products sustain another rate (`sustained_flops`). GeForce and
-workstation boards run above that clock (up to `Gpu.highest_clock_hz`), boards with few watts for their multiprocessors
-below it, and the 128 lanes of a multiprocessor of GeForce chips since Ampere, half of which compute integers, too,
-never reach it. Where people measured large square products on a GPU, their rate stands
-(`Gpu.measured_flops_per_second`), elsewhere this:
+A peak is stated at the boost clock, but large products sustain another rate (`sustained_flops`). GeForce and
+workstation boards run above the boost clock (up to `Gpu.highest_clock_hz`). Boards with low power for their number of
+multiprocessors run below it. The 128 CUDA cores per multiprocessor of GeForce chips since Ampere never reach the peak,
+because half of them also compute integers. If published measurements of large square products exist, we use their rate
+(`Gpu.measured_flops_per_second`), otherwise:
 
     rate = P · s / sqrt(1 + (e · P / W)²)
 
-P is the peak at the highest clock, s the share of it that tensor cores or lanes reach with power to spare, W the
-board's watts, and e the watts that a unit of P takes where power starts to limit it.
+P is the peak at the highest clock, s the share of it that tensor cores or CUDA cores reach without a power limit, W the
+board's power in watts, and e the watts per unit of P at which power becomes the limit.
 
-Three limits apply besides (`latencies`; families of operations give cycles and blocks, `operations.Floor`). A
-multiprocessor issues so many instructions in a clock, so kernels that load one element at a time or compute indices
-take a time by their elements, not by their bytes: half of the bandwidth in 16 bits where float32 reaches all of it, and
-the more so on GPUs with HBM, which have twice the bytes per clock and multiprocessor. A block waits for what it loads,
-so a kernel with one block per row or channel leaves a GPU idle where there are few. And a kernel that passes over its
-rows several times finds them in the L2 only where those that run at once fit there. Example::
+Three further limits apply (`latencies`; families of operations give cycles and blocks, `operations.Floor`):
+
+* Instruction issue: kernels that load one element at a time or compute indices are bound by their number of elements,
+  not bytes. They reach half of the bandwidth in 16 bits if float32 reaches all of it. The effect is larger on GPUs with
+  HBM, which have twice the bytes per clock and multiprocessor.
+* Latency: a block waits for its loads, so a kernel with one block per row or channel leaves a GPU idle if there are
+  few.
+* L2 misses: a kernel that reads its rows several times finds them in the L2 only if all concurrent rows fit.
+
+Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem_batch
@@ -58,25 +62,25 @@ from lightning_predict.kernels.operations import (
     register,
 )
 
-# --- Peaks, and the time below which no kernel can go
+# --- Peaks, and the lower bound on a kernel's time
 
 
 def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
-    """Put one figure of each GPU in a column, shape (gpus, 1)."""
+    """Return one figure of each GPU as a column, shape (gpus, 1)."""
     return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
 
 
 def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
-    """Find the FLOP/s that the batch's units reach at most, shape (gpus, 1).
+    """Return the peak FLOP/s of the batch's units, shape (gpus, 1).
 
-    Ordinary lanes compute in float32 whatever the 16-bit type stored, and in float64, without the tensor cores, for
-    float64. A dtype that a GPU cannot compute is taken at float32's rate, which is how libraries emulate it.
+    CUDA cores compute 16-bit types at the float32 rate, and float64 without tensor cores. A dtype that a GPU does not
+    support gets the float32 rate, because libraries emulate it.
 
     Args:
         batch: The problems.
         gpus: The GPUs.
-        least: What nothing goes beyond: the highest clock instead of the boost clock, and of an emulated dtype, for
-            which the catalogue states the rate that libraries reach, the rate of the units that they use.
+        least: Return an upper bound: the highest clock instead of the boost clock. For an emulated dtype, use the rate
+            of the underlying units instead of the catalogue's rate, which is what libraries reach.
     """
     if batch.kind.units == "tensor":
         return per_gpu(gpus, lambda gpu: _tensor_peak(gpu, batch.dtype, least=least))
@@ -92,12 +96,12 @@ def _tensor_peak(gpu: Gpu, dtype: str, *, least: bool) -> float:
 
 
 def link_bandwidth(gpu: Gpu) -> float:
-    """Find the bytes per second that one GPU sends to others of its node: over NVLink, else over PCIe."""
+    """Return the bytes per second from one GPU to others of its node: over NVLink, else over PCIe."""
     return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
 
 
 def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Find the bytes per second that feed the batch, (gpus, problems): L2's where the work fits in it, else DRAM's."""
+    """Return the bytes per second of memory, (gpus, problems): the L2's if the work fits in it, else the DRAM's."""
     if batch.kind.units in ("link", "fabric"):
         on_fabric = batch.kind.units == "fabric"
         speeds = per_gpu(gpus, lambda gpu: link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second)
@@ -116,9 +120,8 @@ def roofline_seconds(
     Args:
         batch: The problems.
         gpus: The GPUs.
-        least: Use the fewest FLOPs of any algorithm in use instead of the textbook's, and the rate of the units
-            instead of the one that libraries reach where they emulate.
-        bandwidth: Bytes per second that feed the batch, (gpus, problems); None for `memory_bandwidth`'s.
+        least: Use the minimum FLOPs of any algorithm in use, and for emulated dtypes the rate of the units.
+        bandwidth: Bytes per second of memory, (gpus, problems); None for `memory_bandwidth`.
     """
     flops = batch.least_flops if least else batch.flops
     compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
@@ -127,10 +130,10 @@ def roofline_seconds(
 
 
 def rooflines_of_twins(batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
-    """Compute the rooflines of problems and of the same in another dtype, fed by one memory, (gpus, problems) each.
+    """Compute the rooflines of problems and of their twins in another dtype, at one bandwidth, (gpus, problems) each.
 
-    The slower memory of the two feeds both. Where the one fits in the L2 and the other does not, nothing that was
-    measured jumps as the bandwidth does: the weights of a layer come from DRAM, whether they would fit or not.
+    Both use the slower memory of the two. If one fits in the L2 and the other does not, the bandwidth jumps, but
+    measured times do not: the weights of a layer come from DRAM in both cases.
     """
     slower = np.minimum(memory_bandwidth(batch, gpus), memory_bandwidth(twin, gpus))
     return roofline_seconds(batch, gpus, bandwidth=slower), roofline_seconds(twin, gpus, bandwidth=slower)
@@ -139,21 +142,23 @@ def rooflines_of_twins(batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[G
 # --- Rates that large products sustain
 
 TENSOR_SHARE: Final = 0.98
-"""Share of the peak that tensor cores reach. This and all constants below were fitted to the rates of 52 GPUs in the
-catalogue (source `matmul_survey`), with weak priors. Errors on GPUs that were left out of the fit, median and nine in
-ten: float32 4 and 21 %, TF32 5 and 11 %, float16 4 and 14 %, bfloat16 3 and 9 %."""
+"""Share of the peak that tensor cores reach.
+
+This and all constants below were fitted to the rates of 52 GPUs in the catalogue (source `matmul_survey`), with weak
+priors. Errors on GPUs left out of the fit, median and 90 % quantile: float32 4 and 21 %, TF32 5 and 11 %, float16 4 and
+14 %, bfloat16 3 and 9 %."""
 
 OVERCLOCKED_SHARE: Final = 0.90
-"""Another factor for boards that may exceed their boost clock: the clock that lasts, over the highest."""
+"""Sustained over highest clock: an additional factor for boards that may exceed their boost clock."""
 
 LANES_SHARE: Final = 0.93
-"""Share of the float32 peak that lanes reach: 64 per multiprocessor, and those before Volta."""
+"""Share of the float32 peak that CUDA cores reach, with 64 per multiprocessor or on chips before Volta."""
 
 WIDE_LANES_SHARE: Final = 0.805
-"""The same for 128 lanes per multiprocessor on Hopper and Blackwell's data-centre chips."""
+"""The same for 128 CUDA cores per multiprocessor on Hopper and data-centre Blackwell."""
 
 SHARED_LANES_SHARE: Final = 0.77
-"""The same for 128 lanes per multiprocessor on the chips of GeForce boards since Ampere."""
+"""The same for 128 CUDA cores per multiprocessor on GeForce chips since Ampere."""
 
 TENSOR_WATTS: Final[Mapping[str, float]] = {
     "volta": 1.7,
@@ -163,60 +168,71 @@ TENSOR_WATTS: Final[Mapping[str, float]] = {
     "hopper": 0.53,
     "blackwell": 0.37,
 }
-"""Board watts per 16-bit TFLOP/s below which power limits tensor cores, by chip: 12 nm, 7 nm, 8 nm, and at 4 nm by
-where operands come from: registers (Ada, Blackwell's GeForce chips), shared memory, tensor memory."""
+"""Board watts per 16-bit TFLOP/s below which power limits tensor cores, by chip.
+
+The processes are 12 nm, 7 nm, 8 nm, and 4 nm. At 4 nm, the value depends on the source of operands: registers (Ada,
+GeForce Blackwell), shared memory, tensor memory."""
 
 RELATIVE_WATTS: Final[Mapping[str, float]] = {"float32": 4.6, "tf32": 2.0}
-"""Watts of a FLOP over those of a 16-bit one: on lanes, and on tensor cores at half the rate."""
+"""Watts of a FLOP relative to a 16-bit one: on CUDA cores, and on tensor cores at half the rate."""
 
 HEADROOM: Final = 1.25
-"""Most that a product reaches of the sustained rate, in bursts and at the best of shapes: what the fastest of the GPUs'
-large products in the measurement tables reach, but for one in a hundred."""
+"""Maximum rate of a product over the sustained rate, in bursts and at the best shapes: the 99 % quantile of large
+products on the fastest GPUs in the measurement tables."""
 
 HOPPER_FLOAT8: Final = 1.05
-"""Time of a product in float8 on Hopper over what the ratio of the peaks makes of bfloat16's. Training multiplies by
-cuBLASLt, which no table times: TileLang's tuned products of 8,192 x 8,192 x k take 0.525, 0.502, 0.503 and 0.497 of its
-float16 ones' time on one H800 at k of 2,048 to 16,384, and their 1,340 to 1,540 TFLOP/s stand to the 800 that cuBLAS
-reaches in bfloat16 on the H100 as 0.60 to 0.52, where the peaks say 0.50. The kernels of `matmul_fp8`, which serve,
-take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. Nothing of steps was read. On Blackwell the peaks stand."""
+"""Time of a float8 product on Hopper, relative to bfloat16's scaled by the ratio of the peaks.
+
+Training uses cuBLASLt, which no table covers. TileLang's tuned products of 8,192 x 8,192 x k take 0.525, 0.502, 0.503
+and 0.497 of their float16 time on one H800 at k of 2,048 to 16,384. Their 1,340 to 1,540 TFLOP/s, compared with the 800
+that cuBLAS reaches in bfloat16 on the H100, give ratios of 0.60 to 0.52; the peaks give 0.50. The inference kernels of
+`matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No whole steps were used. On Blackwell, the ratio of
+the peaks is used unchanged."""
 
 POWER_DOUBT: Final = 0.5
-"""Half width in log(rate) where power takes all, less as it takes less: how hot a card is, and what it multiplies, then
-decide the clock. Times of float32 products on the L4 by two sources are 1.7 apart, of bfloat16 ones on the L40S 1.3, of
-float32 ones on the T4 1.2; power takes a half, a quarter and a quarter of these."""
+"""Maximum interval half width in log(rate) due to power; it decreases with the share of the rate lost to power.
+
+The temperature of a card and the values it multiplies then determine the clock. Between two sources, times of float32
+products on the L4 differ by a factor of 1.7, of bfloat16 products on the L40S 1.3, of float32 products on the T4 1.2;
+power takes a half, a quarter and a quarter of these rates."""
 
 HOPPER_TF32: Final = 1.08
-"""Time of a product in TF32 on Hopper over what the ratio of the peaks makes of bfloat16's: the middle of what two
-sources say. XLA's best algorithms take 2.2 to 2.4 times as long in TF32 on the H100 as in bfloat16, from 8 to 500
-GFLOP, and 1.6 to 1.85 times on the B200 (taken as 2 there and elsewhere); in torch the products of 2,048 to 10,240 a
-side that people measured on an H100, an H800 and an H20 take 1.9 to 2.1 times as long (training data: these rows and
-the H100's of `matmul_tf32`). Twelve steps in TF32 on the H100-PCIe, which did not decide it, are 7.5 % off in the
-median with this, and 8.5 % with 1.13."""
+"""Time of a TF32 product on Hopper, relative to bfloat16's scaled by the ratio of the peaks: the middle of two sources.
+
+XLA's best algorithms take 2.2 to 2.4 times as long in TF32 as in bfloat16 on the H100, from 8 to 500 GFLOP, and 1.6 to
+1.85 times on the B200 (we use 2 there and elsewhere). Published torch products with sides of 2,048 to 10,240 on an
+H100, an H800 and an H20 take 1.9 to 2.1 times as long (training data: these rows and the H100's of `matmul_tf32`).
+Twelve TF32 steps on the H100-PCIe, which were not used for this choice, have a median error of 7.5 % with this value,
+and 8.5 % with 1.13."""
 
 UNMEASURED_DOUBT: Final = 0.12
-"""The same where no rate was measured: nine in ten of the GPUs that were left out of the fit, but for float32."""
+"""Half width in log(rate) without a measured rate: 90 % quantile of the errors on GPUs left out of the fit, except
+float32.
+"""
 
 TRANSPOSED_WATTS: Final = 1.6
 TRANSPOSED_WATTS_ON_TURING: Final = 1.3
-"""Watts of a product A·Bᵀ on lanes over those of A·B, the second on Volta and Turing: both factors then pass through
-shared memory element by element. The rates that people measured are of A·B. KernelBench's A·Bᵀ in float32 takes 1.43
-times as long as A·B and Aᵀ·B of its shape on the L40S, 1.25 on the H100-PCIe and 1.12 on the RTX 3090 Ti, NeuSight's on
-the L4 1.48 times as long as networks say that never saw an L4; this says 1.33, 1.08, 1.19 and 1.46, and with each left
-out of the choice 1.35, 1.09, 1.24 and 1.54. On the A100 and the H100-SXM, whose power suffices, products A·Bᵀ of the
-public tables reach the survey's rate within 4 %, and this says 1.02 and 1.04. Volta's kernels ask for less: 1.09
-(NeuSight) and 1.20 (KernelBench) on the T4, 1.0 on the V100, where this says 1.15 and 1.05; chosen on the T4 alone it
-is the same, on the V100 alone there would be no such factor (training data: all of these rows)."""
+"""Watts of a product A·Bᵀ on CUDA cores relative to A·B; the second value is for Volta and Turing.
+
+For A·Bᵀ, both operands pass through shared memory element by element. Published rates are for A·B. KernelBench's A·Bᵀ
+in float32 takes 1.43 times as long as A·B and Aᵀ·B of the same shape on the L40S, 1.25 on the H100-PCIe and 1.12 on the
+RTX 3090 Ti. NeuSight's on the L4 takes 1.48 times as long as networks without L4 measurements predict. This rule gives
+1.33, 1.08, 1.19 and 1.46, and with each left out of the choice 1.35, 1.09, 1.24 and 1.54. On the A100 and the H100-SXM,
+whose power suffices, products A·Bᵀ of the public tables are within 4 % of the survey's rate; this rule gives 1.02 and
+1.04. Volta's kernels need less power: 1.09 (NeuSight) and 1.20 (KernelBench) on the T4, 1.0 on the V100, where this
+rule gives 1.15 and 1.05. Chosen on the T4 alone, the value is the same; chosen on the V100 alone, there would be no
+such factor (training data: all of these rows)."""
 
 REDUCED: Final = ("float32", "tf32", "float16", "bfloat16")
-"""Dtypes of which sustained rates are known."""
+"""Dtypes with a model of sustained rates."""
 
 TWINS: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
-"""Dtypes that the same units multiply: where the rate of one was measured, it stands for the other. Of 52 boards with
-both in the catalogue they are within 5 % of each other on 44."""
+"""Dtypes of the same units: a measured rate of one also serves the other. Of 52 boards with both in the catalogue, they
+agree within 5 % on 44."""
 
 
 def sustained_flops(gpu: Gpu, dtype: str) -> float:
-    """Estimate FLOP/s of large products in a dtype of `REDUCED` that the GPU has units for."""
+    """Estimate the FLOP/s of large products in a dtype of `REDUCED` that the GPU supports."""
     measured = _measured_flops(gpu, dtype)
     if measured is not None:
         return measured
@@ -235,7 +251,7 @@ def sustained_doubt(gpu: Gpu, dtype: str) -> float:
 
 
 def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
-    """Return the rate that people measured in a dtype, or in the one that the same units multiply."""
+    """Return the measured rate of a dtype, or of the other dtype of the same units."""
     measured, twin = gpu.measured_flops_per_second, TWINS.get(dtype, dtype)
     if dtype not in measured and gpu.peak_flops_per_second.get(twin) == gpu.peak_flops_per_second.get(dtype):
         return measured.get(twin)
@@ -243,7 +259,7 @@ def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
 
 
 def transposed_ratio(gpu: Gpu, dtype: str) -> float:
-    """Estimate the time of a large product A·Bᵀ over that of A·B; 1 on matrix units, which take it as it lies."""
+    """Estimate the time of a large product A·Bᵀ relative to A·B; 1 on tensor cores, which support both layouts."""
     if dtype != "float32" and (dtype != "tf32" or dtype in gpu.peak_flops_per_second):
         return 1.0
     is_turing = gpu.generation.chip == "volta" and gpu.generation.has_tensor_cores
@@ -253,42 +269,42 @@ def transposed_ratio(gpu: Gpu, dtype: str) -> float:
 
 
 def float8_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a product in float8 over what the peaks make of its time in bfloat16."""
+    """Estimate the time of a float8 product, relative to bfloat16's scaled by the ratio of the peaks."""
     return HOPPER_FLOAT8 if gpu.generation.has_slow_reduced_products else 1.0
 
 
 def tf32_ratio(gpu: Gpu) -> float:
-    """Estimate the time of a product in TF32 over what the peaks make of its time in bfloat16."""
+    """Estimate the time of a TF32 product, relative to bfloat16's scaled by the ratio of the peaks."""
     return HOPPER_TF32 if gpu.generation.has_slow_reduced_products else 1.0
 
 
-@lru_cache(maxsize=4096)  # asked for again by every family
+@lru_cache(maxsize=4096)  # called again by every family
 def sustaining(gpu: Gpu) -> Gpu:
-    """Describe a GPU to networks that were not trained on it: its peaks are what products reach at most.
+    """Return a GPU with sustained rates as peaks, as input for networks that were not trained on it.
 
-    Dtypes that it emulates keep their rates, and so do those that no one measured on any GPU.
+    Dtypes that it emulates keep their rates; so do dtypes without measurements on any GPU.
     """
     peaks = {
         dtype: HEADROOM * sustained_flops(gpu, dtype) if dtype in REDUCED and has_units(gpu, dtype) else peak
         for dtype, peak in gpu.peak_flops_per_second.items()
     }
-    # The clock that lasts is in the peaks: a base clock far below the boost clock says no more.
+    # The peaks already include the sustained clock, so the base clock must not count again.
     return replace(gpu, peak_flops_per_second=peaks, base_clock_hz=gpu.boost_clock_hz)
 
 
 def _share_of_power(gpu: Gpu, dtype: str) -> float:
-    """Compute the share of the rate that power leaves."""
+    """Return the share of the rate that the power limit allows."""
     return 1 / math.hypot(1.0, _drawn_power(gpu, dtype))
 
 
 def _drawn_power(gpu: Gpu, dtype: str) -> float:
-    """Compute the watts at which power starts to limit the peak, over the board's."""
+    """Return the power at which power starts to limit the peak, relative to the board's."""
     peak = gpu.peak_flops_per_second[dtype] * gpu.overclock
     return TENSOR_WATTS[gpu.generation.chip] * RELATIVE_WATTS.get(dtype, 1.0) * peak / 1e12 / gpu.power_watts
 
 
 def has_units(gpu: Gpu, dtype: str) -> bool:
-    """Return whether libraries compute in the dtype itself: no emulated ones, nor the P100's float16."""
+    """Return whether libraries compute in the dtype itself: false for emulated dtypes and for the P100's float16."""
     return dtype not in gpu.emulated_dtypes and (dtype == "float32" or gpu.generation.has_tensor_cores)
 
 
@@ -298,62 +314,68 @@ def _lanes_share(gpu: Gpu) -> float:
     return SHARED_LANES_SHARE if gpu.generation.is_made_for_games else WIDE_LANES_SHARE
 
 
-# --- Instructions, waiting, and rows that leave the L2
+# --- Instruction issue, latency, and rows that do not fit in the L2
 
 LIMITED: Final = "limited_transfer"
-"""A transfer that instructions or few blocks may bound: as `transfer`, with the cycles that all of it would take on one
-multiprocessor, and the cycles of a block, one of so many."""
+"""A transfer that instructions or few blocks may bound.
+
+As `transfer`, with the total cycles on a single multiprocessor, the number of blocks, and the cycles of a block."""
 
 SINGLE_LOAD_CYCLES: Final = 1 / 1.3
-"""Multiprocessor cycles per element of kernels that load one element at a time: operands that are broadcast, of
-several dtypes or no whole tensors. 1.2 to 1.5 elements per cycle in Liger's rotary embeddings, RMS norms and gated
-units, float32 and bfloat16, on the A100 and H100 (training data: those rows)."""
+"""Multiprocessor cycles per element of kernels that load one element at a time: broadcast, mixed or sliced operands.
+
+Liger's rotary embeddings, RMS norms and gated units reach 1.2 to 1.5 elements per cycle, in float32 and bfloat16, on
+the A100 and H100 (training data: those rows)."""
 
 JOINED_LOAD_CYCLES: Final = 1.25
-"""The same of a concatenation of tensors that do not lie in rows, which computes two places for each element: 1.20 and
-1.29 in two recordings on the H100, of Qwen's rotary embeddings and of TimeSformer's class tokens (chosen on these)."""
+"""The same for a concatenation of tensors that are not contiguous rows, which computes two indices per element. 1.20
+and 1.29 in two recordings on the H100, of Qwen's rotary embeddings and of TimeSformer's class tokens (chosen on these).
+"""
 
 SECTOR_BYTES: Final = 32
 SECTOR_CYCLES: Final = 2.1
-"""Bytes that memory moves at least, and cycles of a multiprocessor to get so many from the L2, where each serves one
-element: a transposing copy. 2.1 in TimeSformer's keys on the H100 and 2.2 in its joined tokens (chosen on this
-recording), three quarters of what its L2 delivers."""
+"""Minimum bytes of a memory access, and multiprocessor cycles to load them from the L2, if each access serves one
+element (a transposing copy). 2.1 in TimeSformer's keys on the H100 and 2.2 in its joined tokens (chosen on this
+recording): three quarters of the L2's bandwidth."""
 
 CACHED_SHARE: Final = 0.35
-"""Share of the L2 in which a row that comes again is found: the halves of an A100's or H100's L2 each keep their own
-copy, and what is written takes room, too. In Liger's cross entropies on the A100, rows that take 35 % of the L2 are
-found there and those of 70 % are not (training data: those rows)."""
+"""Share of the L2 that can hold rows until they are read again.
+
+The halves of an A100's or H100's L2 each keep their own copy, and written data takes space, too. In Liger's cross
+entropies on the A100, rows that take 35 % of the L2 hit, and rows that take 70 % miss (training data: those rows)."""
 
 FOUND_COST: Final = 0.56
-"""Time of a softmax whose rows are found in the L2 again, over that of one whose rows are not: 0.56 in those rows, the
-look-up of the targets taken off. Two of its four passes are left to the memory."""
+"""Time of a softmax with L2 hits for its rows, relative to one with misses: 0.56 in those rows, without the look-up of
+the targets. Two of its four passes still access DRAM."""
 
 LATENCY_SPREAD: Final = 1.3
-"""Factor up and down around a time that one of these limits sets. An assumption: the constants above agree within 10 to
-20 % where more than one GPU is known."""
+"""Interval factor of a time that one of these limits determines. An assumption: the constants above agree within 10 to
+20 % if more than one GPU was measured."""
 
 
 HOST_COPY_BYTES_PER_SECOND: Final = 11e9
-"""Bytes that a copy between host and GPU moves in a second however fast the link is: the host's memory is read first,
-and links are shared. Copies of 19 to 56 MB in recordings on the V100, A100 (twice) and H100 came at 10.7, 9.9, 11.5 and
-11.1 GB/s, pinned and not; one on a V100 at 5.9 (chosen on these, none left out)."""
+"""Maximum bytes per second of a copy between host and GPU, even over a faster link: the host's memory is read first,
+and links are shared.
+
+Copies of 19 to 56 MB in recordings on the V100, A100 (twice) and H100 reached 10.7, 9.9, 11.5 and 11.1 GB/s, pinned and
+not; one on a V100 reached 5.9 (chosen on these, none left out)."""
 
 LINK_SHARE: Final = 0.8
-"""Share of a link's bandwidth that a copy reaches, where the host is no limit. An assumption."""
+"""Share of a link's bandwidth that a copy reaches if the host is not the limit. An assumption."""
 
 
 def host_copy_rate(gpu: Gpu) -> float:
-    """Count bytes that a copy between host and GPU moves in a second."""
+    """Return the bytes per second of a copy between host and GPU."""
     return min(LINK_SHARE * gpu.pcie_bytes_per_second, HOST_COPY_BYTES_PER_SECOND)
 
 
 def issue_rate(gpu: Gpu) -> float:
-    """Count cycles of all multiprocessors in a second."""
+    """Return the cycles per second of all multiprocessors together."""
     return gpu.streaming_multiprocessors * gpu.boost_clock_hz
 
 
 def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
-    """Count the rounds of blocks that one multiprocessor runs."""
+    """Return the number of sequential rounds of blocks per multiprocessor."""
     started: Array = np.ceil(blocks / (gpu.streaming_multiprocessors * resident))
     return started
 
@@ -392,18 +414,18 @@ def limited_transfer(
     """Return a transfer that instructions or few blocks may bound.
 
     Args:
-        read_bytes: Bytes that it reads.
-        written_bytes: Bytes that it writes.
+        read_bytes: Bytes read.
+        written_bytes: Bytes written.
         flops: Floating-point operations.
-        cycles: Cycles that a GPU of one multiprocessor would need to issue it.
-        blocks: Blocks that it has.
-        block_cycles: Cycles of one of them.
+        cycles: Cycles to issue it on a single multiprocessor.
+        blocks: Number of blocks.
+        block_cycles: Cycles of one block.
     """
     return Problem(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
 
 
 def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
-    """Compute seconds that instructions and waiting take at least, shape (gpus, problems); 0 where none are known."""
+    """Return the minimum seconds for instructions and waiting, shape (gpus, problems); 0 without such a limit."""
     seconds = np.zeros((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
@@ -417,7 +439,7 @@ def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
 
 
 def reread_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
-    """Return the share of the time of a kernel that finds nothing in the L2, from `FOUND_COST` to 1."""
+    """Return a kernel's time relative to one without L2 hits, from `FOUND_COST` to 1."""
     at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
     missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)
     return FOUND_COST + (1 - FOUND_COST) * missed

@@ -1,22 +1,22 @@
-"""Wave scaling: a kernel's measured time on one GPU, turned into its time on another that runs the same code.
+"""Wave scaling: convert a kernel's measured time on one GPU to another GPU that runs the same code.
 
-A kernel runs in waves: a GPU holds W = SMs x (blocks that one SM holds) thread blocks at once, and B blocks need
-ceil(B / W) waves. Bound by compute, a wave takes as long as its clock is slow; bound by memory, blocks share the
-bandwidth. With gamma in [0, 1] for how far memory binds, origin o, destination d and clock C,
+A kernel runs in waves. A GPU holds W = SMs x (blocks per SM) thread blocks at once, and B blocks need ceil(B / W)
+waves. If a kernel is compute-bound, the time of a wave is inversely proportional to the clock; if it is memory-bound,
+blocks share the bandwidth. With memory boundedness gamma in [0, 1], origin o, destination d and clock C,
 
     T_d / T_o = (R_o(B) / R_d(B))^gamma · (ceil(B / W_d) / ceil(B / W_o) · C_o / C_d)^(1 - gamma)
 
-where R(B) is the traffic that B blocks sustain. For B much larger than W it is the bandwidth D, and the equation is
-Habitat's (Yu et al., USENIX ATC 2021, section 3.3, equation 2):
+where R(B) is the bandwidth that B blocks sustain. For B much larger than W, this is the full bandwidth D, and the
+equation becomes Habitat's (Yu et al., USENIX ATC 2021, section 3.3, equation 2):
 
     T_d / T_o = (D_o / D_d)^gamma · (W_o / W_d · C_o / C_d)^(1 - gamma)
 
-Below one wave Habitat's equation 1 has each block take D / W, so that a GPU which holds fewer blocks feeds each of them
-more. But few blocks wait for latency, which is counted in clock cycles, and not for bandwidth: here R(B) = min(D, B · r
-· C), with one r for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
+Below one wave, Habitat's equation 1 gives each block D / W, so a GPU with fewer blocks gives each of them more
+bandwidth. But a few blocks are bound by latency, which is counted in clock cycles, not by bandwidth. So here R(B) =
+min(D, B · r · C), with one r for the code on both GPUs (`FULL_TRAFFIC_SHARE`).
 
-gamma comes from the roofline of the destination, from the kernel's intensity I (FLOPs per byte) and the ridge R = peak
-/ bandwidth: 1 - I / 2R up to the ridge and R / 2I beyond; 1/2 on both sides of I = R. Example::
+gamma comes from the destination's roofline, with the kernel's intensity I (FLOPs per byte) and the ridge R = peak /
+bandwidth: 1 - I / 2R up to the ridge and R / 2I beyond it, which gives 1/2 at I = R. Example::
 
     >>> memory_boundedness(intensity=0.0, ridge=10.0), memory_boundedness(intensity=10.0, ridge=10.0)
     (1.0, 0.5)
@@ -35,27 +35,30 @@ from lightning_predict.units import MICROSECOND
 
 WARP_THREADS: Final = 32
 REGISTER_UNIT_PER_WARP: Final = 256
-"""Registers are handed out to warps in units of 256 (all architectures from Kepler on)."""
+"""Registers are allocated to warps in units of 256 (all architectures since Kepler)."""
 SHARED_MEMORY_UNIT_BYTES: Final = 256
 
 FULL_TRAFFIC_SHARE: Final = 0.25
-"""Share of a wave's blocks that draw the whole bandwidth. Chosen on the kernels of one ResNet-50 step that a V100 and
-an A100 both ran: 1/16 to 1/4 of a wave put the same-code kernels within 4 % in total, both ways, a whole wave 16 % off
-one way and 13 % the other."""
+"""Share of a wave's blocks that saturates the bandwidth.
+
+Chosen on the kernels of one ResNet-50 step that ran on a V100 and an A100. Values from 1/16 to 1/4 give total errors of
+same-code kernels within 4 % in both directions; a whole wave gives 16 % in one direction and 13 % in the other."""
 
 START_SECONDS: Final = 2 * MICROSECOND
-"""Part of a kernel's or a copy's time that no GPU shortens. Of the same step, copies of a few bytes take 1.3 to 1.8 µs
-on both GPUs and kernels of one block 1.5 to 2.5 µs, as graph-replayed kernels of one tile do on nine GPUs."""
+"""Part of a kernel's or copy's time that is the same on every GPU.
+
+In the same step, copies of a few bytes take 1.3 to 1.8 µs and kernels of one block 1.5 to 2.5 µs on both GPUs.
+Graph-replayed kernels of one tile take as long on nine GPUs."""
 
 HOST_COPIES: Final = ("Memcpy HtoD", "Memcpy DtoH")
-"""Beginnings of the driver's names of copies over the host link."""
+"""Name prefixes of the driver's copies over the host link."""
 
 
 def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
-    """Count thread blocks of the kernel that one SM holds at once; at least 1.
+    """Return the number of the kernel's thread blocks that one SM holds at once; at least 1.
 
-    The least of four limits: blocks, threads, registers (whole warps, in units of 256), shared memory (units of 256
-    bytes).
+    It is the minimum of four limits: blocks, threads, registers (whole warps, in units of 256), shared memory (in units
+    of 256 bytes).
     """
     threads = max(math.prod(kernel.block), 1)
     warps = math.ceil(threads / WARP_THREADS)
@@ -70,19 +73,19 @@ def blocks_per_multiprocessor(kernel: Kernel, gpu: Gpu) -> int:
 
 
 def wave_blocks(kernel: Kernel, gpu: Gpu) -> int:
-    """Count thread blocks of one full wave: SMs x blocks that an SM holds."""
+    """Return the number of thread blocks of one full wave: SMs x blocks per SM."""
     return gpu.streaming_multiprocessors * blocks_per_multiprocessor(kernel, gpu)
 
 
 def memory_boundedness(*, intensity: float, ridge: float) -> float:
-    """Compute gamma, how far memory binds a kernel, from 1 (no arithmetic) down to 0 (no traffic).
+    """Compute gamma, the memory boundedness of a kernel, from 1 (no arithmetic) down to 0 (no traffic).
 
     Args:
         intensity: FLOPs per byte of DRAM traffic; `math.inf` for no traffic.
         ridge: Intensity at which the destination's compute and memory times are equal.
 
     Raises:
-        InvalidArgumentError: A negative intensity or a ridge that is not positive.
+        InvalidArgumentError: The intensity is negative or the ridge is not positive.
     """
     if intensity < 0 or not ridge > 0:
         raise InvalidArgumentError(
@@ -96,8 +99,8 @@ def memory_boundedness(*, intensity: float, ridge: float) -> float:
 def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: float) -> float:
     """Scale a kernel's seconds from the origin to the destination.
 
-    Copies over the host link go with what the link and the host's memory deliver, other copies and fills, which have
-    no grid, with the DRAM's bandwidth.
+    Copies over the host link scale with the bandwidth of the link and the host's memory. Other copies and fills, which
+    have no grid, scale with the DRAM bandwidth.
     """
     if kernel.name.startswith(HOST_COPIES):
         factor = host_copy_rate(origin) / host_copy_rate(destination)
@@ -110,11 +113,11 @@ def scaled_seconds(kernel: Kernel, *, origin: Gpu, destination: Gpu, gamma: floa
 
 
 def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -> float:
-    """Divide the destination's by the origin's time of thread blocks."""
+    """Return the time of the thread blocks on the destination over their time on the origin."""
     blocks = math.prod(kernel.grid)
     waves = {gpu.name: wave_blocks(kernel, gpu) for gpu in (origin, destination)}
     clock = _clocks(origin, destination)
-    # The least traffic per block and cycle with which a full wave draws the bandwidth of either GPU, over the share.
+    # Minimum traffic per block and cycle at which `FULL_TRAFFIC_SHARE` of a wave saturates the bandwidth of either GPU.
     block_bytes = max(
         gpu.dram_bytes_per_second / (FULL_TRAFFIC_SHARE * waves[gpu.name] * clock[gpu.name])
         for gpu in (origin, destination)
@@ -130,10 +133,10 @@ def _block_factor(kernel: Kernel, origin: Gpu, destination: Gpu, gamma: float) -
 
 
 def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
-    """Return boost clocks by name; that of a GPU with fewer SMs and less bandwidth is not above the other's.
+    """Return boost clocks by name; a GPU with fewer SMs and less bandwidth gets at most the other's clock.
 
-    Small cards reach their high boost clocks only while they have little to do: a T4 boosts to 1.59 GHz, above a V100's
-    1.53, but 70 W and a base clock of 0.585 GHz do not keep it there in a training.
+    Small cards reach their high boost clocks only under light load. A T4 boosts to 1.59 GHz, above a V100's 1.53, but
+    with 70 W and a base clock of 0.585 GHz, it does not sustain this in training.
     """
     small, large = sorted((one, other), key=lambda gpu: gpu.dram_bytes_per_second)
     clocks = {gpu.name: gpu.boost_clock_hz for gpu in (one, other)}
@@ -143,7 +146,7 @@ def _clocks(one: Gpu, other: Gpu) -> dict[str, float]:
 
 
 def ridge_of(gpu: Gpu, dtype: str) -> float:
-    """Find the ridge of the dtype, of float32 where the GPU does not compute it; infinite where it has neither."""
+    """Return the ridge of the dtype, or float32's if the GPU does not support it; infinite without either."""
     return gpu.ridge_flops_per_byte(dtype) or gpu.ridge_flops_per_byte("float32") or math.inf
 
 
