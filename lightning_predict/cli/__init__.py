@@ -1,8 +1,8 @@
-"""The command line, `lightning-predict`: each command is a function whose type hints are its options.
+"""Command line interface, `lightning-predict`: each command is a function whose type hints are its options.
 
-* `running`: `main`, which parses, runs one command and prints what it answers (or one line of what is wrong).
-* `parsing`: the parser, made from the hints and docstrings of the functions.
-* `answers`: what a command gives back: JSON values, and the text for people.
+* `running`: `main`, which parses the arguments, runs one command and prints its answer (or an error in one line).
+* `parsing`: the parser, made from the type hints and docstrings of the functions.
+* `answers`: the result of a command: JSON values, and text for people.
 * `prediction_commands`, `regression_commands`, `sharding_commands`, `planning_commands`, `catalogue_commands`,
   `weights_commands`: the commands.
 
@@ -10,7 +10,7 @@ Example::
 
     lightning-predict predict run.json --gpus T4,L4,H100 --iterations 10000 --deadline-hours 8
 
-Importing this loads neither torch nor numpy; a command loads what it needs when it runs.
+Importing this loads neither torch nor numpy; a command imports its dependencies when it runs.
 """
 
 from lightning_predict.cli.running import main

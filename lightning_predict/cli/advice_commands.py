@@ -1,4 +1,4 @@
-"""`advise`: what to change first about a recorded step, and then which GPU to rent.
+"""`advise`: the most useful changes of a recorded step, and the GPU to rent with them.
 
 Example::
 
@@ -34,21 +34,21 @@ def advise(
     script: str | None = None,
     output: Path | None = None,
 ) -> CommandAnswer:
-    """Say what to change first about a recorded step, what it gains, and which GPU to rent with it.
+    """Recommend changes of a recorded step, with their gains, and the GPU to rent with them.
 
-    A number stands only where measured pairs prove that such gains are foretold; the rest is to be tried.
+    A gain has a number only if measured pairs validate its prediction; other changes are listed as worth testing.
 
     Args:
         trace: The recorded step.
-        gpus: Names of GPUs or layouts, separated by commas; gains are told for the GPU in use, else for the first.
-        iterations: Training steps still to come; without it, what a run would save is left out.
-        allow: What changes may ask besides time, of numerics, digits, memory, samples, separated by commas.
-        followed: The same step captured on the meta device, where the trace is a GPU's profile: torch.compile needs it.
+        gpus: Names of GPUs or layouts, separated by commas; gains are for the GPU in use, otherwise for the first.
+        iterations: Remaining training steps, to show the savings of a run.
+        allow: Side effects that changes may have, of numerics, digits, memory, samples, separated by commas.
+        followed: The same step captured on the meta device, if the trace is a GPU's profile: torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
-        usd_per_hour: Your own price of every GPU.
+        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
         weights: Weights of the models: a folder, a file or an https:// address.
-        try_: Run this change, by its number in the table or its name, for 20 steps on this machine, and say what it
-            really gains; needs --script.
+        try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
+            measured gain; needs --script.
         script: FILE:FUNCTION, a function that makes a training step from a batch size: train.py:make_step.
         output: Write to this file instead of printing: .html, .json or .txt.
     """
@@ -93,7 +93,7 @@ def advise(
 
 
 def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Tried:
-    """Run a change of the table, with the batch size of the recorded step."""
+    """Test a change of the table with the batch size of the recorded step."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice_text import numbered
     from lightning_predict.extensions.advice.table import change_named
@@ -109,10 +109,10 @@ def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Trie
 
 
 def _function(script: str) -> MakeStep:
-    """Load a function of a file: `train.py:make_step`.
+    """Load a function from a file: `train.py:make_step`.
 
     Raises:
-        InvalidArgumentError: It is not written so, or the file does not have it.
+        InvalidArgumentError: It is not in this format, or the file lacks the function.
     """
     import importlib.util
     import sys
@@ -123,7 +123,7 @@ def _function(script: str) -> MakeStep:
     path = Path(file)
     if not name.isidentifier() or path.suffix != ".py" or not path.is_file():
         raise InvalidArgumentError(f"script={script!r} names no function of a file; write it as train.py:make_step.")
-    sys.path.insert(0, str(path.parent.resolve()))  # what the script imports from beside it
+    sys.path.insert(0, str(path.parent.resolve()))  # for the script's imports from its own folder
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

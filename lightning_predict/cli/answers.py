@@ -1,4 +1,4 @@
-"""Answers of commands: values for programs, and text for people.
+"""Results of commands: JSON values for programs, and text for people.
 
 Example::
 
@@ -28,12 +28,12 @@ SENTENCE_WIDTH = 120
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
-    """The result of a command as text and as JSON values; one of the two is called.
+    """Result of a command, as text and as JSON values; only one of the two is computed.
 
     Attributes:
-        data: Gives all of it as JSON values.
-        show: Prints it for people.
-        exit_code: What the command exits with: 0 but for a script that failed.
+        data: Returns JSON values.
+        show: Prints text.
+        exit_code: Exit code of the command: 0, except after a failed script.
     """
 
     data: Callable[[], object]
@@ -45,9 +45,9 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
     """Align columns under their headers.
 
     Args:
-        headers: Words over the columns.
-        rows: Texts, one list a row.
-        right: Numbers of the columns that are aligned to the right.
+        headers: Column headers.
+        rows: Texts, one list per row.
+        right: Indices of the right-aligned columns.
     """
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = [headers, ["-" * width for width in widths], *rows]
@@ -55,12 +55,12 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Col
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """Break sentences into lines as long as those below a table."""
+    """Wrap sentences to the width of the notes below a table."""
     return [line for text in texts for line in textwrap.wrap(text, SENTENCE_WIDTH, subsequent_indent="  ") or [""]]
 
 
 def json_value(value: object) -> Any:
-    """Give frozen values as JSON values: records as objects, sets sorted, numbers that JSON lacks as null."""
+    """Convert frozen values to JSON: records to objects, sets to sorted lists, infinite and NaN numbers to null."""
     if is_dataclass(value) and not isinstance(value, type):
         values: dict[str, Any] = {}
         for field in fields(value):
@@ -81,7 +81,7 @@ def json_value(value: object) -> Any:
 
 
 def _ends(time: Interval[float] | None) -> dict[str, float | None]:
-    """Give the seconds of a record and their interval by flat names; None is not known."""
+    """Convert the time of a record and its interval to flat names; None if unknown."""
     ends = (None, None, None) if time is None else (time.middle, time.low, time.high)
     return dict(zip(("seconds", "low_seconds", "high_seconds"), map(json_value, ends), strict=True))
 

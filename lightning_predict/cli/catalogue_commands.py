@@ -1,4 +1,4 @@
-"""`gpus` and `offers`: what the package knows of GPUs and prices.
+"""`gpus` and `offers`: the catalogue of GPUs and the list of prices.
 
 Example::
 
@@ -35,14 +35,15 @@ def gpus(
     architecture: str | None = None,
     min_memory_gib: float = 0.0,
 ) -> CommandAnswer:
-    """List GPUs, or show all that is known of one, with its sources.
+    """List GPUs, or show all data of one, with sources.
 
-    A word directly after the command is what to search for: `gpus H100`.
+    A word directly after the command is the search: `gpus H100`.
 
     Args:
-        search: A name (ours, torch's or a cloud's) to show in full, or a part of one, or an architecture, to list.
-        architecture: List GPUs of one architecture only, for example hopper.
-        min_memory_gib: List GPUs with at least this much memory only.
+        search: Name of a GPU (ours, torch's or a cloud's) to show in full; or a part of names, or an architecture, to
+            list.
+        architecture: List only GPUs of this architecture, for example hopper.
+        min_memory_gib: List only GPUs with at least this much memory.
     """
     from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
     from lightning_predict.gpus import gpu as find_gpu
@@ -83,15 +84,15 @@ def offers(
     date: str | None = None,
     update: str | None = None,
 ) -> CommandAnswer:
-    """List what GPUs rent for, with dates; the cheapest of each GPU first.
+    """List rental prices of GPUs, with dates; the cheapest of each GPU first.
 
     Args:
-        gpu: Show offers of this GPU only, with their sources.
-        provider: Show offers of this provider only.
-        offers: A price file of your own instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
-        region: With a price file: take the prices of this region.
-        date: With a SkyPilot catalogue: the day of its prices (default: the file's).
-        update: Take over a newer SkyPilot catalogue, from a CSV file or its https address, and say where it lies.
+        gpu: Show only offers of this GPU, with their sources.
+        provider: Show only offers of this provider.
+        offers: Your own price file instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
+        region: With a price file: use the prices of this region.
+        date: With a SkyPilot catalogue: the date of its prices (default: the file's).
+        update: Import a newer SkyPilot catalogue, from a CSV file or its https address, and print where it is stored.
     """
     from lightning_predict.checked import nearest
     from lightning_predict.cost.offers import load_offers, offers_for

@@ -1,4 +1,4 @@
-"""What a shell needs to complete the words of `lightning-predict`: commands, their options, and names of GPUs.
+"""Shell completion of `lightning-predict`: commands, their options, and names of GPUs.
 
 Example::
 
@@ -30,10 +30,10 @@ _FISH = "complete -c lightning-predict -n '__fish_seen_subcommand_from {name}' -
 def completion_text(
     shell: Literal["bash", "zsh", "fish"], options: Mapping[str, Sequence[str]], gpus: Sequence[str]
 ) -> str:
-    """Return the lines for the start of a shell.
+    """Return the lines for a shell's startup file.
 
     Args:
-        shell: Whose words they are.
+        shell: Name of the shell.
         options: Options of each command, by its name.
         gpus: Names of GPUs.
     """

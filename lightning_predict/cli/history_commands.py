@@ -1,8 +1,8 @@
-"""`history`: how earlier runs went beside what was predicted of them, and what later predictions learn from that.
+"""`history`: predicted and actual times of earlier runs, and the corrections learned from them.
 
 Example::
 
-    lightning-predict history                # the latest runs, and what was learnt by model and GPU
+    lightning-predict history                # the latest runs, and the corrections by model and GPU
     lightning-predict history --gpu T4 --json
     lightning-predict history forget --gpu T4
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_predict.run.history import HistoryRecord
 
 MODEL_DIGITS: Final = 8
-"""Digits of a model's fingerprint that tell the models of a team apart."""
+"""Digits of a model's fingerprint that are enough to distinguish the models of a team."""
 
 
 def history(
@@ -33,17 +33,17 @@ def history(
     model: str | None = None,
     count: int = 20,
 ) -> CommandAnswer:
-    """Show how earlier runs went beside what was predicted of them, and what was learnt; or forget them.
+    """Compare predicted and actual times of earlier runs, with the learned corrections; or delete runs.
 
-    A folder in place of the file (LIGHTNING_PREDICT_HISTORY=/shared/history) is shared by a team: each machine writes
-    a file of its own there, and all of them are read. A word directly after the command is the action.
+    A folder instead of the file (LIGHTNING_PREDICT_HISTORY=/shared/history) is shared by a team: each machine writes
+    its own file there, and all of them are read. A word directly after the command is the action.
 
     Args:
-        action: show the runs, or forget those that --gpu and --model name (all without).
-        file: The file or folder (default: LIGHTNING_PREDICT_HISTORY, else that of this user).
-        gpu: Runs on this GPU or layout only, for example T4 or 8xL4.
-        model: Runs of this model only, by the digits that the table shows.
-        count: The latest so many runs are printed; JSON has all.
+        action: show the runs, or forget those selected by --gpu and --model (all if neither is given).
+        file: The file or folder (default: LIGHTNING_PREDICT_HISTORY, otherwise the user's own).
+        gpu: Only runs on this GPU or layout, for example T4 or 8xL4.
+        model: Only runs of this model, by the digits shown in the table.
+        count: Number of latest runs to print; JSON has all.
     """
     from lightning_predict.run.history import history_files, history_path, read_history
 
@@ -80,7 +80,7 @@ def _runs(count: int) -> str:
 
 
 def _learnt(records: Sequence[HistoryRecord]) -> list[dict[str, object]]:
-    """Give the median of real over predicted time, by model and GPU, in the order of their first runs."""
+    """Return the median of actual over predicted time, by model and GPU, in the order of their first runs."""
     groups: dict[tuple[str | None, str], list[float]] = {}
     for record in records:
         ratio = record.actual_seconds / record.predicted_seconds

@@ -1,4 +1,4 @@
-"""Share a recorded step over many GPUs: `parallel` finds the best ways, `curve` says where more GPUs stop paying.
+"""`parallel` and `curve`: the best ways to share a step over many GPUs, and cost by number of GPUs.
 
 Example::
 
@@ -44,33 +44,35 @@ def parallel(
 ) -> CommandAnswer:
     """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
 
-    Every data-parallel group works on a batch as large as the recorded one, or on as many of them as make the global
-    batch; ways are ranked by samples a second.
+    Every data-parallel group processes a batch of the recorded size, or several of them to reach the global batch.
+    Results are ranked by samples per second.
 
     Args:
-        trace: The recorded step, of one GPU or of the meta device.
+        trace: The step, recorded on one GPU or on the meta device.
         gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (the default is the latter);
             with --machine, numbers of GPUs (default: one machine's).
-        machine: Cloud's name of a machine, p5.48xlarge, that has the GPUs; its network and price count.
-        global_batch: Samples of all GPUs between two updates; record a batch of few samples, which must divide it.
-        max_micro_batch: Most samples that a data-parallel group works on at once.
-        fp8: Look at the blocks' products in float8 with such scales, too; it changes what is computed.
-        iterations: Steps still to come, for the time and cost of the run: of the global batch; without one, recorded
-            steps.
-        budget: Dollars that the run may cost; with --iterations.
-        mtbf_hours: Mean hours between failures of one GPU; 50700 were published of H100s. Shows what failures and
-            checkpoints leave of the run, and adds them to its cost. With --spot, hours between interruptions.
-        checkpoint_gbps: GB a second that storage takes of all GPUs together (default with --mtbf-hours: 10).
-        restart_minutes: From a failure until training goes on (default with --mtbf-hours: 10).
-        count: How many ways to print.
-        usd_per_hour: Your own price of every GPU.
-        spot: Take the prices of interruptible machines, where they are below what others cost on demand.
-        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
-        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
-        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
-            other's memory (host), or so in a virtual machine or container (virtual).
-        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
-        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
+        machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
+        global_batch: Samples of all GPUs between two updates; record a small batch that divides it.
+        max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
+        fp8: Also consider float8 matrix products in the blocks, with this scaling; it changes the computed results.
+        iterations: Remaining steps, for the time and cost of the run; steps of the global batch if given, otherwise
+            recorded steps.
+        budget: Dollars that the run may cost; needs --iterations.
+        mtbf_hours: Mean hours between failures of one GPU; 50700 were published for H100s. Shows the share of time left
+            by failures and checkpoints, and adds their cost. With --spot, hours between interruptions.
+        checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (default with --mtbf-hours:
+            10).
+        restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
+        count: Number of results to print.
+        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        spot: Use spot prices if they are below the on-demand prices.
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
+            system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
+            access (host), or without it in a virtual machine or container (virtual).
+        release: PyTorch version of the run, such as 1.13 (default: the trace's).
+        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     from rich.console import Console
@@ -142,22 +144,23 @@ def curve(
     weights: str | None = None,
     output: Path | None = None,
 ) -> CommandAnswer:
-    """Show time, dollars and efficiency for 1, 2, 4, ... GPUs, and where another machine stops paying.
+    """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and where another machine stops paying off.
 
     Args:
-        trace: The recorded step, of one GPU or of the meta device.
+        trace: The step, recorded on one GPU or on the meta device.
         gpus: The largest layouts, separated by commas.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
-        iterations: Recorded steps still to come, for the time and the cost of the run.
-        usd_per_hour: Your own price of every GPU.
-        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
-        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
-        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
-            other's memory (host), or so in a virtual machine or container (virtual).
-        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
-        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
+        iterations: Remaining recorded steps, for the time and the cost of the run.
+        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
+            system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
+            access (host), or without it in a virtual machine or container (virtual).
+        release: PyTorch version of the run, such as 1.13 (default: the trace's).
+        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         weights: Weights of the models: a folder, a file or an https:// address.
-        output: Write a report in HTML to this file, too.
+        output: Also write an HTML report to this file.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.kernels.fabric import interconnect_of
@@ -206,7 +209,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
-    """Return tokens (or samples, where a sample has none) a second, and for a dollar."""
+    """Return tokens (or samples, if a sample has no tokens) per second and per dollar."""
     each = 1 if tokens is None else tokens
     rates = (one.samples_per_second, one.samples_per_usd)
     second, dollar = (None if rate is None else rate * each for rate in rates)
@@ -302,7 +305,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
 def _heading(
     step: Trace, tokens: int | None, *, global_batch: int | None, max_micro_batch: int | None, iterations: int | None
 ) -> str:
-    """Say what a step is, and how many are to come, as their total and cost count them."""
+    """Describe the unit of a step and the number of remaining steps, as in their total and cost."""
     recorded = "what was recorded" if step.samples is None else f"{step.samples:,} sample{'s'[: step.samples - 1]}"
     words = "" if tokens is None or step.samples is None else f" of {tokens:,} tokens"
     if global_batch is None:
@@ -318,7 +321,7 @@ def _heading(
 
 
 def _priced(found: Sequence[RankedLayout]) -> str:
-    """Name each layout with its price and where that comes from."""
+    """Name each layout with its price and the source of the price."""
     from lightning_predict.reports.format import usd_per_hour
 
     prices = []
@@ -329,7 +332,7 @@ def _priced(found: Sequence[RankedLayout]) -> str:
 
 
 def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
-    """Say what failures and checkpoints take of each layout."""
+    """Describe the cost of failures and checkpoints on each layout."""
     from lightning_predict.reports.format import duration, significant
 
     for name, one in {one.prediction.gpu: one.goodput for one in found}.items():

@@ -1,7 +1,7 @@
-"""The parser: argparse, filled from each command's type hints and docstring.
+"""Argument parser: argparse, filled from each command's type hints and docstring.
 
-Hints are read as they are written and never evaluated, so that the help of a command loads nothing of what it needs to
-run. Numbers may be written as `1e6` and `1,000`, options with underscores. Example::
+Type hints are read as strings and never evaluated, so that `--help` does not import a command's dependencies. Numbers
+may be written as `1e6` and `1,000`, options with underscores. Example::
 
     >>> parsed("gpus", ["H100", "--min-memory-gib", "80"])["search"]
     'H100'
@@ -41,13 +41,13 @@ PROGRAM: Final = "lightning-predict"
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
-    """Print what a shell needs to complete commands, options and names of GPUs.
+    """Print shell completion of commands, options and names of GPUs.
 
-    Add it to the shell's start: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc` or
-    `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
+    Add it to the shell's startup file: `lightning-predict completion bash >> ~/.bashrc`, `completion zsh >> ~/.zshrc`
+    or `completion fish > ~/.config/fish/completions/lightning-predict.fish`.
 
     Args:
-        shell: Whose words are printed.
+        shell: The shell.
     """
     text = completion_text(shell, {name: option_names(name) for name in COMMANDS}, gpu_names())
     return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
@@ -77,10 +77,10 @@ COMMANDS: Final[Mapping[str, Callable[..., CommandAnswer]]] = {
 }
 
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
-"""What an older name of a command stands for; options that follow it replace its own."""
+"""Expansion of older command names; options after the name override these options."""
 
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
-"""The parameter that a word directly after the command stands for, though it may be left out."""
+"""The optional positional parameter of a command: a word directly after its name."""
 
 REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
     "predict": {
@@ -102,16 +102,16 @@ REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
         "--workers": "python -m benchmarks.planning, in a clone of the repository, for studies of planners",
     },
 }
-"""Options of earlier releases, by command, with what stands for them now."""
+"""Options of earlier releases, by command, with their replacements."""
 
 REMOVED_COMMANDS: Final[Mapping[str, str]] = {
     "evaluate": "use train, which prints the errors before and after on rows that no fit saw; weights are scored on "
     "tables of others by python -m benchmarks.training evaluate, in a clone of the repository",
 }
-"""Commands of earlier releases, with what stands for them now."""
+"""Commands of earlier releases, with their replacements."""
 
 _HOST: Final = {"--host-factor": "--host, which takes the factor, or fast, median or slow"}
-"""What was removed from every command that had it."""
+"""Options removed from every command, with their replacements."""
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
@@ -131,16 +131,16 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "what is shown": ("verbose", "output", "json"),
     },
 }
-"""Headings in the help of commands with many options, and the parameters below each; others stand before them."""
+"""Headings in the help of commands with many options, and their parameters; others come before the headings."""
 
 _DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."
 
 _WIDEST: Final = 100
-"""Columns from which on lines of help are no longer read well."""
+"""Maximum width of help texts in columns; longer lines are hard to read."""
 
 
 def _whole_number(text: str) -> int:
-    """Read `1000`, `1,000`, `1_000` or `1e3`."""
+    """Parse `1000`, `1,000`, `1_000` or `1e3`."""
     try:
         value = float(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -167,20 +167,20 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 _THE_REST: Final = "Sequence[str]"
-"""The hint of a parameter that takes all words from there on, as they are."""
+"""Type hint of a parameter that takes all remaining words unchanged."""
 
 _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "Path": Path, "int": _whole_number, "float": _number}
 
 
 def _reader(hint: str) -> tuple[Callable[[str], Any], tuple[str, ...]]:
-    """Return what reads a word of this type, and the choices if they are few."""
+    """Return the function that parses a word of this type, and the choices of a Literal."""
     hint = hint.removesuffix(" | None")
     choices = tuple(re.findall(r"['\"](.*?)['\"]", hint)) if hint.startswith("Literal[") else ()
     return (_one_of(choices), choices) if choices else (_TYPES[hint], ())
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of printing the usage and leaving."""
+    """Parser that raises an error instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidArgumentError(message)
@@ -244,7 +244,7 @@ def _add(made: argparse._ActionsContainer, name: str, parameter: inspect.Paramet
 
 
 def option_of(parameter: str) -> str:
-    """Write a parameter's name as an option: `--usd-per-hour`, and `--try` for `try_`, a word of Python."""
+    """Convert a parameter's name to an option: `--usd-per-hour`, and `--try` for `try_`, a Python keyword."""
     return f"--{parameter.rstrip('_').replace('_', '-')}"
 
 
@@ -260,22 +260,22 @@ def option_names(name: str) -> tuple[str, ...]:
 
 
 def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse what follows a command.
+    """Parse the arguments of a command.
 
     Args:
         name: The command.
         words: The words after it.
 
     Raises:
-        InvalidArgumentError: Something is wrong, in one sentence and with what is near.
-        SystemExit: The help was asked for, and printed.
+        InvalidArgumentError: Invalid arguments, in one sentence with the nearest valid ones.
+        SystemExit: Help was requested and printed.
     """
     try:
         found = vars(parser(name).parse_args([_hyphens(word) for word in words]))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(_in_words(str(error), name)) from None
     rest = [one.name for one in inspect.signature(COMMANDS[name]).parameters.values() if one.annotation == _THE_REST]
-    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # as they were typed
+    return found | {one: list(words[len(words) - len(found[one]) :]) for one in rest}  # unchanged, with underscores
 
 
 def _hyphens(word: str) -> str:
@@ -284,7 +284,7 @@ def _hyphens(word: str) -> str:
 
 
 def _in_words(problem: str, name: str) -> str:
-    """Say what argparse says is wrong, with what is near."""
+    """Rephrase an error of argparse as a sentence, with the nearest valid option."""
     wrong = re.match(r"argument (?:(--[\w-]+)|(\S+)): (is .*)", problem, re.DOTALL)
     if wrong is not None:
         return f"{wrong[1] or f'The word after {name}'} {wrong[3]}"
@@ -300,7 +300,7 @@ def _in_words(problem: str, name: str) -> str:
 
 
 def unknown_command(arguments: Sequence[str]) -> str | None:
-    """Say what is wrong where the first word is no command; None if it is one, or an option."""
+    """Return an error for an unknown first word; None for a command or an option."""
     if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
     if arguments[0] in REMOVED_COMMANDS:
@@ -311,7 +311,7 @@ def unknown_command(arguments: Sequence[str]) -> str | None:
 
 
 def as_options(problem: str, name: str) -> str:
-    """Write a problem that names arguments of Python, as `usd_per_hour=-1`, with options: `--usd-per-hour -1`.
+    """Replace Python arguments in an error message by options: `usd_per_hour=-1` by `--usd-per-hour -1`.
 
     Args:
         problem: A sentence.
@@ -327,7 +327,7 @@ def as_options(problem: str, name: str) -> str:
 
 
 def help_text() -> str:
-    """Write the help of the program: its commands, each with a sentence."""
+    """Return the help of the program: its commands, each with a sentence."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     column = max(map(len, COMMANDS)) + 4
     lines = [f"usage: {PROGRAM} COMMAND ...", "", *textwrap.wrap(_DESCRIPTION, width), "", "commands:"]
@@ -339,7 +339,7 @@ def help_text() -> str:
 
 
 def _documented(documentation: str) -> dict[str, str]:
-    """Read the section `Args:` of a docstring: its words by parameter."""
+    """Parse the section `Args:` of a docstring: descriptions by parameter."""
     _, _, section = documentation.partition("\nArgs:\n")
     section = section.split("\n\n")[0]
     return dict(_entries(section))

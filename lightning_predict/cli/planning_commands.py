@@ -1,4 +1,4 @@
-"""`plan` and `simulate`: which job runs where and when, and how good that is.
+"""`plan` and `simulate`: schedules of jobs on rented machines, and their evaluation.
 
 Example::
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 _WRITTEN: Final = ("plan.json", "gantt.html", "sky", "slurm")
 
 FILE_WIDTH: Final = 120
-"""Columns of tables that are not printed on a terminal."""
+"""Width of tables if the output is not a terminal."""
 
 
 def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> CommandAnswer:
     """Plan the jobs of a team on machines to rent: cheapest within deadlines and a budget.
 
-    The file lists machines, limits and jobs, whose times are stated or come from a recorded step each. Needs the extra
-    `planning`.
+    The file lists machines, limits and jobs. The time of a job is given directly or predicted from a recorded step.
+    Needs the extra `planning`.
 
     Args:
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
-        method: How to plan: milp, or a queue rule such as fifo or edf.
-        state: A YAML file that says how far a running plan is, or the folder with the files that RuntimePredictor
-            keeps; what comes next is planned again.
+        method: Planner: milp, or a queue rule such as fifo or edf.
+        state: Progress of a running plan: a YAML file, or a folder with progress files of RuntimePredictor. The rest is
+            planned again.
     """
     from rich.console import Console
 
@@ -83,15 +83,16 @@ def simulate(
     off: str | None = None,
     again: int = 0,
 ) -> CommandAnswer:
-    """Carry out a plan of the jobs in the file against real times that differ from the predicted ones.
+    """Simulate a plan of the jobs in the file with actual times that differ from the predicted ones.
 
     Needs the extra `planning`.
 
     Args:
         jobs: The YAML file of machines, limits and jobs that was planned.
-        replay: The plan.json that `plan --output` wrote of these jobs.
-        off: Real over predicted time of all jobs, some separated by commas; as predictions were off where left out.
-        again: Plan again so often on the way, at equal distances, as `plan --state` would.
+        replay: The plan.json that `plan --output` wrote for these jobs.
+        off: Actual over predicted time of all jobs; several values separated by commas (default: typical errors of
+            predictions).
+        again: How often to plan again, at equal intervals, as `plan --state` would.
     """
     if replay is None:
         raise InvalidArgumentError(
@@ -102,7 +103,7 @@ def simulate(
 
 
 def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> CommandAnswer:
-    """Carry out a plan with each of some factors, the same for all jobs, and say what became of it."""
+    """Simulate a plan with several factors, each the same for all jobs, and return the outcomes."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
     from lightning_predict.extensions.planning.exports import read_plan
@@ -149,7 +150,7 @@ def _factors(off: str) -> tuple[float, ...]:
 
 @contextmanager
 def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar on a terminal, and give what moves it on by one."""
+    """Show a progress bar on a terminal, and yield a function that advances it by one."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -159,7 +160,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], 
 
 
 def _terminal() -> Console:
-    """Open the standard output, wide enough for the tables where it is a file."""
+    """Open the standard output, wide enough for the tables if it is not a terminal."""
     from rich.console import Console
 
     console = Console()
@@ -169,4 +170,4 @@ def _terminal() -> Console:
 
 
 def _ignored(_: object) -> None:
-    """Drop a value that was only wanted for what it printed on the way."""
+    """Drop a value whose computation already printed the output."""

@@ -1,4 +1,4 @@
-"""Predict what a recorded step takes on other GPUs, on the terminal and in files: the command `predict`.
+"""`predict`: the time, memory and cost of a recorded step on other GPUs, on the terminal and in files.
 
 Example::
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 ENDINGS: Final = (".html", ".md", ".json", ".yaml")
-"""Files that `--output` can write."""
+"""File formats of `--output`."""
 
 
 def predict(
@@ -70,36 +70,37 @@ def predict(
 
     Args:
         trace: The recorded step.
-        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
-        gpus_file: TOML file of GPUs of your own: [gpu.NAME] with like = "RTX-4090" and what differs.
-        iterations: Training steps still to come; without it, times and costs are those of one step.
+        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten common ones).
+        gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
+        iterations: Remaining training steps; without it, times and costs are for one step.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
-            embedding tables (embedding=auto, embedding=plan.json).
-        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
-        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
-        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
-            other's memory (host), or so in a virtual machine or container (virtual).
-        deadline_hours: Recommend the cheapest GPU that is done within so many hours, too.
-        usd_per_hour: Your own price of every GPU.
-        offers: A price file of your own, YAML or a SkyPilot catalogue; GPUs that it lacks keep the listed prices.
-        region: With a price file: take the prices of this region.
-        spot: Take the prices of interruptible machines, where they are below what others cost on demand.
-        setup_minutes: Minutes until a rented machine trains (boot, environment, data), which are paid for, too.
-        storage_usd: Dollars for what is stored and sent, beside the machine.
-        minimum_minutes: Minutes that a machine is billed for at least.
+            sharded embedding tables (embedding=auto, embedding=plan.json).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
+            system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
+            access (host), or without it in a virtual machine or container (virtual).
+        deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
+        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        offers: Your own price file, YAML or a SkyPilot catalogue; GPUs missing in it keep the listed prices.
+        region: With a price file: use the prices of this region.
+        spot: Use spot prices if they are below the on-demand prices.
+        setup_minutes: Paid minutes until a rented machine trains (boot, environment, data).
+        storage_usd: Dollars for storage and data transfer, in addition to the machine.
+        minimum_minutes: Minimum billed minutes of a machine.
         grid: Show the energy of the run and its CO2 on this grid: grams per kWh, or a place (europe-west3, Frankfurt).
-        pue: With --grid, what the data centre takes for each watt of its machines, cooling included: its power usage
-            effectiveness, which operators publish (1: the GPU alone).
-        method: How operations are predicted; wave uses measured kernel times where the trace has them.
-        release: Release of torch that the run uses, as 1.13 (default: that of the trace).
-        host: How fast the rented processor launches: fast, median or slow, or a factor on the time of this one.
-        skew: How unevenly rows of embedding tables are asked for: the exponent of Zipf's law, or a CSV file with a
-            sample of indices (columns table, index) to fit it to (default: 0, alike).
+        pue: With --grid, power usage effectiveness of the data centre: total power per watt of its machines, including
+            cooling, as published by operators (1: the GPU alone).
+        method: Prediction method; wave uses measured kernel times if the trace has them.
+        release: PyTorch version of the run, such as 1.13 (default: the trace's).
+        host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
+        skew: Skew of the lookups in embedding tables: the exponent of Zipf's law, or a CSV file with a sample of
+            indices (columns table, index) to fit it to (default: 0, uniform).
         weights: Weights of the models: a folder, a file or an https:// address.
-        offline: Use no network, whatever is configured.
-        verbose: Print the methods, the sources of prices and every note, too.
-        output: Write files instead of printing, separated by commas, by their endings: .html (needs no network), .md,
-            .json, or .yaml, a SkyPilot task that rents the recommended GPU.
+        offline: Do not use the network, regardless of the configuration.
+        verbose: Also print the methods, the sources of prices and every note.
+        output: Write files instead of printing, separated by commas, by suffix: .html (needs no network), .md, .json,
+            or .yaml, a SkyPilot task that rents the recommended GPU.
     """
     command = _as_typed(dict(locals()))
 
@@ -164,7 +165,7 @@ def predict(
 @final
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Hold the options that say what an hour costs."""
+    """Options for the price of an hour."""
 
     usd_per_hour: float | None = None
     file: Path | None = None
@@ -172,7 +173,7 @@ class Prices:
     spot: bool = False
 
     def offers(self) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
-        """Collect the offers to take prices from, and notes on them."""
+        """Return the offers to take prices from, and notes about them."""
         from lightning_predict.cost.offers import load_offers
         from lightning_predict.cost.price_files import (
             outdated,
@@ -194,7 +195,7 @@ class Prices:
         return (with_spot_prices(table) if self.spot else table), notes
 
     def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
-        """Note what spot prices leave out, and which layouts have none below the others' on-demand prices."""
+        """Return notes about the limits of spot prices, and the layouts without a cheaper spot price."""
         from lightning_predict.cost.prediction import offer_for
 
         if not self.spot or self.usd_per_hour is not None:
@@ -214,7 +215,7 @@ class Prices:
 @final
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Hold everything that is predicted of one trace, and give it in all its forms."""
+    """All predictions for one trace, with methods for every output format."""
 
     predictions: Predictions
     ranking: Ranking
@@ -226,7 +227,7 @@ class Findings:
     command: str | None = None
 
     def with_memory(self, trace: Trace) -> Findings:
-        """Add where the memory goes, on the GPU in use, else on the cheapest one, else on the first."""
+        """Add a memory report, for the GPU in use, otherwise for the cheapest or first one."""
         from lightning_predict.extensions.advice.relief import memory_report
         from lightning_predict.reports.format import gibibytes
         from lightning_predict.tracing.recorded_on import gpu_in_use
@@ -241,7 +242,7 @@ class Findings:
         return replace(self, memory=found)
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
-        """Add what to change first, told for the GPU in use, the cheapest and the fastest one."""
+        """Add optimization advice, with gains on the GPU in use, the cheapest and the fastest one."""
         from lightning_predict.extensions.advice.advice import advice_for
 
         best = (self.ranking.cheapest, self.ranking.fastest)
@@ -260,7 +261,7 @@ class Findings:
         return replace(self, energies=energies, grid=grid)
 
     def energy_notes(self) -> tuple[str, ...]:
-        """Say what the energies are of, and which grid they come from."""
+        """Return notes about the scope of the energies and the grid."""
         from lightning_predict.reports.table import energy_note
 
         if self.energies is None:
@@ -269,7 +270,7 @@ class Findings:
         return (energy_note(self.energies), *place)
 
     def as_dict(self) -> dict[str, Any]:
-        """Give all of it as JSON values."""
+        """Convert everything to JSON values."""
         energies = {} if self.energies is None else {"energy": self.energies}
         values: dict[str, Any] = json_value(
             {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
@@ -277,18 +278,18 @@ class Findings:
         return values
 
     def json_text(self) -> str:
-        """Write all of it as JSON."""
+        """Return everything as JSON text."""
         import json
 
         return json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n"
 
     def text(self, form: str) -> str:
-        """Give all of it in the form of a file with this ending."""
+        """Return the text of a file with this suffix."""
         forms = {".html": self.html, ".json": self.json_text, ".md": self.markdown, ".yaml": self.sky}
         return forms[form]()
 
     def html(self) -> str:
-        """Write the report as an HTML document."""
+        """Return the report as an HTML document."""
         from lightning_predict.reports.html import html_report
 
         return html_report(
@@ -305,7 +306,7 @@ class Findings:
         )
 
     def markdown(self) -> str:
-        """Write the tables in Markdown."""
+        """Return the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
         from lightning_predict.reports.table import energy_columns, markdown_table
 
@@ -315,7 +316,7 @@ class Findings:
         return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}{self.card()}"
 
     def card(self) -> str:
-        """Write lines to paste, on the best GPU; nothing where none can be recommended, or the run has no length."""
+        """Return lines to paste, about the best GPU; empty without a recommendation or a length of the run."""
         from lightning_predict.reports.model_card import model_card
 
         chosen = self.ranking.within_deadline or self.ranking.cheapest or self.ranking.fastest
@@ -327,7 +328,7 @@ class Findings:
         return "" if card is None else f"\n## For a model card or a pull request\n\n{card}\n"
 
     def sky(self) -> str:
-        """Write a SkyPilot task for the best GPU: within the deadline where there is one, else the cheapest."""
+        """Return a SkyPilot task for the best GPU: the cheapest, within the deadline if there is one."""
         from lightning_predict.errors import InvalidArgumentError
         from lightning_predict.reports.sky import machine_to_rent, sky_task
 
@@ -349,7 +350,7 @@ class Findings:
 
 
 def _as_typed(given: Mapping[str, object]) -> str:
-    """Write what was given to `predict` as a command, without what only says where its answer goes."""
+    """Reconstruct the command line of `predict`, without the output options."""
     words = ["lightning-predict", "predict", str(given["trace"])]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
@@ -367,7 +368,7 @@ def _findings(
     assumptions: Assumptions,
     notes: Sequence[str],
 ) -> Findings:
-    """Predict and rank; a deadline that cannot be is refused before the trace is read."""
+    """Predict and rank; an invalid deadline is rejected before the trace is read."""
     from lightning_predict.prediction import predict_workload, steps_to_come
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank

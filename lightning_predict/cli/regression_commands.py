@@ -1,4 +1,4 @@
-"""`regress`: the time of a run with other settings, from the times of one's own past runs.
+"""`regress`: the time of a run with other settings, from the times of your own past runs.
 
 Example::
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_predict.extensions.regression.runs import PastRun, RunSetting, RunTable
 
 HISTORY: Final = "history"
-"""The word for the package's own history of the user's runs."""
+"""Keyword for the package's own history of the user's runs."""
 
 
 def regress(
@@ -46,28 +46,28 @@ def regress(
 
     With --layers, predict a recorded step of one network from the measured layers of others on the same GPU.
 
-    Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, where they differ,
-    num_gpus, threads, disk_delay_seconds and inner_modules; or MLflow's folder or database; or an export of MLflow or
-    W&B; or `history`, the runs that RuntimePredictor remembers. What is asked for may be several values, separated by
-    commas; all combinations are predicted. Needs the extra `fitting`.
+    Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, if they vary, num_gpus,
+    threads, disk_delay_seconds and inner_modules. Other sources are MLflow's folder or database, an export of MLflow or
+    W&B, or `history`, the runs stored by RuntimePredictor. Each setting to predict may have several values, separated
+    by commas; all combinations are predicted. Needs the extra `fitting`.
 
     Args:
         runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`; with --layers a step.
-        model: Take the runs of this model only.
+        model: Use only the runs of this model.
         columns: Columns with other names, for example batch_size=params.bs,seconds=Runtime.
-        values: What no column says, the same for all runs, for example gpu=T4,num_gpus=1.
+        values: Values missing in the table, the same for all runs, for example gpu=T4,num_gpus=1.
         iterations: Training iterations of the runs to predict.
         batch_sizes: Samples of one iteration on one GPU.
-        gpus: Names of GPUs, also several of one kind (8xL4).
-        gflops: Computing power of one GPU in GFLOP/s, for GPUs that the catalogue does not hold.
+        gpus: Names of GPUs, or several of one kind (8xL4).
+        gflops: Computing power of one GPU in GFLOP/s, for GPUs missing in the catalogue.
         num_gpus: Numbers of GPUs.
-        threads: Processor threads of the loaders.
+        threads: CPU threads of the loaders.
         disk_delay_seconds: Delays of the disk.
-        inner_modules: Repeated modules of the network, for families of networks of several depths.
-        degree: Variables that are multiplied with each other at most.
-        max_terms: Terms of the regression at most (default: as many as are significant).
+        inner_modules: Number of repeated modules of the network, for families of networks of several depths.
+        degree: Maximum degree of products of variables.
+        max_terms: Maximum number of terms of the regression (default: all significant ones).
         absolute: Minimise absolute errors instead of relative ones.
-        layers: Steps recorded on one GPU, separated by commas: the time of each kind of layer is a line over its work.
+        layers: Steps recorded on one GPU, separated by commas; the time of each kind of layer is linear in its work.
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
@@ -101,7 +101,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     """Predict a step from the layers of recorded ones.
 
     Raises:
-        TraceError: A file is missing or is no trace.
+        TraceError: A file is missing or is not a trace.
         InvalidArgumentError: Recordings of several GPUs, or without kernels.
     """
     from lightning_predict.errors import InvalidArgumentError
@@ -146,7 +146,7 @@ def _pairs(option: str, text: str | None) -> dict[str, str]:
     """Parse `a=b,c=d` into a dictionary.
 
     Raises:
-        InvalidArgumentError: Something else.
+        InvalidArgumentError: Another format.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -162,10 +162,10 @@ def _words(text: str | None) -> list[str]:
 
 
 def _numbers(option: str, text: str | None) -> list[int | float]:
-    """Parse numbers that were given with commas between them; whole ones as int.
+    """Parse comma-separated numbers; integers as int.
 
     Raises:
-        InvalidArgumentError: A word that is no number.
+        InvalidArgumentError: A word that is not a number.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -186,11 +186,11 @@ def _flops(gflops: float) -> float:
 
 
 def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
-    """Return all combinations of what is asked; what is not asked is as in all runs.
+    """Return all combinations of the given settings; a setting that was not given must be the same in all runs.
 
     Raises:
-        InvalidArgumentError: Something is not asked that the runs differ in, or is asked twice.
-        UnknownGpuError: A GPU that the catalogue does not hold.
+        InvalidArgumentError: A setting that varies among the runs was not given, or one was given twice.
+        UnknownGpuError: A GPU that the catalogue does not contain.
     """
     from itertools import product
 
@@ -215,10 +215,10 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
 
 def _cards(name: str) -> dict[str, Any]:
-    """Return a GPU of the catalogue, and how many of them where the name says so.
+    """Parse the name of a GPU or a layout into the GPU and, if above 1, the number of GPUs.
 
     Raises:
-        UnknownGpuError: The catalogue does not hold it.
+        UnknownGpuError: The catalogue does not contain it.
         InvalidArgumentError: A layout of no GPU.
     """
     from lightning_predict.gpus.layouts import layout_of
@@ -231,7 +231,7 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
-    """Return the value that all runs have.
+    """Return the common value of all runs.
 
     Raises:
         InvalidArgumentError: They differ.

@@ -1,4 +1,4 @@
-"""`main`: parse, run one command, print its answer; what is wrong becomes one line and exit code 2.
+"""`main`: parse the arguments, run one command, print its answer; errors become one line and exit code 2.
 
 Example::
 
@@ -42,12 +42,11 @@ def main(
     """Run the command line.
 
     Args:
-        arguments: Words after the program's name; those of the process if None.
-        commands: What the names of commands run.
+        arguments: Words after the program's name; None takes the process's own.
+        commands: Functions of the commands, by name.
 
     Returns:
-        0 where it worked, 2 where something is wrong, which is then one line on standard error; of a script that was
-        run, what it exited with.
+        Exit code: 0 on success; 2 on an error, which is one line on standard error; the script's own after `run`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(words)
@@ -64,7 +63,7 @@ def main(
         return _run(name, options, commands)
     except LightningPredictError as error:
         return _refused(as_options(str(error), name))
-    except BrokenPipeError:  # the reader, for example `head`, has seen enough
+    except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

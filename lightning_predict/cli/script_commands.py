@@ -1,4 +1,4 @@
-"""`run`: a training script as it is, with predictions.
+"""`run`: an unmodified training script, with predictions.
 
 Example::
 
@@ -29,15 +29,16 @@ def run(
     usd: float | None = None,
     usd_per_hour: float | None = None,
 ) -> CommandAnswer:
-    """Run a training script as it is, and predict what its Lightning Trainer does.
+    """Run an unmodified training script, with predictions for its Lightning Trainer.
 
-    Options of this command stand before the script; what follows is the script's own. The exit code is the script's.
+    Options of this command come before the script; everything after it belongs to the script. The exit code is the
+    script's.
 
     Args:
-        script: A Python script; or a program that starts one, such as torchrun.
-        arguments: What the script is given.
-        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten that people rent).
-        usd: Dollars that the run may cost: one that would surely cost more is ended, with a checkpoint.
+        script: A Python script, or a program that starts one, such as torchrun.
+        arguments: Arguments of the script.
+        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten common ones).
+        usd: Dollars that the run may cost; a run that would surely cost more is stopped, with a checkpoint.
         usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
     """
     from lightning_predict.registration import SEEN_VARIABLE
@@ -62,10 +63,10 @@ def run(
 
 
 def _program(script: str) -> list[str]:
-    """Find what to start: Python for a script, else a program of this name.
+    """Return the command to start: Python for a script, otherwise an installed program.
 
     Raises:
-        InvalidArgumentError: There is neither.
+        InvalidArgumentError: Neither exists.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -83,10 +84,10 @@ def _program(script: str) -> list[str]:
 
 
 def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) -> dict[str, str]:
-    """Write the options as variables of the environment, checked before anything is started.
+    """Check the options and convert them to environment variables.
 
     Raises:
-        LightningPredictError: Options that cannot be.
+        LightningPredictError: Invalid options.
     """
     from lightning_predict.cost.prediction import check_price
     from lightning_predict.errors import InvalidArgumentError
@@ -105,10 +106,10 @@ def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) 
 
 
 def _exit_code(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run to the end, and pass on what asks this process to end; a signal's exit code is 128 and its number."""
+    """Run a process to its end and forward SIGTERM; after a signal, the exit code is 128 plus its number."""
     process = subprocess.Popen(command, env=environment)
 
-    # Ctrl-C reaches the script from the terminal: this process only has to outlive it.
+    # The terminal sends Ctrl-C to the script, too: this process only has to outlive it.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     on_end = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
     try:

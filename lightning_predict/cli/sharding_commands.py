@@ -1,4 +1,4 @@
-"""`shard`: how to share the embedding tables of a recommendation model among several GPUs.
+"""`shard`: a sharding plan for the embedding tables of a recommendation model over several GPUs.
 
 Example::
 
@@ -40,24 +40,25 @@ def shard(
     timeline: Path | None = None,
     weights: str | None = None,
 ) -> CommandAnswer:
-    """Find the fastest sharding of a model's embedding tables over several GPUs, among those that fit.
+    """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit.
 
-    The tables' own time is that of look-ups, updates, and what the GPUs exchange for them, one after the other. The
-    whole step has the other layers beside the exchanges, as `predict --strategy embedding=plan.json` has them.
+    The time of the tables is the sum of lookups, updates and the exchanges between GPUs. In the whole step, other
+    layers overlap with the exchanges, as in `predict --strategy embedding=plan.json`.
 
     Args:
         trace: The recorded step, of one GPU.
         gpus: Layouts, separated by commas, for example 8xL4,2x8xH100-SXM-80GB.
-        batch_size: Samples of a step on all GPUs together; without it, each GPU has as many as the recorded one.
-        optimizer: What updates the tables.
-        kinds: Ways of sharding that may be used, separated by commas; more than one may be mixed.
-        table_gib: Memory of each GPU that tables may take (default: 85 %).
-        skew: How unevenly rows are asked for: the exponent of Zipf's law, or a CSV file with a sample of indices
-            (columns table, index) to fit it to (default: 0, alike).
-        network_gbps: Gbit/s of one machine's network (default: the named machine's, else a reference system's).
-        busbw: GB/s of bus bandwidth among the GPUs of one machine, as nccl-tests print it.
-        pcie: How cards without NVLink are joined: by switches, through the processor (root), without access to each
-            other's memory (host), or so in a virtual machine or container (virtual).
+        batch_size: Samples of a step on all GPUs together (default: the recorded number on each GPU).
+        optimizer: Optimizer of the tables.
+        kinds: Allowed kinds of sharding, separated by commas; several may be mixed.
+        table_gib: Memory of each GPU available to tables (default: 85 %).
+        skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
+            index) to fit it to (default: 0, uniform).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
+            system's).
+        busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
+        pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
+            access (host), or without it in a virtual machine or container (virtual).
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
         timeline: Write the whole step under that plan as a Chrome trace, which ui.perfetto.dev opens.
         weights: Weights of the models: a folder, a file or an https:// address.
@@ -130,7 +131,7 @@ def _whole_steps(
     weights: str | None,
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
-    """Predict the whole step under every plan, by layout and plan; none of a step that cannot be predicted so."""
+    """Predict the whole step under every plan, by layout and plan; empty if the step does not allow it."""
     from lightning_predict.distributed.layout_steps import Setting, single_steps
     from lightning_predict.distributed.strategy import Strategy
     from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
@@ -161,7 +162,7 @@ def _whole_steps(
 @final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
-    """The plans of each layout, why the other layouts have none, the whole step by layout and plan, and notes."""
+    """Plans by layout, errors of the layouts without one, whole steps by layout and plan, and notes."""
 
     placements: Mapping[str, TablePlacement]
     problems: Mapping[str, str]
@@ -169,11 +170,11 @@ class _Shardings:
     notes: Mapping[str, Sequence[str]]
 
     def whole(self, plan: ShardingPlan) -> WholeStep | None:
-        """Return the whole step under a plan; None if it is not known."""
+        """Return the whole step under a plan; None if unknown."""
         return self.wholes.get((plan.layout, plan.name))
 
     def seconds(self, plan: ShardingPlan) -> float:
-        """Return what plans are compared by: the whole step, else the tables alone."""
+        """Return the time to compare plans by: the whole step if known, otherwise the tables alone."""
         whole = self.whole(plan)
         return plan.seconds if whole is None else whole.step.seconds
 
@@ -195,7 +196,7 @@ class _Shardings:
         return {"layouts": layouts, "problems": dict(self.problems)}
 
     def _plan_values(self, plan: ShardingPlan) -> dict[str, object]:
-        """Give the plan with what follows from its fields."""
+        """Convert the plan and values derived from it to JSON values."""
         values: dict[str, object] = json_value(plan)
         whole = self.whole(plan)
         return {

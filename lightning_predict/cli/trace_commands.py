@@ -1,14 +1,14 @@
-"""`trace`: files of recorded steps: check one, hide its names, read other tools', see what a prediction is made of.
+"""`trace`: tools for recorded steps: check, anonymise, import, and inspect predictions.
 
 Example::
 
     lightning-predict trace check run.json.gz
     lightning-predict trace anonymise run.json.gz --output shareable.json.gz
     lightning-predict trace import rank0.pt.trace.json.gz --output run.json.gz
-    lightning-predict trace import old.pt.trace.json --gpu V100-SXM2-32GB       # where the file names no GPU
+    lightning-predict trace import old.pt.trace.json --gpu V100-SXM2-32GB       # if the file names no GPU
     lightning-predict trace view run.json.gz --gpu L4 --output timeline.json    # open it in ui.perfetto.dev
-    lightning-predict trace explain run.json.gz --gpu L4                        # what decided each operation's time
-    lightning-predict trace memory run.json.gz --gpu L4                         # where its memory goes, what would help
+    lightning-predict trace explain run.json.gz --gpu L4                        # sources of each operation's time
+    lightning-predict trace memory run.json.gz --gpu L4                         # memory by use, and ways to reduce it
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ def trace(
     step: int | None = None,
     weights: str | None = None,
 ) -> CommandAnswer:
-    """Check a file of a recorded step, hide its names, import another tool's, or see its prediction on a GPU.
+    """Check, anonymise or import a recorded step, or inspect its prediction on a GPU.
 
-    `check` reads a trace and says what it holds. `anonymise` writes it without names of modules and parameters and
-    without notes. `import` reads a Kineto JSON file of torch.profiler or a PyTorch execution trace and writes a trace.
-    `view` writes the predicted timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the
-    operations that take longest on a GPU by their shapes alone, with where each time came from and what it was held to.
-    `layers` adds the time up by module on GPUs, and names what is written out where PyTorch has one kernel. `memory`
-    says what fills a GPU at the step's fullest moment, and what would help.
+    `check` validates a trace and summarizes it. `anonymise` removes the names of modules and parameters, and the notes.
+    `import` converts a Kineto JSON file of torch.profiler or a PyTorch execution trace. `view` writes the predicted
+    timeline for a GPU as a Chrome trace, which ui.perfetto.dev opens. `explain` lists the slowest operations on a GPU,
+    timed by their shapes alone, with the source and the limits of each time. `layers` adds up the time by module, and
+    names code that PyTorch has a fused kernel for. `memory` shows the memory of a GPU at the step's peak, and ways to
+    reduce it.
 
     Args:
         action: What to do: check, anonymise, import, view, explain, layers or memory.
         file: The trace, or for import the file of the other tool; gzip or plain.
-        output: File to write (default: beside the one that is read).
-        gpu: With view, explain, layers and memory: GPU to predict for; layers takes several, with commas (default: the
-            one that the trace was recorded on). With import: GPU that the file was recorded on, where it does not name
-            it or the catalogue does not know the name.
-        keep_modules: With anonymise: leave the names of modules.
-        step: With import: number of the ProfilerStep to take (default: the median one of those that did something).
-        weights: With view, explain and layers: weights to predict by: a folder, a file or an address (default: the
-            cache, those that ship).
+        output: File to write (default: next to the input).
+        gpu: With view, explain, layers and memory: GPU to predict for; layers takes several, separated by commas
+            (default: the GPU that the trace was recorded on). With import: GPU that the file was recorded on, if the
+            file does not name it or the catalogue lacks the name.
+        keep_modules: With anonymise: keep the names of modules.
+        step: With import: number of the ProfilerStep to use (default: the median of those with operations).
+        weights: With view, explain and layers: weights of the models: a folder, a file or an address (default: the
+            cache, then the weights that ship).
     """
     from lightning_predict.tracing.trace import anonymised, load_trace, save_trace
 
@@ -99,7 +99,7 @@ _OPTIONS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def _check_options(action: str, options: Mapping[str, object]) -> None:
-    """Refuse an option that the action has no use for, rather than leave it without effect."""
+    """Reject options that the action does not use."""
     from lightning_predict.errors import InvalidArgumentError
 
     for name, value in options.items():
@@ -109,7 +109,7 @@ def _check_options(action: str, options: Mapping[str, object]) -> None:
 
 
 def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
-    """Read another tool's file; what it warns of stands among the notes that are printed."""
+    """Read another tool's file; its warnings become notes."""
     import warnings
 
     from lightning_predict.tracing.imports import import_trace
@@ -120,7 +120,7 @@ def _imported(file: Path, step: int | None, gpu: str | None) -> Trace:
 
 
 def _notes(recorded: Trace) -> list[str]:
-    """List the trace's own notes after what is lost because its GPU is not known."""
+    """List the trace's notes, after a note about an unknown GPU."""
     from lightning_predict.tracing.recorded_on import unknown_gpu_note
 
     unknown = unknown_gpu_note(recorded)
@@ -128,7 +128,7 @@ def _notes(recorded: Trace) -> list[str]:
 
 
 def _beside(file: Path, ending: str) -> Path:
-    """Name a file in the folder of another: its name up to the suffixes, and an ending."""
+    """Name a file in the folder of another: its name without suffixes, and an ending."""
     name = file.name
     while (stem := Path(name)).suffix in _SUFFIXES:
         name = stem.stem
@@ -136,7 +136,7 @@ def _beside(file: Path, ending: str) -> Path:
 
 
 def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
-    """Find the GPU to predict for and the one that the trace was recorded on."""
+    """Return the GPU to predict for and the GPU that the trace was recorded on."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.tracing.recorded_on import gpu_in_use
@@ -149,7 +149,7 @@ def _gpus_of(recorded: Trace, name: str | None) -> tuple[Gpu, Gpu | None]:
 
 
 EXPLAINED: Final = 30
-"""Rows that `explain` prints; its JSON has all."""
+"""Number of rows that `explain` prints; its JSON has all."""
 
 
 def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandAnswer:
@@ -185,7 +185,7 @@ def _explain(recorded: Trace, name: str | None, weights: str | None) -> CommandA
 
 
 def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
-    """Lay out what decided, longest first."""
+    """Format the sources and limits of the operations' times, longest first."""
     total = math.fsum(one.interval.middle * times for one, times in found)
     rows = []
     for one, times in found[:EXPLAINED]:
@@ -257,7 +257,7 @@ def _view(recorded: Trace, target: Path, name: str | None, weights: str | None) 
 
 
 def _summary(recorded: Trace) -> dict[str, Any]:
-    """Summarise a trace as JSON values."""
+    """Summarize a trace as JSON values."""
     operations = recorded.operations
     return {
         "operations": len(operations),
@@ -278,7 +278,7 @@ def _summary(recorded: Trace) -> dict[str, Any]:
 
 
 def _lines(recorded: Trace) -> Iterable[str]:
-    """Describe a trace in lines for people."""
+    """Summarize a trace in lines of text."""
     found = _summary(recorded)
     phases = ", ".join(f"{count} {phase}" for phase, count in found["operations_by_phase"].items())
     compiled = ", compiled" if recorded.compiled else ""

@@ -1,4 +1,4 @@
-"""`measure`, `train` and `cache`: the weights of the models, from measurement to download.
+"""`measure`, `train` and `cache`: weights of the models: measure, tune, manage downloads.
 
 Example::
 
@@ -20,16 +20,16 @@ NO_SCORES: Final = (
     "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape, and in so few rows "
     "none was. Measure more problems of an operation (`measure --problems 200`)."
 )
-"""What stands in place of an empty table of scores."""
+"""Text in place of an empty table of scores."""
 
 ANCHORS_FILE: Final = "anchors.toml"
-"""What `measure --quick` writes into its folder."""
+"""File that `measure --quick` writes into its folder."""
 
 TRY_SECONDS: Final = 0.01
-"""How long it repeats each call on a processor."""
+"""Seconds to repeat each call, on a CPU."""
 
 _OURS: Final = ("*.safetensors*", "manifest.json*")
-"""Names that downloads of weights give to files, finished or not."""
+"""File name patterns of downloaded weights, finished or not."""
 
 
 def measure(
@@ -45,24 +45,24 @@ def measure(
     gpu: str | None = None,
     quick: bool = False,
 ) -> CommandAnswer:
-    """Measure operations on the GPU at hand, into tables that `train` reads.
+    """Measure operations on this machine's GPU, into tables that `train` reads.
 
-    How long it takes is said before it begins. The operations take turns, each with those problems first that lie
-    farthest apart, so that a run that ends early has something of all; the same command again goes on.
+    It first prints the expected duration. The operations alternate, and each starts with its most different shapes, so
+    that an interrupted run covers all of them. The same command continues an interrupted run.
 
     Args:
-        output: Folder of the tables; problems that it holds are not measured again.
+        output: Folder of the tables; problems already in it are not measured again.
         operations: Names of operations, separated by commas (default: all that have a benchmark).
         dtypes: Of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
             --device cpu the first).
-        problems: Shapes of each operation and dtype (default: 200; with --device cpu 1).
-        minutes: Time after which no other problem is begun (default: all problems).
-        problem_seconds: Time that the repetitions of one call may take; longer problems are left out.
+        problems: Number of shapes per operation and dtype (default: 200; with --device cpu 1).
+        minutes: Minutes after which no further problem starts (default: all problems).
+        problem_seconds: Maximum seconds for the repetitions of one call; longer problems are skipped.
         seed: Seed of the shapes.
-        device: Device to time; cpu times the host instead, to try the command out.
-        gpu: Our name of the GPU (default: what torch reports).
-        quick: In half a minute, measure no more than the rates of large products and of memory, into a file for
-            --gpus-file; of the options above, device and gpu count.
+        device: Device to measure; cpu measures the CPU instead, to test the command.
+        gpu: Catalogue name of the GPU (default: the name that torch reports).
+        quick: In half a minute, measure only the rates of large products and of memory, into a file for --gpus-file; of
+            the options above, only device and gpu are used.
     """
     if quick:
         return _measure_anchors(output, device, gpu)
@@ -105,7 +105,7 @@ def measure(
 
 
 def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:
-    """Measure the anchors of a GPU into a file of the folder."""
+    """Measure the main rates of a GPU into a file of the folder."""
     from rich.console import Console
 
     from lightning_predict.extensions.own_weights.measuring.anchors import (
@@ -139,7 +139,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
 
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
-    """Say before measuring begins how long it takes."""
+    """Describe the expected duration before measuring begins."""
     from lightning_predict.reports.format import duration
 
     if seconds is None:
@@ -151,10 +151,10 @@ def _announced(problems: int, seconds: float | None, minutes: float | None) -> s
 
 
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
-    """Tune the weights to your own GPU, from the tables of `measure`, and score them on rows that no fit saw.
+    """Tune the weights to your own GPU, from the tables of `measure`, and score them on held-out rows.
 
     It starts from the weights that ship and takes minutes; progress is on standard error. Use the result with
-    `predict --weights FOLDER`. What was measured too little, and all other GPUs, keep the weights that ship.
+    `predict --weights FOLDER`. Operations with too few measurements, and all other GPUs, keep the weights that ship.
 
     Args:
         tables: Folder that `measure` wrote.
@@ -189,13 +189,13 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Com
 
 
 def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:
-    """Show the weights that were downloaded, or remove them; those that ship with the package stay.
+    """Show the downloaded weights, or delete them; the weights that ship with the package stay.
 
     A word directly after the command is the action: `cache clear`.
 
     Args:
         action: What to do.
-        folder: Where downloads are kept (default: LIGHTNING_PREDICT_CACHE, else the system's cache folder).
+        folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
     """
     from lightning_predict.weights.store import cache_folder
 
@@ -220,5 +220,5 @@ def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
 
 
 def _names(words: str) -> tuple[str, ...]:
-    """Parse names that were given with commas between them."""
+    """Parse comma-separated names."""
     return tuple(word.strip() for word in words.split(",") if word.strip())
