@@ -1,15 +1,17 @@
-"""Memory traffic of calls without a translator: none, or a copy of their tensors.
+"""Memory traffic of calls without a translator: no traffic, or a copy of their tensors.
 
-Such a call has no shape parameters, formulas or proxy of its own to register: it is a `transfer` (`families/copies.py`)
-of the bytes of its tensors, or free, and only its name says which tensors it reads and writes. So the names stand here,
-in one table for each way of using memory, and nowhere else. The rule: inputs are read, outputs are written; where the
-recorder did not see outputs (the profiler does not), the output is as large as the largest input, or as the tensor that
-is changed in place. The tables of `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` hold the exceptions; `POINTWISE` (in
-`tracing/operand_strides.py`, as recorders look at the strides of these), `MOVING` and `REDUCING` name what follows the
-rule and takes about as long as its bytes. Of any other call, such as an operator of one's own, nothing is known but its
-tensors (`translation.unknown_operation_notes`). To add a call, put its name into the table that says which tensors it
-uses; one that computes enough to be timed by more than its bytes is an `OperationKind` instead, whose translator comes
-before these tables. Example::
+Such a call has no shape parameters, formulas or surrogate. It counts as free, or as a `transfer` (`families/copies.py`)
+of the bytes of its tensors; only its name tells which tensors it reads and writes. By default, inputs are read and
+outputs are written. If the recorder did not see the outputs (the profiler does not), the output is as large as the
+largest input, or as the tensor that is changed in place.
+
+The tables from `FREE_OPERATIONS` to `FUSED_OPTIMIZERS` list the exceptions by name. `POINTWISE` (in
+`tracing/operand_strides.py`, because recorders check the strides of these), `MOVING` and `REDUCING` list calls that
+follow the default and take about as long as their bytes. For other calls, such as the user's own operators, only the
+tensors are known (`translation.unknown_operation_notes`).
+
+To add a call, put its name into the table for the tensors that it uses. If its bytes do not determine its time,
+register an `OperationKind` instead, whose translator takes precedence over these tables. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo
     >>> x = TensorInfo((1024,), "float32")
@@ -39,7 +41,7 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 
 def _aten(names: str) -> frozenset[str]:
-    """Split names of calls, and put `aten::` before each."""
+    """Prefix each name in a space-separated list with `aten::`."""
     return frozenset(f"aten::{name}" for name in names.split())
 
 
@@ -51,7 +53,7 @@ FREE_OPERATIONS: Final = _aten(
     "real reshape reshape_as select set_ slice slice_inverse split split_with_sizes squeeze squeeze_ swapaxes "
     "swapaxes_ swapdims swapdims_ t t_ tensor_split transpose transpose_ unbind unflatten unfold unsafe_chunk "
     "unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ view view_as view_as_complex view_as_real vsplit "
-    # Views of what a sparse or nested tensor consists of.
+    # Views of the parts of a sparse or nested tensor.
     "_coalesced_ _dimI _dimV _indices _nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen "
     "_nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nested_get_values _nested_view_from_buffer "
     "_nested_view_from_jagged _nnz _sparse_broadcast_to _sparse_coo_tensor_unsafe _values ccol_indices col_indices "
@@ -65,10 +67,10 @@ FREE_OPERATIONS: Final = _aten(
     "_version is_nonzero is_pinned is_same_size item record_stream requires_grad_ result_type "
     "set_data sym_numel sym_size sym_storage_offset sym_stride _local_scalar_dense"
 )
-"""Calls that launch nothing on the device. Reading a scalar (`item`) waits for it, but computes nothing there."""
+"""Calls that launch no kernel. Reading a scalar (`item`) waits for the device but computes nothing on it."""
 
 COMPILED_CALL: Final = "inductor::call"
-"""Call of compiled code: it launches nothing itself, but keeps the host (`timeline/host.py`)."""
+"""Call of compiled code: it launches no kernel itself but takes host time (`timeline/host.py`)."""
 
 FREE_NAMESPACES: Final = ("prim::", "profiler::", "prims::device_put_meta")
 
@@ -77,26 +79,26 @@ WRITE_ONLY: Final = _aten(
     "normal_ ones ones_like rand rand_like randint randn randn_like random_ randperm scalar_tensor uniform_ "
     "zero_ zeros zeros_like _foreach_zero_"
 )
-"""Fills and random draws: nothing is read."""
+"""Fills and random draws, which read no data."""
 
 REDUCTIONS: Final = _aten(
     "all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm nansum prod std sum var "
     "_foreach_norm var_mean"
 )
-"""The output is small against the input."""
+"""Reductions, whose output is small compared with the input."""
 
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
-"""Look-ups that read only the rows of their table that are asked for."""
+"""Look-ups that read only the requested rows of their table."""
 
 FOUND_AGAIN: Final = 0.45
-"""Cost of a byte that a look-up reads once more, and finds in the L2, over that of one from memory: how much faster an
-L2 delivers on the GPUs since Volta. 512 rows of a table of 8 take 0.43 in one recording on the B300 (chosen on it)."""
+"""Cost of a repeated read of a looked-up byte, which hits the L2, relative to one from DRAM: the bandwidth ratio of
+GPUs since Volta. 512 rows from a table of 8 take 0.43 in one recording on the B300 (chosen on it)."""
 
 CASTS: Final = _aten("_to_copy copy_")
 """Copies that may change the dtype."""
 
 REARRANGED: Final = _aten("cat stack repeat constant_pad_nd slice_backward select_backward")
-"""Copies that compute the place of each element."""
+"""Copies that compute an index for each element."""
 
 JOINS: Final = _aten("cat stack")
 """Copies of several tensors into one."""
@@ -107,8 +109,8 @@ TENSOR_LISTS: Final = {
     "aten::_foreach_lerp_": 2,
     "aten::_foreach_copy_": 2,
 }
-"""Lists of tensors that a multi-tensor operation takes, the changed one among them, where they are more than one and no
-scalar list decides it."""
+"""Number of tensor lists of multi-tensor operations, including the changed one, if it exceeds one and does not depend
+on a scalar list."""
 
 FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adam_": (4, 3),
@@ -116,7 +118,7 @@ FUSED_OPTIMIZERS: Final = {
     "aten::_fused_adagrad_": (3, 2),
     "aten::_fused_sgd_": (3, 2),
 }
-"""Lists read and lists written: (parameters, gradients, two moments) and the same less the gradients."""
+"""Numbers of lists read and written: (parameters, gradients, two moments), and the same without the gradients."""
 
 MOVING: Final = frozenset(
     "_copy_from _index_put_impl_ _local_scalar_dense _pin_memory _to_copy _unsafe_index _unsafe_index_put "
@@ -133,7 +135,7 @@ MOVING: Final = frozenset(
     "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward "
     "upsample_trilinear3d upsample_trilinear3d_backward view_copy".split()
 )
-"""Calls that move data and compute little, without `aten::`."""
+"""Calls that move data with little computation, without `aten::`."""
 
 REDUCING: Final = frozenset(
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward "
@@ -144,7 +146,7 @@ REDUCING: Final = frozenset(
     "std_mean nanmean _weight_norm_interface _weight_norm_interface_backward _amp_foreach_non_finite_check_and_unscale "
     "_amp_update_scale _is_all_true _is_any_true".split()
 )
-"""Calls that pass over their input and keep less of it, without `aten::`."""
+"""Calls that read their input and write a smaller result, without `aten::`."""
 
 _KNOWN: Final = (
     POINTWISE
@@ -159,18 +161,18 @@ _KNOWN: Final = (
 _FUSED_BY_COMPILER: Final = ("triton", "inductor")
 
 UNTRANSLATED: Final = "untranslated"
-"""Kind of an operation whose translator failed (`families/copies.py`)."""
+"""Name of the kind for an operation whose translator failed (`families/copies.py`)."""
 
 
 def is_free(operation: Operation) -> bool:
-    """Return whether the operation runs nothing on the device."""
+    """Return whether the operation runs no kernel."""
     if operation.kernels:
         return False
     return operation.name in FREE_OPERATIONS or operation.name.startswith(FREE_NAMESPACES)
 
 
 def is_known(operation: Operation) -> bool:
-    """Return whether the operation's work is known, or takes about as long as its bytes."""
+    """Return whether the operation's work is known, or its bytes determine its time approximately."""
     if translator_of(operation.name) is not None or is_free(operation):
         return True
     namespace, _, name = operation.name.rpartition("::")
@@ -183,12 +185,12 @@ def is_known(operation: Operation) -> bool:
 
 
 def untranslated(operation: Operation) -> tuple[Problem, ...]:
-    """Count the operation's bytes, as the least that it does: what it computes is not known."""
+    """Return the operation's bytes as a lower bound on its work, because its computation is unknown."""
     return tuple(Problem(UNTRANSLATED, one.dtype, one.dims) for one in transfer_of(operation))
 
 
 def transfer_of(operation: Operation) -> tuple[Problem, ...]:
-    """Describe the operation by bytes read, bytes written and one FLOP per element; give nothing for no bytes."""
+    """Return a transfer of the bytes read and written, with one FLOP per element; empty if no bytes are moved."""
     read, written = bytes_read(operation), bytes_written(operation)
     if read + written == 0:
         return ()
@@ -203,10 +205,10 @@ def transfer_of(operation: Operation) -> tuple[Problem, ...]:
 
 
 def loads_singly(operation: Operation) -> bool:
-    """Tell an element-wise operation or copy on operands that are broadcast, lie differently or are of several dtypes.
+    """Return whether an element-wise operation or copy loads one element at a time.
 
-    PyTorch's kernels load several elements at once where all have one shape, layout and dtype, and one by one
-    elsewhere; a plain cast from float32 to 16 bits is the exception.
+    PyTorch's kernels load several elements at once if all operands have one shape, layout and dtype. They load single
+    elements for broadcast, strided or mixed-dtype operands, except in a plain cast from float32 to 16 bits.
     """
     name = operation.name.removeprefix("aten::")
     is_pointwise = not POINTWISE.isdisjoint((name, name.removesuffix("_")))
@@ -225,18 +227,18 @@ def loads_singly(operation: Operation) -> bool:
 
 
 def _comes_into_rows(operation: Operation) -> bool:
-    """Tell the copy of a tensor that does not lie in rows: `contiguous` copies no other, `reshape` neither."""
+    """Return whether it copies a tensor to row-major layout: `contiguous` and `reshape` copy no other tensors."""
     return operation.name == "aten::clone" and operation.arguments.get("memory_format") == TO_ROWS["memory_format"]
 
 
 def _cast_to(operation: Operation) -> str | None:
-    """Return the dtype that a cast was asked for; None where it is no cast, or another argument decides."""
+    """Return the target dtype of a cast; None if it is no cast, or the dtype comes from another argument."""
     dtype = operation.arguments.get("dtype") if operation.name == "aten::_to_copy" else None
     return dtype if isinstance(dtype, str) and dtype in DTYPE_BYTES else None
 
 
 def _narrows(operation: Operation) -> bool:
-    """Tell a cast from float32 to 16 bits, of which PyTorch has kernels that load several elements at once."""
+    """Return whether it casts float32 to 16 bits, for which PyTorch has kernels that load several elements at once."""
     if operation.name not in CASTS or not operation.inputs:
         return False
     if operation.name == "aten::copy_":
@@ -248,7 +250,7 @@ def _narrows(operation: Operation) -> bool:
 
 
 def _cycles_an_element(operation: Operation) -> float:
-    """Count a multiprocessor's cycles for an element that is loaded alone, and its share of a sector."""
+    """Return multiprocessor cycles per element for single-element loads, including the element's share of a sector."""
     beside = operation.arguments.get(STRIDED)
     if not isinstance(beside, int) or beside < 1:
         return SINGLE_LOAD_CYCLES
@@ -258,7 +260,7 @@ def _cycles_an_element(operation: Operation) -> float:
 
 
 def crosses_host_link(operation: Operation) -> bool:
-    """Return whether it is a copy between the host's memory and the GPU's."""
+    """Return whether it copies between host and GPU memory."""
     if operation.name not in CASTS:
         return False
     if any("Memcpy HtoD" in kernel.name or "Memcpy DtoH" in kernel.name for kernel in operation.kernels):
@@ -267,7 +269,7 @@ def crosses_host_link(operation: Operation) -> bool:
 
 
 def bytes_read(operation: Operation) -> int:
-    """Count bytes that the operation reads at least once."""
+    """Return the minimum number of bytes that the operation reads."""
     name = operation.name
     if name in WRITE_ONLY:
         return 0
@@ -275,7 +277,7 @@ def bytes_read(operation: Operation) -> int:
         sizes = [tensor.size_bytes for tensor in operation.inputs]
         found = _sum_bytes(operation.outputs)
         once = min(found, max(sizes, default=found))
-        # Files do not list the indices of an `index`: what is left then is the table alone.
+        # Trace files do not list the indices of an `index`; only the table is left.
         return once + int(FOUND_AGAIN * (found - once)) + (min(sizes) if len(sizes) > 1 else 0)
     if name == "aten::copy_" and len(operation.inputs) == 2:
         return operation.inputs[1].size_bytes  # The destination, listed first, is not read.
@@ -283,7 +285,7 @@ def bytes_read(operation: Operation) -> int:
 
 
 def bytes_written(operation: Operation) -> int:
-    """Count bytes that the operation writes at least once."""
+    """Return the minimum number of bytes that the operation writes."""
     name, inputs = operation.name, operation.inputs
     if name in FUSED_OPTIMIZERS:
         lists_read, lists_written = FUSED_OPTIMIZERS[name]
@@ -309,7 +311,7 @@ def bytes_written(operation: Operation) -> int:
 
 
 def _tensor_lists(operation: Operation) -> int:
-    """Count the lists of a multi-tensor operation. `add`, `mul` and `div` take one list and a scalar, or two lists."""
+    """Count the tensor lists of a multi-tensor call; `add`, `mul` and `div` take two, or one and a scalar."""
     listed = TENSOR_LISTS.get(operation.name, 1)
     if listed > 1 or "scalar" in operation.arguments or "scalars" in operation.arguments:
         return listed

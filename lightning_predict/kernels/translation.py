@@ -1,17 +1,18 @@
-"""Translate what a Trace recorded into problems that a kernel model can time.
+"""Translate the operations of a trace into problems that a kernel model can time.
 
-A translator turns one dispatcher-level operation into the problems it computes: `aten::addmm` into a `linear`,
-`aten::convolution_backward` into the two halves of a convolution's backward pass. Translators stand in the file of
-their family and are found by the operation's name; an operation without one is timed by the bytes it touches, and one
-that only changes metadata costs nothing.
+A translator maps one dispatcher call to the problems that it computes: `aten::addmm` to a `linear`,
+`aten::convolution_backward` to the two halves of a convolution's backward pass. Translators are defined in the file of
+their family and found by the call's name. A call without a translator is timed by its bytes; a call that only changes
+metadata costs nothing.
 
-A translator gives None for a call that it does not know (other tensors than it expects): its bytes are still known.
-Bytes are right for the calls of the tables in `traffic.py`; of any other, such as an operator of one's own, nothing is
-known but its tensors, so its interval reaches far up and it is named with its share of the time
+A translator returns None for a call with unexpected tensors, which is then timed by its bytes. Bytes are a good
+estimate for the calls in the tables of `traffic.py`. For other calls, such as the user's own operators, only the
+tensors are known: the interval extends far upwards, and a note names the call and its share of the time
 (`unknown_operation_notes`).
 
-Anything that it raises is a bug of ours: no reason to end a prediction, but none to be silent either. The call counts
-as `untranslated`, its bytes with a very wide interval, and its work item says so (`translation_notes`). Example::
+An exception in a translator is a bug of this package. It does not stop a prediction, but it is reported: the call
+counts as `untranslated`, with its bytes and a very wide interval, and its work item records the error
+(`translation_notes`). Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> a, b = TensorInfo((8, 16), "float16"), TensorInfo((16, 4), "float16")
@@ -42,7 +43,9 @@ from lightning_predict.tracing.recorded_on import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
-"""Environment variable that lets a translator's error through, for tests: `1` does, nothing or `0` does not."""
+"""Environment variable that lets exceptions of translators propagate, for tests: `1` enables it, `0` or unset disables
+it.
+"""
 
 COMPUTE_DTYPES: Final = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), "float8"),
@@ -51,23 +54,23 @@ COMPUTE_DTYPES: Final = {
     "complex64": "float32",
     "complex128": "float64",
 }
-"""Compute dtype of a tensor dtype, where the names differ."""
+"""Compute dtype by tensor dtype, if the names differ."""
 
 COMPLEX_PRODUCTS: Final = 4
-"""Products of real numbers in one of complex numbers."""
+"""Products of real numbers in a product of complex numbers."""
 
 
 def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
-    """Find the problems that an operation computes on a GPU; none if it only changes metadata.
+    """Return the problems that an operation computes on a GPU; empty if it only changes metadata.
 
     Raises:
-        Exception: What a translator raised, and only where `STRICT_VARIABLE` asks for it.
+        Exception: Any exception of a translator, only if `STRICT_VARIABLE` is set.
     """
     return _translated(operation, flags)[0]
 
 
 def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...], str | None]:
-    """Find an operation's problems, and the error in words where its translator failed."""
+    """Return an operation's problems, and the error message if its translator failed."""
     if is_free(operation):
         return (), None
     try:
@@ -83,7 +86,7 @@ def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...]
 
 
 def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
-    """Find the dtype that the matrix units compute in: float32 becomes `tf32` where the flags allow it."""
+    """Return the compute dtype of matrix units: float32 becomes `tf32` if the flags allow it."""
     dtype = COMPUTE_DTYPES.get(tensor.dtype, tensor.dtype)
     if dtype == "float32" and tf32:
         return "tf32"
@@ -91,23 +94,23 @@ def compute_dtype(tensor: TensorInfo, *, tf32: bool = False) -> str:
 
 
 def whole_compute_dtype(inside: object, data: TensorInfo, *, tf32: bool = False) -> str:
-    """Find the dtype that a call recorded whole computes in.
+    """Return the compute dtype of a call that was recorded as a whole.
 
     Args:
-        inside: The call's argument `compute_dtype`: what autocast cast to inside it; None if it cast nothing.
-        data: What the call was given.
-        tf32: The flags allow TF32.
+        inside: The call's argument `compute_dtype`: the dtype that autocast used inside it; None without autocast.
+        data: Input of the call.
+        tf32: Whether the flags allow TF32.
     """
     return compute_dtype(data if inside is None else TensorInfo(data.shape, str(inside)), tf32=tf32)
 
 
 def is_complex(tensor: TensorInfo) -> bool:
-    """Return whether the numbers are complex, of which one product takes `COMPLEX_PRODUCTS` of real ones."""
+    """Return whether the numbers are complex; a product of them takes `COMPLEX_PRODUCTS` real ones."""
     return tensor.dtype.startswith("complex")
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """See a tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
+    """Return the shape of the tensor as a matrix whose columns are its last dimension; a scalar is 1 x 1."""
     if not shape:
         return 1, 1
     return math.prod(shape[:-1]), shape[-1]
@@ -116,14 +119,14 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Problems that belong to one place in the trace.
+    """Problems of one place in the trace.
 
     Attributes:
-        operations: Indices of the trace's operations that it stands for (several where the GPU would run them as one).
-        problems: What they compute.
-        launches: Kernels that the host launches for it.
-        unknown: Names of its operations that are timed by their bytes, as no more is known of them, each once.
-        error: What the translator of one of them raised, in words; None if none failed.
+        operations: Indices of the trace's operations (several if the GPU runs them as one).
+        problems: The problems that they compute.
+        launches: Number of kernels that the host launches.
+        unknown: Names of its operations known only by their bytes, without duplicates.
+        error: Error message of a translator; None if none failed.
     """
 
     operations: tuple[int, ...]
@@ -134,16 +137,16 @@ class WorkItem:
 
 
 def work_items(trace: Trace) -> tuple[WorkItem, ...]:
-    """List the trace's work in order, as a GPU would run it.
+    """Return the trace's work in order, as a GPU would run it.
 
-    Where the trace was not recorded on CUDA, two things run otherwise there, and are rewritten:
+    If the trace was not recorded on CUDA, three patterns differ from a GPU and are rewritten:
 
-    * `torch.optim` updates one tensor at a time; on CUDA its default is the multi-tensor (foreach) implementation. So
-      the optimizer's equal single-tensor operations are merged into one item with the sum of their traffic; not for
-      a release before that became the default.
-    * Dropout draws a mask, scales it and multiplies; on CUDA that is one kernel, and its mask has one byte per element,
-      for the backward pass too.
-    * The gradient of `gather` adds into zeros; under a dispatch mode autograd does so out of place, on CUDA in place.
+    * `torch.optim` updates one tensor at a time; on CUDA, it uses the multi-tensor (foreach) implementation by default.
+      Equal single-tensor operations of the optimizer are merged into one item with their total traffic. Torch versions
+      without this default are an exception.
+    * Dropout draws a mask, scales it and multiplies. On CUDA, this is one kernel, and the mask has one byte per
+      element, also in the backward pass.
+    * The gradient of `gather` is added to zeros: out of place under a dispatch mode, in place on CUDA.
     """
     elsewhere = trace.device != "cuda"
     merges = elsewhere and not updates_one_by_one(trace)
@@ -189,10 +192,11 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
 
 def _firsts(operations: Sequence[Operation]) -> list[int]:
-    """Find for each operation the place of the first that computes the same: a model repeats its layers.
+    """Return, for each operation, the index of the first one with the same work, because models repeat their layers.
 
-    It is all that a translator looks at: name, phase, arguments and what the tensors are, not which storages they view.
-    One whose kernels were recorded is its own. In one loop, as a trace has thousands of operations.
+    The comparison covers everything that a translator reads: name, phase, arguments and tensor metadata, but not
+    storages. An operation with recorded kernels only matches itself. This is a single loop because a trace has
+    thousands of operations.
     """
     places: dict[tuple[object, ...], int] = {}
     firsts = []
@@ -210,10 +214,10 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
 
 
 def _of_transposed_left(product: Problem) -> Problem:
-    """Return a product whose left factor is a transposed view by the sizes that its rows in memory have.
+    """Return a product with a transposed left operand by the row sizes in memory.
 
-    The rows of that factor are m elements long, not k, and it is by rows of odd length that tensor cores are fed slowly
-    (`misaligned_seconds`). The library computes the transposed product, (n, m, k), so that m counts as columns do.
+    The rows of that operand have m elements, not k, and rows of odd length are slow on tensor cores
+    (`misaligned_seconds`). The library computes the transposed product, (n, m, k), so m takes the place of the columns.
     """
     if product.operation != "linear":
         return product
@@ -222,7 +226,7 @@ def _of_transposed_left(product: Problem) -> Problem:
 
 
 def _added_in_place(operation: Operation) -> tuple[Problem, ...]:
-    """Count what is added and where as read, and the touched elements as read and written."""
+    """Count the added values and their indices as read, and the touched elements as read and written."""
     added = operation.inputs[-1]
     size, elements = float(added.size_bytes), float(added.elements)
     indices = math.fsum(tensor.size_bytes for tensor in operation.inputs[1:-1])
@@ -230,7 +234,7 @@ def _added_in_place(operation: Operation) -> tuple[Problem, ...]:
 
 
 def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> WorkItem:
-    """Merge the updates of single tensors by equal operations into one multi-tensor operation."""
+    """Merge single-tensor updates by equal operations into one multi-tensor operation."""
     indices = tuple([index for item in items for index in item.operations])
     transfers = {first: transfer_of(trace.operations[first]) for first in {firsts[index] for index in indices}}
     problem = _sum_transfers([transfers[firsts[index]] for index in indices])
@@ -251,7 +255,7 @@ def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem:
 def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Find dropouts as (mask drawn, mask scaled, data multiplied), by the index of the first.
 
-    The three are told by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
+    They are recognized by the mask's storage: drawn in place by `bernoulli_`, divided in place, read by a product.
     """
     free = {first: is_free(operations[first]) for first in set(firsts)}
     computing = [index for index, first in enumerate(firsts) if not free[first]]
@@ -268,7 +272,7 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
 
 
 def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
-    """Return the dropout of a tensor like the mask."""
+    """Return the dropout of a tensor with the mask's shape."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:
@@ -277,34 +281,34 @@ def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
 
 
 def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[Problem, ...]:
-    """Count the gradient as read, with a byte of the mask for each element, and written."""
+    """Count the gradient as read and written, plus one byte of the mask per element."""
     gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
     size, elements = float(gradient.size_bytes), float(gradient.elements)
     return (Problem("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()
 
 
-# --- What the user should know of it
+# --- Notes for the user
 
 UNKNOWN_SPREAD: Final = 10.0
-"""Extra factor upwards around an operation of which only the bytes are known. An assumption: a factorisation of a large
-matrix (`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as its copy on an H100."""
+"""Additional upper interval factor for an operation known only by its bytes. An assumption: factorising a large matrix
+(`linalg.solve`, 4096 x 4096, float32) takes at least 20 times as long as copying it on an H100."""
 
 SHARE_TO_NAME: Final = 0.01
-"""Least share of the time for an operation to be named."""
+"""Minimum share of the time for an operation to be named."""
 
 MOST_NAMES: Final = 5
 
 
 def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasured: Array) -> tuple[str, ...]:
-    """Name the unknown operations that take a share of the time worth a line.
+    """Return a note on unknown operations with a relevant share of the time.
 
     Args:
-        items: A trace's work.
-        seconds: Device seconds, shape (gpus, items).
-        unmeasured: Share of each item's time that no measured kernel gave, shape (gpus, items).
+        items: Work of a trace.
+        seconds: GPU seconds, shape (gpus, items).
+        unmeasured: Share of each item's time without measured kernels, shape (gpus, items).
 
     Returns:
-        One sentence, with shares over all GPUs; none if every operation is known.
+        One sentence, with shares over all GPUs; empty if every operation is known.
     """
     total = seconds.sum(axis=1)
     spent: dict[str, Array] = {}
@@ -332,7 +336,7 @@ def _range(shares: Array) -> str:
 
 
 def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...]:
-    """Name each operation whose translator failed, once, with its first error: a bug of ours, to be reported."""
+    """Return a note for each operation whose translator failed, with its first error, so that users can report it."""
     errors: dict[str, str] = {}
     for item in items:
         if item.error is not None:

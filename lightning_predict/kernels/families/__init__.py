@@ -1,5 +1,5 @@
-"""The families of operations, one file each: all that is known of an operation is in the file of its family.
+"""Families of operations, one file each, with everything that is known of an operation.
 
-Shape parameters, FLOPs and bytes, the dispatcher's calls, the backward pass, what times it without a network, and
-the features that its networks see. Importing `lightning_predict.kernels` registers them all.
+A file holds shape parameters, FLOPs and bytes, dispatcher calls, the backward pass, the estimate without a network, and
+the input features of the networks. Importing `lightning_predict.kernels` registers all of them.
 """

@@ -1,14 +1,14 @@
 """Scaled-dot-product attention, fused and eager, forward and backward.
 
-Forward: two products of (seq x head_dim) and (kv_seq x head_dim) a head, 4·B·H·S·T·D; a causal mask over a square needs
-(S + 1) / 2S of it. Backward: five such products, so 2.5 times the forward (the scores are recomputed). Traffic: q and
-the output have `heads` heads, k and v `kv_heads`; the backward pass also reads the output's gradient and writes three
-gradients.
+The forward pass has two products of (seq x head_dim) and (kv_seq x head_dim) per head, 4·B·H·S·T·D FLOPs. A causal mask
+over a square needs (S + 1) / 2S of them. The backward pass has five such products (it recomputes the scores), 2.5 times
+the forward. Traffic: q and the output have `heads` heads, k and v have `kv_heads`. The backward pass also reads the
+output's gradient and writes three gradients.
 
-The tables of causal attention are of servers, whose kernels look keys and values up in a cache by pages: up to 4,000
-tokens that takes longer than attention without a mask, which their encoders run on plain tensors. Training runs plain
-tensors: its causal attention (`causal_attention`) is timed as the part of the unmasked one that its blocks cannot skip,
-and never longer than a server's. Example::
+The tables of causal attention come from inference servers, whose kernels read keys and values from a paged cache. Up to
+4,000 tokens, this is slower than unmasked attention, which encoders run on plain tensors. Training also uses plain
+tensors. Its causal attention (`causal_attention`) is therefore timed as the share of unmasked attention that blocks
+cannot skip, and at most as a server's. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> batch = problem_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
@@ -52,25 +52,27 @@ _SHAPE = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim", "causal")
 _DEFAULTS_WITHOUT_MASK: dict[str, float | str] = {"kv_heads": "heads", "kv_seq": "seq"}
 _DEFAULTS: dict[str, float | str] = {**_DEFAULTS_WITHOUT_MASK, "causal": 0}
 FUSED_ATTENTION: Final = ("attention", "attention_backward", "causal_attention", "causal_attention_backward")
-"""Attention as one kernel, forward and backward, by the names of its operations."""
+"""Names of attention operations that run as one kernel, forward and backward."""
 
 BACKWARD_PRODUCTS = 2.5
-"""Matrix products of the backward pass over those of the forward: five against two."""
+"""Number of matrix products in the backward pass over the forward pass: five against two."""
 
 
 def _visible_share(c: Columns) -> Array:
-    """Compute the share of the scores that a causal mask lets through, aligned top left."""
+    """Return the share of scores that a causal mask keeps, aligned at the top left."""
     seq, kv_seq = c["seq"], c["kv_seq"]
     shorter = np.minimum(seq, kv_seq)
-    # Row i sees min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
+    # Row i attends to min(i + 1, kv_seq) keys; the sum over rows is a triangle and, below it, full rows.
     visible = shorter * (shorter + 1) / 2 + np.maximum(seq - kv_seq, 0) * kv_seq
     return np.where(c["causal"] > 0, visible / (seq * kv_seq), 1.0)
 
 
 DIAGONAL_KEYS: Final = 300.0
-"""Keys that a row of causal attention costs beyond those that it sees: blocks on the diagonal are computed whole, and
-those that work longest end last. From forward passes of cuDNN on the H200 (cudnn-frontend, heads of 128) with a mask
-over those without: 0.654, 0.568, 0.537, 0.521 and 0.504 at 2,048 to 32,768 tokens, so 117 to 344 keys, median 303."""
+"""Additional keys per row that causal attention costs beyond the visible ones.
+
+Diagonal blocks are computed in full, and the blocks with the most work end last. From forward passes of cuDNN on the
+H200 (cudnn-frontend, head size 128) with a mask over those without: 0.654, 0.568, 0.537, 0.521 and 0.504 at 2,048 to
+32,768 tokens, so 117 to 344 keys, median 303."""
 
 
 def _under_a_mask(c: Columns) -> Columns:
@@ -110,16 +112,16 @@ def _gradients(c: Columns) -> Array:
 
 
 QUERY_STRIPS: Final = (64, 128, 256)
-"""Queries that one block of a fused attention kernel keeps."""
+"""Number of queries that one block of a fused attention kernel handles."""
 
 HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
-"""Head sizes that kernels are built for; others are padded to the next."""
+"""Head sizes that kernels are built for; other sizes are padded to the next one."""
 
 
 def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Describe fused attention to a network, by name.
+    """Return the network inputs of fused attention, by name.
 
-    A block of the kernel keeps a strip of queries of one head and walks over the keys, so the blocks are
+    A block of the kernel handles a strip of queries of one head and loops over the keys, so the number of blocks is
     batch x heads x ceil(seq / strip).
     """
     c = batch.columns  # each (problems,)
@@ -144,13 +146,14 @@ def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeature
 
 
 BUILT_HEAD_DIMS: Final = ((32, 32.0), (64, 64.0), (96, 80.0), (128, 128.0), (160, 160.0), (192, 192.0), (256, 256.0))
-"""Head sizes that FlashAttention's kernels are built for (its `HEADDIM_SWITCH`), which compute smaller heads with
-zeros, and the measured size that stands for each: heads of 72 take 0.98 to 1.09 times as long as of 80 on the tables'
-nine GPUs. No table has a size below 64, nor one from 81 to 127."""
+"""Head sizes of FlashAttention's kernels (its `HEADDIM_SWITCH`), with the measured size that represents each.
+
+The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as long as heads of 80 on the tables' nine
+GPUs. The tables have no sizes below 64 or from 81 to 127."""
 
 
 def _with_built_heads(batch: ProblemBatch) -> ProblemBatch:
-    """Return the same attention with heads of the sizes that kernels are built for; measured sizes stay."""
+    """Round head sizes up to the sizes that kernels are built for; measured sizes are unchanged."""
     head_dim = batch.columns["head_dim"]
     sizes, stands_for = (np.array(column, dtype=np.float64) for column in zip(*BUILT_HEAD_DIMS, strict=True))
     place = np.searchsorted(sizes, head_dim)
@@ -168,30 +171,32 @@ ATTENTION: Final = Family(
 
 
 WIDEST_FLOPS_PER_CLOCK: Final = 1024.0
-"""TF32 FLOPs that a multiprocessor adds in a clock by the instructions that Ampere has: the A100's peak."""
+"""TF32 FLOPs per clock and multiprocessor with the instructions of Ampere: the A100's peak."""
 
 SHORTEST_SINGLE_SECONDS: Final = 5 * MICROSECOND
-"""Least seconds of one such kernel. An assumption."""
+"""Minimum seconds of one such kernel. An assumption."""
 
 BACKWARD_RATIO: Final = 3.0
-"""Backward over forward of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
+"""Backward over forward time of fused attention: median of 18 cuDNN rows on the H200 (2.87 to 3.85), cudnn-frontend."""
 
 
 SINGLE_RATE: Final = 0.10
-"""Share of the TF32 rate, without the units of Hopper and later that only newer kernels use, that PyTorch's
-memory-efficient attention reaches in float32: it computes each product as three in TF32 whatever the flags say ("fast
-float32" of CUTLASS). What BERT's steps in float32 and TF32 leave to it on the L40S and the H100 is 16 to 19 and 28
-TFLOP/s, 0.09 to 0.10 and 0.11 of that rate (training data: those rows of milabench)."""
+"""Share of the TF32 rate that PyTorch's memory-efficient attention reaches in float32.
+
+The rate is without the units of Hopper and later, which only newer kernels use. The kernel computes each product as
+three in TF32, independent of the flags ("fast float32" of CUTLASS). Subtracting the rest from BERT's steps in float32
+and TF32 gives 16 to 19 TFLOP/s on the L40S and 28 on the H100: 0.09 to 0.10 and 0.11 of that rate (training data: those
+rows of milabench)."""
 
 SINGLE_RATE_ON_LANES: Final = 0.4
-"""Share of the float32 peak before TF32. An assumption: it is that share of the H100's."""
+"""Share of the float32 peak on GPUs before TF32. An assumption: it is the same share as on the H100."""
 
 SINGLE_SPREAD: Final = 1.5
-"""Factor up and down around it: an assumption, wider than those two GPUs differ."""
+"""Interval factor of this time. An assumption, wider than the difference between those two GPUs."""
 
 
 def _single_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Time fused attention in float32 by its FLOPs, its scores being nowhere in memory; (gpus, problems)."""
+    """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, problems)."""
     rates = per_gpu(gpus, _single_rate)
     seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
     return Interval.around(seconds, SINGLE_SPREAD)
@@ -227,7 +232,7 @@ def _as_forward_pass(problem: Problem) -> tuple[CountedProblem, ...]:
 
 
 def _without_a_mask(problem: Problem) -> tuple[CountedProblem, ...]:
-    """Take the share of unmasked attention that blocks cannot skip."""
+    """Return the share of unmasked attention that blocks cannot skip."""
     columns = {word: np.array([value]) for word, value in problem.shape.items()}
     share = float(_visible_share(_under_a_mask(columns))[0]) + DIAGONAL_KEYS / problem.shape["kv_seq"]
     times = BACKWARD_RATIO if problem.operation.endswith("_backward") else 1.0
@@ -235,12 +240,12 @@ def _without_a_mask(problem: Problem) -> tuple[CountedProblem, ...]:
 
 
 def _as_a_server(problem: Problem) -> Problem:
-    """Name the same attention as it stands in the tables of servers."""
+    """Return the same attention as measured in the servers' tables."""
     return Problem(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
 
 
 def _eager_attention(problem: Problem) -> tuple[CountedProblem, ...]:
-    """List the parts: scores, their scaling, the mask where there is one, softmax, the product with the values.
+    """Return the parts: scores, scaling, mask (if causal), softmax, product with the values.
 
     Backward: two products for each of the forward's, the gradient of the softmax in two kernels, and the scaling.
     """
@@ -316,7 +321,7 @@ register(
         proxy=_without_a_mask,
         alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
-    # Eager: all scores are computed and pass through memory, masked or not; the backward pass keeps them.
+    # Eager: all scores are computed and written to memory, masked or not; they are kept for the backward pass.
     OperationKind(
         name="eager_attention",
         shape=_SHAPE,
@@ -352,15 +357,15 @@ def _attention(operation: Operation, tensors: Sequence[TensorInfo], *, backward:
     batch = math.prod(outer)
     if min(batch, heads, kv_heads, seq, kv_seq, head_dim) < 1:
         return ()
-    # Two products: over the depth of queries and keys, and with the width of the values.
+    # The first product sums over the head size of queries and keys; the second has the width of the values.
     depth = (head_dim + tensors[2].shape[-1]) / 2 if len(tensors) > 2 else head_dim
-    # No fused kernel asks for TF32 (`SINGLE_RATE`).
+    # Fused kernels ignore the TF32 flag (`SINGLE_RATE`).
     dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), query, tf32=False)
-    if dtype == "float64":  # No fused kernel computes in double precision: two products and a softmax.
+    if dtype == "float64":  # No fused kernel supports float64: two products and a softmax.
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     is_causal = _is_causal(operation)
     dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
-    if len(query.shape) > 4:  # torch's fused kernels take four dimensions: of windows in a fifth, all scores are kept
+    if len(query.shape) > 4:  # torch's fused kernels take four dimensions; a fifth means eager attention
         return (Problem(f"eager_attention{'_backward' * backward}", dtype, (*dims, float(is_causal))),)
     name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
     return (Problem(name, dtype, dims if is_causal else (*dims, 0.0)),)
@@ -400,7 +405,7 @@ _FUSED: Final = tuple(
 
 @translates(*_FUSED)
 def _fused(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate the kernels behind the whole call; in a backward pass the output's gradient comes first."""
+    """Translate the fused kernels of the whole call; in a backward pass, the output's gradient comes first."""
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
     return _attention(operation, tensors, backward=backward)
@@ -408,7 +413,7 @@ def _fused(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("higher_order::flex_attention", "higher_order::flex_attention_backward")
 def _flexible(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate as if nothing were masked: which blocks are left out stands in tensors that no trace holds."""
+    """Translate as if nothing were masked, because a trace does not contain the tensors with the skipped blocks."""
     backward = operation.name.endswith("_backward")
     return _attention(operation, operation.inputs[:3], backward=backward)
 
@@ -420,9 +425,9 @@ def _flexible(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None
     "aten::_efficient_attention_backward",
 )
 def _heads_last(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate (batch, seq, heads, head_dim), or sequences of many lengths in one row with the longest length.
+    """Translate (batch, seq, heads, head_dim), or sequences of different lengths in one row.
 
-    Those are taken to be as long as the longest, and as many as fill the row.
+    Packed sequences are assumed to have the maximum length, with as many sequences as fill the row.
     """
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]

@@ -1,14 +1,15 @@
 """Convolutions in one, two and three dimensions, transposed ones, and the two halves of their backward pass.
 
-One pass multiplies every output position with every filter tap: 2·N·O·H'·W'·(I/groups)·Kh·Kw, the same for the gradient
-to the input and to the weight. `H' = floor((H + 2p - d(K - 1) - 1) / s) + 1`. A 3 x 3 stride-1 filter may go through
-Winograd's F(2x2, 3x3), which needs 16 multiplications where the textbook needs 36, so 2.25 times fewer is the least.
+Each pass multiplies every output position with every filter tap: 2·N·O·H'·W'·(I/groups)·Kh·Kw FLOPs, also for the
+gradients of the input and the weight. `H' = floor((H + 2p - d(K - 1) - 1) / s) + 1`. A 3 x 3 stride-1 filter may use
+Winograd's F(2x2, 3x3), which needs 16 multiplications instead of the textbook's 36, so the minimum is 2.25 times lower.
 
-Networks time them in float32; a formula of tiles times what no network was trained on (`convolution_seconds`).
+Networks predict them in float32; a formula based on tiles predicts the cases without training data
+(`convolution_seconds`).
 
-One and three dimensions amount to two: a line is an image of height 1, and a volume folds its output depth into the
-batch and its taps' depth into the channels, which keeps the FLOPs. A transposed convolution computes what the gradient
-to the input of a convolution does: its input is that convolution's output. Example::
+One and three dimensions are mapped to two. A line is an image of height 1. A volume folds its output depth into the
+batch and the depth of its taps into the channels, which keeps the FLOPs. A transposed convolution is the same
+computation as the input gradient of a convolution whose output is its input. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> batch = problem_batch("conv2d", "float32", batch=1, in_channels=3, out_channels=8, kernel_size=3,
@@ -71,7 +72,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.units import MICROSECOND
 
 PASSES: Final = ("", "_backward_input", "_backward_weight")
-"""Endings of a convolution's name: none for the forward pass, and the two halves of the backward pass."""
+"""Suffixes of a convolution's name: empty for the forward pass, and the two halves of the backward pass."""
 
 _SETTINGS: Final = ("kernel", "stride", "padding", "dilation")
 _PLANE: Final = ("height", "width")
@@ -80,11 +81,11 @@ _PLANE: Final = ("height", "width")
 # --- Work and traffic of two dimensions
 
 WINOGRAD_GAIN: Final = 2.25
-"""Multiplications of the textbook over those of F(2x2, 3x3): 36 / 16."""
+"""Multiplications of the textbook algorithm over F(2x2, 3x3): 36 / 16."""
 
 
 def output_size(c: Columns, side: str) -> Array:
-    """Count positions of the output along `height`, `width` or `depth`, at least 1, shape (problems,)."""
+    """Return the number of output positions along `height`, `width` or `depth`, at least 1, shape (problems,)."""
     reach = c[f"dilation_{side}"] * (c[f"kernel_{side}"] - 1) + 1
     steps = (c[side] + 2 * c[f"padding_{side}"] - reach) / c[f"stride_{side}"]
     positions: Array = np.maximum(np.floor(steps) + 1, 1)
@@ -97,7 +98,7 @@ def _flops(c: Columns) -> Array:
 
 
 def _has_winograd_filter(c: Columns) -> Array:
-    """Tell where a 3 x 3 filter moves by single steps, booleans of shape (problems,)."""
+    """Return whether the filter is 3 x 3 with stride 1 and no dilation, booleans of shape (problems,)."""
     steps = [c[f"{setting}_{side}"] == 1 for setting in ("stride", "dilation") for side in _PLANE]
     found: Array = np.logical_and.reduce([c["kernel_height"] == 3, c["kernel_width"] == 3, *steps])
     return found
@@ -108,7 +109,7 @@ def _least_flops(c: Columns) -> Array:
 
 
 def _elements(c: Columns) -> dict[str, Array]:
-    """Count elements of the three tensors, each of shape (problems,)."""
+    """Return the number of elements of the three tensors, each of shape (problems,)."""
     taps = c["kernel_height"] * c["kernel_width"]
     return {
         "images": c["batch"] * c["in_channels"] * c["height"] * c["width"],
@@ -122,7 +123,7 @@ _READ: Final = {
     "_backward_input": ("outputs", "filters"),
     "_backward_weight": ("images", "outputs"),
 }
-"""Tensors that each pass reads; it writes the third. Of `outputs` a backward pass reads the gradient."""
+"""Tensors that each pass reads; it writes the third. For `outputs`, a backward pass reads the gradient."""
 
 
 # --- Features
@@ -131,7 +132,7 @@ TILES: Final = ((32, 128), (64, 64), (128, 32), (128, 64), (128, 128))
 """Output tiles (positions x channels) of cuDNN's convolution kernels."""
 
 WINOGRAD_TILES: Final = ((32, 128), (64, 64), (128, 64), (128, 128))
-"""Output tiles (squares x channels) of the products inside an unfused Winograd."""
+"""Output tiles (squares x channels) of the products in an unfused Winograd."""
 
 
 def _implicit_product(operation: str, c: Columns) -> tuple[Array, Array, Array]:
@@ -152,11 +153,11 @@ def _may_winograd(c: Columns) -> Array:
 
 
 def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
-    """Describe what 3 x 3 filters cost through Winograd, 0 for all others.
+    """Return the cost features of Winograd for 3 x 3 filters, 0 for all others.
 
     Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
-    that pass through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids
-    in the public tables are exactly these.
+    through memory. Fused F(2x2, 3x3): blocks of 16 x 8 outputs of one image by 32 channels. The launch grids in the
+    public tables match these exactly.
     """
     c = batch.columns  # each (problems,)
     allowed = _may_winograd(c)
@@ -184,7 +185,7 @@ def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Ar
 
 
 def _plane_features(c: Columns) -> dict[str, Array]:
-    """Describe what the shape alone says, each of shape (1, problems)."""
+    """Return the features that depend only on the shape, each of shape (1, problems)."""
     height, width = output_size(c, "height"), output_size(c, "width")
     named = {
         "image_height": log2(c["height"]),
@@ -206,10 +207,10 @@ def _plane_features(c: Columns) -> dict[str, Array]:
 
 
 def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Describe two-dimensional convolutions to a network, by name.
+    """Return the network inputs of two-dimensional convolutions, by name.
 
     A convolution is a matrix product of the output positions by the output channels over the filter taps (implicit
-    GEMM); 3 x 3 filters may also go through Winograd, which works on output squares of 2 x 2 or 4 x 4.
+    GEMM). 3 x 3 filters may also use Winograd, on output squares of 2 x 2 or 4 x 4.
     """
     c = batch.columns
     rows, cols, depth = _implicit_product(batch.operation, c)
@@ -237,143 +238,153 @@ CONVOLUTION: Final = Family(
 TENSOR_CONVOLUTION: Final = Family(
     name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
 )
-"""On matrix units. No public table has them on current GPUs, so the bundled weights hold none; whoever measures some
-can train them."""
+"""Family for tensor cores. No public table has such convolutions on current GPUs, so the bundled weights have no
+network for it; users with measurements can train one."""
 
 
-# --- What times them where they have no network
+# --- Formula for convolutions without a network
 
 ON_MATRIX_UNITS: Final = frozenset({"tf32", "float16", "bfloat16"})
-"""Dtypes that a GPU without matrix units for them is not asked for: `timing` asks for float32 there."""
+"""Dtypes that need tensor cores; without tensor cores for them, `timing` uses float32."""
 
 MATRIX_TILES: Final = ((256, 128), (128, 128), (128, 64), (64, 64), (128, 32), (32, 128), (32, 32))
-"""Output tiles of cuDNN's kernels for matrix units, rows x columns of the product."""
+"""Output tiles of cuDNN's tensor-core kernels, rows x columns of the product."""
 
 FEED: Final = 1.5e-4
-"""Time of feeding a tile of 128 x 128 in 16 bits over that of computing it at the sustained rate, by FLOPs per clock
-cycle and multiprocessor: 0.08 where there are 512 of them (GeForce), 0.3 where there are 2048 (A100), 0.6 where there
-are 4096 (Hopper)."""
+"""Time to load a tile of 128 x 128 in 16 bits over its compute time at the sustained rate, per FLOP per clock and
+multiprocessor: 0.08 for 512 (GeForce), 0.3 for 2048 (A100), 0.6 for 4096 (Hopper)."""
 
 FEED_THROUGH_REGISTERS: Final = 3.5e-4
 """The same before compute capability 8.0, whose copies into shared memory pass through registers."""
 
 LANES_SHARE: Final = 0.75
-"""Share of the ordinary lanes' peak that implicit products reach without matrix units."""
+"""Share of the CUDA cores' peak that implicit products reach without tensor cores."""
 
 OVERLAP: Final = 2.0
-"""Power of the norm by which computing and memory add up: 1 is one after the other, infinity the longer alone."""
+"""Exponent of the norm that combines compute and memory time: 1 is the sum, infinity the maximum."""
 
 BANDWIDTH_SHARE: Final = 0.85
-"""Share of the bandwidth that they and the conversions reach: 0.83 to 0.89 for the A100's conversions of 50 MB and
-more."""
+"""Share of the bandwidth that convolutions and layout conversions reach: 0.83 to 0.89 for the A100's conversions of 50
+MB and more."""
 
 LEAST_CHANNELS: Final = 8
-"""Channels that matrix units pad to. The A100 takes 463 µs for three channels, as for 24 in any other layer."""
+"""Multiple of channels to which tensor cores pad. The A100 takes 463 µs for three channels, as for 24 in any other
+layer.
+"""
 
 SPLIT_DEPTH: Final = 512
-"""Least depth of the parts that a product is split into where its tiles do not fill the GPU."""
+"""Minimum depth of the parts into which a product is split if its tiles do not fill the GPU."""
 
 WEIGHT_GRADIENT: Final = 1.3
-"""Time of the gradient to the weight over that of its FLOPs, which adds up parts: median of DeepBench's float32 rows of
-at least 0.2 ms on eight GPUs (1.04 to 1.52), and 1.3 to 1.4 of the forward pass in TF32 on the A100."""
+"""Time of the weight gradient over its FLOPs' time, due to the summation of parts: median of DeepBench's float32 rows
+of at least 0.2 ms on eight GPUs (1.04 to 1.52), and 1.3 to 1.4 of the forward pass in TF32 on the A100."""
 
 STRIDED_GRADIENT: Final = 1.4
-"""Time of a gradient to the input over that of its FLOPs where the filter skips positions: 1.2 to 2 on the A100 and the
-V100 in one ResNet-50 step."""
+"""Time of the input gradient over its FLOPs' time, for strided filters: 1.2 to 2 on the A100 and the V100 in one
+ResNet-50 step."""
 
 GROUPED_GRADIENT: Final = 2.0
-"""The same in groups, for each position in that many that the filter moves on by: 1.8 to 3.3 on the L40S and the
-H100-PCIe (training data: three of KernelBench's modules)."""
+"""The same for grouped convolutions, times the product of the strides: 1.8 to 3.3 on the L40S and the H100-PCIe
+(training data: three of KernelBench's modules)."""
 
 GAP_GRADIENT: Final = 1.6
-"""The same where the filter has gaps and skips positions, in groups or not: 1.3 to 1.9 there without groups, 2.8 with
-them (training data: two of the three)."""
+"""The same for dilated and strided filters, times the product of the strides, grouped or not: 1.3 to 1.9 without
+groups, 2.8 with groups (training data: two of the three)."""
 
 FEW_CHANNELS: Final = 8
 LARGE_FILTER: Final = 100
 FIRST_LAYER: Final = 1.7
-"""Time of fewer channels under filters of more taps, over that of padded ones: 1.7 and 1.8 for 3 channels of 11 x 11 on
-the L40S and the H100-PCIe (training data: that module of KernelBench)."""
+"""Time with fewer channels under large filters, over the time with padded channels: 1.7 and 1.8 for 3 channels of 11 x
+11 on the L40S and the H100-PCIe (training data: that module of KernelBench)."""
 
 MERGED_CHANNELS: Final = 8
-"""Channels of a group below which groups are computed as one of as many."""
+"""Channels per group below which several groups are computed as one."""
 
 PLACING_INSTRUCTIONS: Final = 200.0
-"""Instructions that place one output of a depthwise convolution, and those for each tap: PyTorch's kernel divides
-indices, and takes 2.5 cycles of an H100's multiprocessor (128 lanes) for an output of 9 taps."""
+"""Instructions per output of a depthwise convolution to compute its position; `TAP_INSTRUCTIONS` is per tap. PyTorch's
+kernel divides indices, and takes 2.5 cycles of an H100's multiprocessor (128 CUDA cores) for an output of 9 taps."""
 
 TAP_INSTRUCTIONS: Final = 10.0
 
 DEPTHWISE_LIBRARY: Final = 0.4
-"""Instructions of cuDNN's depthwise kernels over those of PyTorch's own."""
+"""Instructions of cuDNN's depthwise kernels relative to PyTorch's own."""
 
 LIBRARY_SIDES: Final = (1, 3, 5)
 LIBRARY_CHANNELS: Final = 32
 LIBRARY_WIDTH: Final = 7
-"""Sides of the filters, and least channels and width of the images, of the depthwise convolutions in float16 that
-PyTorch hands to cuDNN channels first, too (`use_cudnn_depthwise` in its Convolution.cpp): all that move by single
-steps, and those of `LIBRARY_STRIDED` that move by two. Channels last it hands over every one."""
+"""Filter sides, and minimum channels and image width, of the float16 depthwise convolutions in channels-first layout
+that PyTorch passes to cuDNN.
+
+This is `use_cudnn_depthwise` in its Convolution.cpp: all with stride 1, and with stride 2 if they satisfy
+`LIBRARY_STRIDED`. In channels-last layout, PyTorch passes all of them to cuDNN."""
 
 LIBRARY_STRIDED: Final = ((512, 0), (256, 28))
-"""Least channels and width, either."""
+"""Minimum (channels, width) for stride 2; either pair suffices."""
 
 WIDTHS_LAST: Final = (4, 8, 16)
-"""Channels of a group, beside multiples of 32, for which cuDNN has kernels for channels last of their own (its release
-notes name 4, 8, 16 and 32)."""
+"""Channels per group, besides multiples of 32, for which cuDNN has its own channels-last kernels (its release notes
+list 4, 8, 16 and 32)."""
 
 GROUPED_LAST_SHARE: Final = 0.5
-"""Share of the sustained rate that other widths reach channels last, in tiles of 64 channels a group: RegNets of 24 and
-56 channels and DPNs of 3 to 12 take 1.6 to 3 times as long on the RTX 3090 as of multiples of 32."""
+"""Share of the sustained rate that other group widths reach in channels-last layout, in tiles of 64 channels per group.
+RegNets of 24 and 56 channels and DPNs of 3 to 12 take 1.6 to 3 times as long on the RTX 3090 as multiples of 32."""
 
 LARGEST_FILTER_LAST: Final = 7
-"""Side of the largest filter for which depthwise kernels for channels last are fast."""
+"""Side of the largest filter for which channels-last depthwise kernels are fast."""
 
 LARGE_FILTER_TAPS: Final = 45.0
-"""Instructions of a larger one for each tap: ConvMixers of 9 x 9 compute 0.9 TFLOP/s on the RTX 3090, in two sizes."""
+"""Instructions per tap for larger filters: ConvMixers of 9 x 9 reach 0.9 TFLOP/s on the RTX 3090, in two sizes."""
 
 GROUPED_LAST_GRADIENT: Final = 0.028
-"""Share of the sustained rate that the gradients of groups reach channels last, in tiles of 32 or 128 channels a group,
-both halves counted with the slower: 2 TFLOP/s on the RTX 3090 for 24, 56, 64, 72 and 128 channels (1.8 to 2.2), with
-cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
+"""Share of the sustained rate that gradients of grouped convolutions reach in channels-last layout, in tiles of 32 or
+128 channels per group.
 
-The four constants were read off timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
+Both halves are counted at the rate of the slower one: 2 TFLOP/s on the RTX 3090 for 24, 56, 64, 72 and 128 channels
+(1.8 to 2.2), with cuDNN 8 of torch 1.10 to 1.12; 8 channels are as fast as the forward pass.
+
+The four constants come from timm's pairs of layouts of convmixer, regnet, dpn and nfnet (training data: those
 families); the score of channels last leaves them out. `python -m benchmarks.accuracy FOLDER --of gains` prints both."""
 
 SINGLE: Final = frozenset({"float32", "tf32", "float64"})
-"""Dtypes for which cuDNN has depthwise kernels channels last for squares of `LIBRARY_SIDES` alone; it leaves others to
-the one that takes any convolution."""
+"""Dtypes for which cuDNN has channels-last depthwise kernels only for squares of `LIBRARY_SIDES`; other filters use its
+general kernel."""
 
 TILED_CHANNELS: Final = 64
-"""Channels of a tile of that one: on the H100-PCIe a 3 x 1 filter of 8 channels takes 27 ms compiled (15 by this), and
-3 x 3 filters as long as their traffic (KernelBench's modules 83, 82 and 84: training data)."""
+"""Channels per tile of the general kernel. On the H100-PCIe, a 3 x 1 filter of 8 channels takes 27 ms compiled (15 by
+this rule), and 3 x 3 filters take as long as their traffic (KernelBench's modules 83, 82 and 84: training data)."""
 
 TAP_WAIT_SECONDS: Final = 1.05 * MICROSECOND
-"""Time of a resident thread for one tap of one output there. ConvNeXt-Large, whose blocks permute what its 7 x 7
-filters read, takes 4.6 to 5.2 ms an image beyond the rest in float32 and in TF32 on the L40S, and 3.1 to 3.6 on the
-H100, for three passes of 343 million taps: 1.0 to 1.1 µs on both (training data: those rows of milabench)."""
+"""Time of a resident thread for one tap of one output in the general kernel.
+
+The blocks of ConvNeXt-Large permute the input of their 7 x 7 filters. In float32 and TF32, three passes of 343 million
+taps per image add 4.6 to 5.2 ms on the L40S and 3.1 to 3.6 ms on the H100: 1.0 to 1.1 µs per tap on both (training
+data: those rows of milabench)."""
 
 VOLUME_CHANNELS: Final = 32
 VOLUME_DEPTH: Final[Mapping[str, int]] = {"": 8, "_backward_input": 32, "_backward_weight": 8}
-"""Multiples of channels that volumes lie in where matrix units convert them, and that a pass sums over: a transposed
+"""Multiples to which channels of volumes are padded in tensor-core layouts, and in the sum of each pass. A transposed
 volume of 16 channels takes as long from 3 as from 32, on the L40S, the H100-PCIe and the T4."""
 
 VOLUME_GRADIENT: Final = 1.5
-"""Time of a volume's gradient to the input over that of its products. These were chosen on KernelBench's modules with
-volumes on the L40S and the H100-PCIe (training data): with either left out of the choice the other's mean error in the
-logarithm is 0.30 and 0.21, where one factor of 2.4 over FLOPs and bytes, chosen on both, had 0.32 and 0.23."""
+"""Time of a volume's input gradient over the time of its products.
+
+These constants were chosen on KernelBench's modules with volumes on the L40S and the H100-PCIe (training data). With
+either left out of the choice, the other's mean log error is 0.30 and 0.21; a single factor of 2.4 over FLOPs and bytes,
+chosen on both, had 0.32 and 0.23."""
 
 STRIDED_ON_LANES: Final = 2.0
-"""The same without matrix units, beyond it, where the filter skips positions: between skipping them (1) and computing
-all (8). The T4's rows ask for 1.5 to 4.4 (training data)."""
+"""Additional factor of the same without tensor cores, for strided filters: between skipping positions (1) and computing
+all (8). The T4's rows imply 1.5 to 4.4 (training data)."""
 
 SHORTEST_SECONDS: Final = 3 * MICROSECOND
-"""Least seconds of one convolution: its first and last instructions, and finding its place."""
+"""Minimum seconds of one convolution: its first and last instructions, and the computation of its position."""
 
 SPREAD: Final = (1.45, 2.6)
-"""Factors down and up that hold most plain convolutions in 16 bits or TF32. The formula takes the best path there is;
-for few channels, filters that are not square and transposed ones libraries fall to poor ones. Nine in ten of 52 modules
-of the current version of KernelBench are 0.84 to 1.9 times as long as it says, of 70 smaller ones of the first 0.86 to
-3.3 times (training data: those rows)."""
+"""Lower and upper interval factors that cover most ungrouped convolutions in 16 bits or TF32.
+
+The formula assumes the best algorithm. For few channels, non-square filters and transposed convolutions, libraries use
+worse ones. 90 % of 52 modules of the current version of KernelBench take 0.84 to 1.9 times the predicted time, of 70
+smaller ones of the first version 0.86 to 3.3 times (training data: those rows)."""
 
 GROUPED_SPREAD: Final = (2.0, 2.0)
 VOLUME_SPREAD: Final = (1.6, 2.2)
@@ -390,25 +401,25 @@ class ConvolutionWork:
             `_backward_weight`.
         dtype: Compute dtype.
         rows: Rows of the implicit product of one group.
-        cols: Its columns.
-        depth: What it sums over.
-        padding: Channels, of the input or of the filters, that matrix units multiply over those that are there.
+        cols: Columns of the product.
+        depth: Depth (summed dimension) of the product.
+        padding: Padded over existing channels, of the input or of the filters, in tensor-core kernels.
         groups: Number of such products.
         channels: Input channels of one group.
         taps: Positions of the filter.
-        strides: Steps of the filter, those of all sides multiplied.
-        is_dilated: The filter has gaps.
-        placed: Elements that the pass computes one by one where it is depthwise.
-        is_depthwise: Each channel has a filter of its own.
-        by_library: Where it is depthwise, cuDNN computes it.
-        is_last: Channels last.
-        is_odd: The channels of the images or of the outputs are an odd number.
-        is_volume: Three dimensions.
+        strides: Product of the strides of all sides.
+        is_dilated: Whether the filter is dilated.
+        placed: Elements computed one by one if the pass is depthwise.
+        is_depthwise: Whether each channel has its own filter.
+        by_library: Whether cuDNN computes it if it is depthwise.
+        is_last: Whether the layout is channels last.
+        is_odd: Whether the number of channels of the images or of the outputs is odd.
+        is_volume: Whether there are three dimensions.
         images: Elements of the images.
         outputs: Elements of the outputs.
-        padded_images: Those that the images hold where they are converted to channels last.
-        padded_outputs: The same of the outputs.
-        moved_bytes: Least traffic.
+        padded_images: Elements of the images after conversion to channels last.
+        padded_outputs: The same for the outputs.
+        moved_bytes: Minimum traffic.
     """
 
     backward: str
@@ -435,44 +446,44 @@ class ConvolutionWork:
     moved_bytes: Array
 
     def of_merged_groups(self, merged: Array) -> tuple[Array, Array, Array, Array]:
-        """Count products, and their rows, columns and depth, where so many groups are one with zeros between them."""
+        """Return number, rows, columns and depth of the products if `merged` groups become one, padded with zeros."""
         if self.backward == "_backward_weight":
             return self.groups / merged, self.rows * merged, self.cols * merged, self.depth
         return self.groups / merged, self.rows, self.cols * merged, self.depth * merged
 
 
 def convolution_seconds(work: ConvolutionWork, gpus: Sequence[Gpu]) -> Array:
-    """Time convolutions that no network was trained on: on matrix units, in groups, of volumes; (gpus, problems).
+    """Predict convolutions without a network: on tensor cores, grouped, or of volumes; shape (gpus, problems).
 
-    An implicit product is computed in tiles of the output, of which each multiprocessor takes one at a time. A tile
-    takes its FLOPs at the multiprocessor's share of the rate that large products sustain, and longer by what feeding it
-    takes: with F FLOPs per clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
+    An implicit product is computed in output tiles, one per multiprocessor at a time. A tile takes the time of its
+    FLOPs at the multiprocessor's share of the sustained rate, plus the time to load its operands. With F FLOPs per
+    clock cycle and multiprocessor, tiles of M x N and elements of E bytes,
 
         t = 2·M·N·depth / (rate / multiprocessors) · (1 + FEED · F · 64 (1/M + 1/N) · E/2)
 
-    Memory is a second bound that overlaps in part. Images are read once: the im2col matrix is never in memory. Matrix
-    units want channels last, so that images and outputs with channels first are converted, each by a kernel of its own.
+    Memory is a second limit that overlaps in part. Images are read once, because the im2col matrix is never in memory.
+    Tensor cores need channels last, so channels-first images and outputs are converted by separate kernels.
 
-    A depthwise convolution multiplies nothing by matrices: it is bound by its traffic or by the instructions that place
-    an output. Other groups fill tiles badly, but are never slower than the dense convolution that holds them, except
-    for gradients to the input whose filter skips positions (`GROUPED_GRADIENT`).
+    A depthwise convolution has no matrix product: it is bound by its traffic or by the instructions that compute an
+    output's position. Other grouped convolutions fill tiles badly, but are never slower than the dense convolution that
+    contains them. Input gradients with a stride are the exception (`GROUPED_GRADIENT`).
 
-    Volumes lie in padded channels, and computing and memory add up. Their gradients to the input compute all positions
-    in groups alone (`VOLUME_CHANNELS`).
+    For volumes, channels are padded, and compute and memory time add up. Their input gradients compute all positions
+    only if grouped (`VOLUME_CHANNELS`).
 
-    FLOPs and bytes alone enter, and the same constants hold for every GPU, so that two of one rate get one time. They
-    were chosen on four tables, which are therefore training data for them: the kernels of one ResNet-50 step in TF32 on
-    an A100 (tiles, feeding, conversions, strided gradients), timm's inference in AMP with channels last and first on
-    the RTX 3090 and 4090 (feeding, what is merged in groups, depthwise outputs), DeepBench's float16 rows (feeding
-    through registers), and KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, gradients to
-    the input with strides and groups).
+    The formula uses only FLOPs and bytes, with the same constants for every GPU, so two GPUs of the same rate get the
+    same time. The constants were chosen on four tables, which are therefore training data for them: the kernels of one
+    ResNet-50 step in TF32 on an A100 (tiles, loads, conversions, strided gradients); timm's inference in AMP with
+    channels last and first on the RTX 3090 and 4090 (loads, merged groups, depthwise outputs); DeepBench's float16 rows
+    (loads through registers); and KernelBench's modules on the H100-PCIe and L40S (volumes, depthwise in float32, input
+    gradients with strides and groups).
     """
     rows = [_on_gpu(work, gpu) for gpu in gpus]  # each (problems,)
     return np.array(rows, dtype=np.float64).reshape(len(gpus), len(work.rows))
 
 
 def convolution_interval(work: ConvolutionWork, seconds: Array) -> Interval[Array]:
-    """Return the formula's times with the ends of their interval, shape (gpus, problems)."""
+    """Return the formula's times with their interval, shape (gpus, problems)."""
     plain = VOLUME_SPREAD if work.is_volume else SPREAD
     down, up = (
         np.where(work.groups > 1, max(own, grouped), own) for own, grouped in zip(plain, GROUPED_SPREAD, strict=True)
@@ -486,21 +497,21 @@ def _on_gpu(work: ConvolutionWork, gpu: Gpu) -> Array:
     dense = _by_products(work, gpu, memory, work.groups)
     grouped = _by_products(work, gpu, memory, least_merged)
     own = np.where(work.is_depthwise, _depthwise(work, gpu, memory), grouped)
-    # For channels last PyTorch leaves every depthwise convolution to cuDNN, which takes no dense one for it.
+    # In channels-last layout, PyTorch passes every depthwise convolution to cuDNN, which never uses a dense one for it.
     is_fixed = work.is_depthwise & work.is_last & (work.dtype in SINGLE)
     fastest = np.where(is_fixed, own, np.minimum(own, dense))
     seconds = np.maximum(fastest, _least_in_groups_last(work, gpu)) + SHORTEST_SECONDS
     if work.is_volume and work.dtype == "float32" and "tf32" in gpu.peak_flops_per_second:
-        # Where TF32 is allowed, float32's kernels are so, too: transposed volumes that take 16 ms then on the L40S
-        # would take 5 on its lanes by what the T4's do.
+        # If TF32 is allowed, it also applies to float32's kernels: transposed volumes that take 16 ms on the L40S would
+        # take 5 on its CUDA cores, judging by the T4's times.
         return np.maximum(seconds, _on_gpu(replace(work, dtype="tf32"), gpu))
     return seconds
 
 
 def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Time convolutions in groups by the kernels that channels last leave them; 0 for what these do not serve.
+    """Return the minimum time of grouped convolutions in channels-last layout; 0 if this rule does not apply.
 
-    Libraries take what the layout asks for, however slow: PyTorch hands them every such convolution.
+    Libraries follow the layout, even if its kernels are slow: PyTorch passes every such convolution to them.
     """
     if work.dtype not in ON_MATRIX_UNITS or work.dtype not in gpu.peak_flops_per_second or work.is_volume:
         return np.zeros_like(work.rows)
@@ -510,7 +521,7 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
     is_served = np.isin(width, WIDTHS_LAST) | (width % 32 == 0) | (width > 64)
     if work.backward:
         tile = np.where(width <= 32, 32.0, 128.0)
-        rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # of two halves
+        rate, is_served = rate * GROUPED_LAST_GRADIENT * 2, np.isin(width, WIDTHS_LAST)  # both halves together
     else:
         tile, rate = np.full_like(width, 64.0), rate * GROUPED_LAST_SHARE
     waste = np.ceil(width / tile) * tile / width
@@ -522,7 +533,7 @@ def _least_in_groups_last(work: ConvolutionWork, gpu: Gpu) -> Array:
 
 
 def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) -> Array:
-    """Time implicit products, so many groups in one, with the conversions around them."""
+    """Return the time of implicit products of merged groups, including layout conversions."""
     compute = _products(work, gpu, merged)
     if work.backward == "_backward_input":
         compute = compute * (_of_volumes(work, gpu) if work.is_volume else _of_positions(work))
@@ -535,7 +546,7 @@ def _by_products(work: ConvolutionWork, gpu: Gpu, memory: Array, merged: Array) 
 
 
 def _of_positions(work: ConvolutionWork) -> Array:
-    """Return the time of a gradient to the input over that of its FLOPs, by the positions that its filter skips."""
+    """Return the time of an input gradient over its FLOPs' time, depending on the positions that its filter skips."""
     is_grouped = work.groups > 1
     all_positions = work.strides * np.where(is_grouped, GROUPED_GRADIENT, 1.0)
     all_positions = all_positions * np.where(work.is_dilated, GAP_GRADIENT, 1.0)
@@ -544,7 +555,7 @@ def _of_positions(work: ConvolutionWork) -> Array:
 
 
 def _of_volumes(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Return the same of volumes, which compute all positions in groups."""
+    """Return the same for volumes, which compute all positions if grouped."""
     all_positions = np.where(work.groups > 1, work.strides, 1.0) if _has_units(work, gpu) else STRIDED_ON_LANES
     return VOLUME_GRADIENT * np.where(work.strides > 1, all_positions, 1.0)
 
@@ -559,7 +570,7 @@ def _bandwidth(moved_bytes: Array, gpu: Gpu) -> Array:
 
 
 def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
-    """Time the implicit products, so many groups in one, by the tile that takes least."""
+    """Return the time of implicit products of merged groups, with the fastest tile size."""
     copies, rows, cols, depth = work.of_merged_groups(merged)  # each (problems,)
     single = gpu.peak_flops_per_second["float32"]
     has_units = _has_units(work, gpu)
@@ -586,11 +597,11 @@ def _products(work: ConvolutionWork, gpu: Gpu, merged: Array) -> Array:
 
 
 def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
-    """Time the conversion of images and gradients with channels first, each read once and written once.
+    """Return the time to convert channels-first images and gradients, each read once and written once.
 
-    Kernels of the forward pass in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A filter of one tap and
-    single steps is a plain product in either, but for its own gradient, which sums over the positions. Channels last in
-    odd numbers are not aligned to anything, and are copied to padded ones (RexNets lose 10 to 25 % by the layout).
+    Forward kernels in TF32 write either layout (`..._nhwckrsc_nchw` on the A100). A 1 x 1 filter with stride 1 is a
+    plain product in either layout, except for its own gradient, which sums over the positions. Odd numbers of channels
+    in channels-last layout are unaligned, and are copied to padded ones (RexNets lose 10 to 25 % by the layout).
     """
     if not (_has_units(work, gpu) if work.is_volume else work.dtype in ON_MATRIX_UNITS):
         return np.zeros_like(work.rows)
@@ -606,7 +617,7 @@ def _conversions(work: ConvolutionWork, gpu: Gpu) -> Array:
 def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     instructions = work.placed * (PLACING_INSTRUCTIONS + TAP_INSTRUCTIONS * work.taps)  # (problems,)
     instructions = instructions * np.where(work.by_library, DEPTHWISE_LIBRARY, 1.0)
-    lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and lane; a multiply-add is two FLOPs
+    lanes = gpu.peak_flops_per_second["float32"] / 2  # one instruction per cycle and core; a multiply-add is two FLOPs
     threads = gpu.streaming_multiprocessors * gpu.max_threads_per_multiprocessor
     is_square = np.isin(work.taps, [side**2 for side in LIBRARY_SIDES])
     is_general = work.is_last & (work.dtype in SINGLE) & ~is_square
@@ -617,7 +628,7 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
 
 
 def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
-    """Collect what the formula asks for; `c` are the columns on a plane, which hold a volume's taps as channels."""
+    """Collect the formula's inputs; `c` are the two-dimensional columns, in which a volume's taps are channels."""
     elements = _elements(c)
     depth_taps = batch.columns["kernel_depth"] if is_volume else 1.0
     in_channels, out_channels = c["in_channels"] / depth_taps, c["out_channels"]
@@ -627,7 +638,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
     if is_volume:
         images = np.prod([batch.columns[name] for name in ("batch", "in_channels", "depth", "height", "width")], axis=0)
         strides = strides * batch.columns["stride_depth"]
-        summed = out_channels if plane_pass == "_backward_input" else in_channels  # of all groups
+        summed = out_channels if plane_pass == "_backward_input" else in_channels  # over all groups
         padding = _padded(summed, VOLUME_DEPTH[plane_pass])
         padded_images, padded_outputs = (
             size * _padded(own, VOLUME_CHANNELS) for size, own in ((images, in_channels), (outputs, out_channels))
@@ -637,7 +648,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         padding = np.where(c["groups"] == 1, np.maximum(summed, LEAST_CHANNELS) / summed, 1.0)
         padded_images, padded_outputs = images, outputs
     rows, cols, depth = _implicit_product(f"conv2d{plane_pass}", c)
-    if plane_pass == "_backward_input":  # of the filter's taps as many reach a position as the filter moves there
+    if plane_pass == "_backward_input":  # on average, taps x outputs / images reach a position
         cols, depth = cols / depth_taps, depth * depth_taps
         depth = depth * (elements["outputs"] / c["out_channels"]) / (elements["images"] / c["in_channels"])
     return ConvolutionWork(
@@ -667,13 +678,13 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
 
 
 def _padded(channels: Array, multiple: int) -> Array:
-    """Return channels up to the next multiple over those that are there."""
+    """Return the ratio of padded to existing channels."""
     over: Array = np.ceil(channels / multiple) * multiple / channels
     return over
 
 
 def _by_library(dtype: str, c: Columns) -> BoolArray:
-    """Tell the depthwise convolutions that PyTorch leaves to cuDNN, booleans of shape (problems,)."""
+    """Return which depthwise convolutions PyTorch passes to cuDNN, booleans of shape (problems,)."""
     side, step, width, channels = (c[name] for name in ("kernel_width", "stride_width", "width", "in_channels"))
     is_even = (side == c["kernel_height"]) & (step == c["stride_height"])
     is_whole = (c["dilation_height"] == 1) & (c["dilation_width"] == 1)
@@ -688,7 +699,7 @@ def _has_groups(problem: Problem) -> bool:
 
 
 def _is_beyond_networks(problem: Problem) -> bool:
-    """Tell convolutions in groups, and gradients to the input whose filter both skips positions and has gaps."""
+    """Return whether it is grouped, or an input gradient with stride and dilation, which networks do not support."""
     shape = problem.shape
     skips, has_gaps = (max(shape[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
     return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
@@ -697,8 +708,8 @@ def _is_beyond_networks(problem: Problem) -> bool:
 def as_product(problem: Problem) -> Problem | None:
     """Return the implicit matrix product of an ungrouped two-dimensional convolution or of half of its gradient.
 
-    None for a grouped one. Libraries always have this algorithm, whatever others they have (cuDNN's developer guide,
-    "implicit GEMM"). The gradient to the input sums over the filters, at the output's positions.
+    None for a grouped one. Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The
+    input gradient sums over the filters, at the output's positions.
     """
     if _has_groups(problem):
         return None
@@ -714,13 +725,13 @@ def as_product(problem: Problem) -> Problem | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """A kind of convolution and the two-dimensional one that it amounts to.
+    """A kind of convolution, and the two-dimensional one that it is mapped to.
 
     Attributes:
         name: Its name, without the pass.
-        sides: Its sides: `height`, `width` and, for a volume, `depth`; none for a line, which has a length.
-        as_plane: Its columns as those of `conv2d`.
-        plane_passes: Its passes -> those of `conv2d`.
+        sides: Its sides: `height`, `width` and, for a volume, `depth`; empty for a line, which has a length.
+        as_plane: Maps its columns to `conv2d`'s columns.
+        plane_passes: Maps its passes to `conv2d`'s passes.
     """
 
     name: str
@@ -729,7 +740,7 @@ class _Variant:
     plane_passes: Mapping[str, str]
 
     def elements(self, c: Columns) -> dict[str, Array]:
-        """Count elements of the tensors; folding a volume must not count its input for every tap of depth."""
+        """Return the elements of the tensors; a folded volume must not count its input once per depth tap."""
         own = _elements(self.as_plane(c))
         if "depth" in self.sides:
             own["images"] = c["batch"] * c["in_channels"] * c["depth"] * c["height"] * c["width"]
@@ -737,7 +748,7 @@ class _Variant:
 
 
 def _on_plane(c: Columns) -> dict[str, Array]:
-    """Select the columns that a variant shares with `conv2d`."""
+    """Return the columns that a variant shares with `conv2d`."""
     settings = [f"{setting}_{side}" for setting in _SETTINGS for side in _PLANE]
     return {name: c[name] for name in ("out_channels", *_PLANE, *settings, "groups", "channels_last")}
 
@@ -778,7 +789,7 @@ _VARIANTS: Final = (
 
 
 def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], dict[str, tuple[str, ...]]]:
-    """List shape parameters, their defaults, and the spellings that set several of them."""
+    """Return shape parameters, their defaults, and the alternative names that set several of them."""
     if not variant.sides:
         line = ("batch", "in_channels", "out_channels", "length", "kernel_size", "stride", "padding", "dilation")
         return (*line, "groups"), {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}, {"image_size": ("length",)}
@@ -842,11 +853,11 @@ _PLANE_SHAPE: Final = _shape(_VARIANTS[0])[0]
 register(*(_kind(variant, suffix) for variant in _VARIANTS for suffix in PASSES))
 
 
-# --- The dispatcher's calls
+# --- Dispatcher calls
 
 
 def _numbers(operation: Operation, name: str, dimensions: int, default: float) -> list[float]:
-    """Read a convolution argument as one number per dimension."""
+    """Return a convolution argument as one number per dimension."""
     value = operation.arguments.get(name)
     if value is None:
         return [default] * dimensions
@@ -857,13 +868,13 @@ def _numbers(operation: Operation, name: str, dimensions: int, default: float) -
 def _convolution_problem(
     name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
 ) -> Problem:
-    """Convolve `images` (N, C, *sizes) with `weight` (O, C / groups, *taps); a line is an image of height 1."""
+    """Return the problem for `images` (N, C, *sizes) and `weight` (O, C / groups, *taps), with lines of height 1."""
     sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
     dimensions = len(sizes)
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
     dilation = _numbers(operation, "dilation", dimensions, 1)
-    # Calls without an argument for groups (depthwise ones) have as many as the channels ask for.
+    # Calls without an argument for groups (depthwise ones) have the number that the channels imply.
     groups = float(operation.arguments.get("groups", max(images.shape[1] // max(weight.shape[1], 1), 1)))
     batch, channels = float(images.shape[0]), float(weight.shape[1]) * groups
     if dimensions == 1:
@@ -879,7 +890,7 @@ def _convolution_problem(
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
-    """Return the large side of a transposed convolution: what it writes, and the matching convolution reads."""
+    """Return the large side of a transposed convolution: its output, which is the input of the matching convolution."""
     dimensions = len(data.shape) - 2
     stride = _numbers(operation, "stride", dimensions, 1)
     padding = _numbers(operation, "padding", dimensions, 0)
@@ -920,7 +931,7 @@ def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
         return None
     data, weight = operation.inputs[:2]
     if operation.arguments.get("transposed") or "transpose" in operation.name:
-        # A transposed convolution computes what the gradient to the input of a convolution does.
+        # A transposed convolution is the same computation as the input gradient of a convolution.
         images = _transposed_images(operation, data, weight)
         problem = _convolution_problem("conv2d_backward_input", operation, flags, images, weight)
     else:
@@ -932,9 +943,9 @@ _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten:
 
 
 def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
-    """Time the bias, which PyTorch adds to the output of cuDNN in its own kernel (`Convolution.cpp`, `output.add_`).
+    """Return the bias addition, which PyTorch runs as a separate kernel after cuDNN (`Convolution.cpp`, `output.add_`).
 
-    Its own depthwise kernel adds it by itself.
+    PyTorch's own depthwise kernel adds the bias itself.
     """
     shape, batch = problem.shape, batch_of([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1

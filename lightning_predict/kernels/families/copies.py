@@ -1,4 +1,4 @@
-"""Copies, and whatever is known by the bytes that it moves alone.
+"""Copies, and operations known only by the bytes that they move.
 
 `transfer` is the general one, counted in bytes. Example::
 
@@ -33,8 +33,8 @@ def _host_copy_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 register(
     replace(by_bytes("transfer"), families=(VECTOR,)),
-    # What a call whose translator failed touches. Its work is not known: an addmm taken for its bytes was 42 times
-    # faster than a product of that size; intervals of whole steps keep eight tenths of the logarithm.
+    # Bytes of a call whose translator failed. Its work is unknown: an addmm timed by its bytes was 42 times faster than
+    # a product of that size. Intervals of whole steps keep eight tenths of the logarithm.
     replace(by_bytes(UNTRANSLATED), untrained=Untrained(spread=100.0)),
     OperationKind(
         name="host_copy",
@@ -48,7 +48,7 @@ register(
     by_element("concat", 1, 1),
     by_element("copy", 1, 1),
     by_element("gather", 1, 1),
-    by_element("scatter", 1, 2),  # what is there already is read with its sector
+    by_element("scatter", 1, 2),  # the existing values are read with their sectors
     OperationKind(
         name="cast",
         shape=("rows", "cols", "source_bytes", "target_bytes"),

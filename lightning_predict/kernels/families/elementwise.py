@@ -1,13 +1,12 @@
-"""Element-wise operations, and what networks see of every operation that memory binds.
+"""Element-wise operations, and the network inputs of all memory-bound operations.
 
-Each moves so many elements, and computes so much, per element of a (rows, cols) tensor. On equal shapes the measured
-model of the operation serves; with broadcasting, or with an operator that no table measured, the bytes decide
-(`copies.py`). Example::
+Each operation has a number of reads, writes and FLOPs per element of a (rows, cols) tensor. For equal shapes, the
+operation's trained model applies. With broadcasting, or for an operator without measurements, its bytes determine the
+time (`copies.py`). Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> from lightning_predict.kernels.translation import translate
-    >>> from lightning_predict.tracing.operand_strides import STRIDED
-from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
+    >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
     72.0
     >>> x = TensorInfo((8, 16), "float32")
@@ -49,11 +48,11 @@ from lightning_predict.tracing.operand_strides import STRIDED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 ELEMENTS_PER_BLOCK: Final = 1024
-"""Elements that one block of an element-wise kernel takes (256 threads, 4 elements each)."""
+"""Elements per block of an element-wise kernel (256 threads with 4 elements each)."""
 
 FEWEST_FLOPS_PER_BYTE: Final = 1 / 12
-"""Fewest floating-point operations per byte that networks have seen: an addition of two tensors in float32. A kernel
-that computes less is no faster for it."""
+"""Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors. A kernel with less
+computation is not faster."""
 
 
 def _has_fast_stacks(gpu: Gpu) -> bool:
@@ -61,11 +60,11 @@ def _has_fast_stacks(gpu: Gpu) -> bool:
 
 
 def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Describe operations bound by memory to a network, by name.
+    """Return the network inputs of memory-bound operations, by name.
 
-    An operation is known by its counts, not by its name, so that one which was never measured is served as well:
-    `transfer` (bytes read, bytes written, FLOPs) is the element-wise case. Kernels that reduce each row (softmax,
-    normalisations) see the row's length as well.
+    An operation is described by its counts, not by its name, so unmeasured operations are supported as well: `transfer`
+    (bytes read, bytes written, FLOPs) is the element-wise case. For kernels that reduce each row (softmax,
+    normalisations), the row length is an input, too.
     """
     read, written = batch.bytes_read, batch.bytes_written
     total = np.maximum(read + written, 1.0)  # (problems,)
@@ -97,31 +96,33 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 
 WITHOUT_CODES: Final = 1.15
-"""Bandwidth that GDDR delivers without codes for ECC over that with them. The public tables know GDDR with codes alone
-(P4, T4, L4: 0.73 to 0.85 of the data sheet's). Large norms of KernelBench reach 0.84 to 0.90 of it on the RTX 3090 Ti
-and 0.75 to 0.77 on the L40S, and timm's steps on the RTX 3090 and 4090 ask for 1.1 to 1.25 (training data: those
-rows)."""
+"""Bandwidth of GDDR memory without inline ECC, relative to that with it.
+
+The public tables have GDDR only with ECC (P4, T4, L4: 0.73 to 0.85 of the data sheet's bandwidth). Large norms of
+KernelBench reach 0.84 to 0.90 of it on the RTX 3090 Ti and 0.75 to 0.77 on the L40S; timm's steps on the RTX 3090 and
+4090 imply 1.1 to 1.25 (training data: those rows)."""
 
 
 def without_inline_codes(gpu: Gpu) -> Gpu:
-    """Give a GPU the bandwidth with which the base, which knows GDDR with ECC alone, tells what it delivers."""
+    """Raise the bandwidth of GDDR without inline ECC, because the base network knows GDDR only with ECC."""
     if gpu.has_stacked_memory or gpu.has_inline_ecc:
         return gpu
     return replace(gpu, dram_bytes_per_second=WITHOUT_CODES * gpu.dram_bytes_per_second)
 
 
 VECTOR_FLOPS_PER_CLOCK: Final = 80.0
-"""Floating-point operations, as registered here, that a multiprocessor issues in a clock: 0.25 cycles an element of
-gelu and tanh. silu, which computes as much, takes 0.25 to 0.26 in 16 bits on an H20, whose memory moves 26 bytes per
-clock and multiprocessor (flagos-ai/FlagGems 4311; chosen on it), log_sigmoid 0.34, relu6 and hardsigmoid at most 0.2
-and 0.16. In float32 on seven GPUs of at most 13 bytes per clock bandwidth decides: such a term, fitted by family with
-each left out, makes the median error 16.3 instead of 14.0 % (no cycles are best in four of six families)."""
+"""FLOPs, as counted in this registry, that a multiprocessor issues per clock: 0.25 cycles per element of gelu and tanh.
+
+silu, with the same computation, takes 0.25 to 0.26 in 16 bits on an H20, whose memory moves 26 bytes per clock and
+multiprocessor (flagos-ai/FlagGems 4311; chosen on it). log_sigmoid takes 0.34, relu6 and hardsigmoid at most 0.2 and
+0.16. In float32 on seven GPUs of at most 13 bytes per clock, bandwidth is the limit: such a term, fitted by family with
+each left out, raises the median error from 14.0 to 16.3 % (no cycles are best in four of six families)."""
 
 
 def issued_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the seconds that issuing the operations of each problem takes at least, shape (gpus, problems).
+    """Return the minimum seconds to issue the operations of each problem, shape (gpus, problems).
 
-    Networks saw GPUs of at most 13 bytes per clock and multiprocessor, and know of bandwidth alone.
+    The networks were trained on GPUs of at most 13 bytes per clock and multiprocessor, where only bandwidth matters.
     """
     seconds: Array = batch.flops[None, :] / (VECTOR_FLOPS_PER_CLOCK * per_gpu(gpus, issue_rate))
     return seconds
@@ -137,10 +138,10 @@ VECTOR: Final = Family(
 
 
 def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[CountedProblem, ...]]:
-    """Make a proxy of which only the bytes are known: half of the traffic read, half written, whatever the true split.
+    """Make a surrogate known only by its bytes: half of the traffic counts as read, half as written.
 
     Args:
-        times: How much longer than such a transfer it takes, where that was measured.
+        times: Measured time relative to such a transfer.
     """
 
     def proxy(problem: Problem) -> tuple[CountedProblem, ...]:
@@ -152,7 +153,7 @@ def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[CountedProblem,
 
 
 def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationKind:
-    """Describe an operation on a (rows, cols) tensor by its counts per element, timed as a transfer of its bytes."""
+    """Return an operation on a (rows, cols) tensor by its counts per element, timed as a transfer of its bytes."""
     return OperationKind(
         name=name,
         shape=("rows", "cols"),
@@ -165,14 +166,14 @@ def by_element(name: str, reads: float, writes: float, flops: float = 1) -> Oper
 
 
 def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """Return the problem of an operation on a tensor taken as (rows, columns); none if it is empty."""
+    """Return the problem of an operation on a tensor viewed as (rows, columns); empty if the tensor is empty."""
     if rows < 1 or columns < 1:
         return ()
     return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)
 
 
 PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
-"""Powers that PyTorch computes by products, roots and reciprocals."""
+"""Exponents that PyTorch computes by products, roots and reciprocals."""
 
 
 def _is_float(tensor: TensorInfo) -> bool:
@@ -181,7 +182,7 @@ def _is_float(tensor: TensorInfo) -> bool:
 
 def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     first = operation.inputs[0]
-    if STRIDED in operation.arguments:  # no table measured such operands
+    if STRIDED in operation.arguments:  # not measured in any table
         return None
     seconds = [tensor for tensor in operation.inputs[1:] if tensor.shape]
     if not _is_float(first) or any((tensor.shape, tensor.dtype) != (first.shape, first.dtype) for tensor in seconds):
@@ -199,12 +200,12 @@ def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...
 
 
 def _calls(*names: str) -> tuple[str, ...]:
-    """List the calls of these names, and those that change their tensor in place."""
+    """Return the calls of these names and their in-place variants."""
     return tuple(f"aten::{name}{suffix}" for name in names for suffix in ("", "_"))
 
 
-# Transcendental counts follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm and an
-# exponential in extended precision: twice a tanh.
+# FLOPs of transcendental functions follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm
+# and an exponential in extended precision: twice a tanh.
 register(
     replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, families=(VECTOR,), proxy=None),
     replace(by_element("add_scalar", 1, 1), families=(VECTOR,), proxy=None),
@@ -223,6 +224,6 @@ register(
     *(by_element(name, 1, 1) for name in ("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu")),
     by_element("sub", 2, 1),
     by_element("where", 2, 1),
-    # Gradient and what the forward pass kept.
+    # Gradient and the tensor saved by the forward pass.
     *(by_element(f"{name}_backward", 2, 1) for name in ("relu", "gelu", "tanh", "sigmoid", "silu")),
 )

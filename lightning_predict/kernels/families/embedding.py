@@ -1,21 +1,22 @@
-"""Embeddings: rows looked up, and bags of them, summed; many are found in L2 because others asked for them before.
+"""Embeddings: row look-ups, and bags (sums) of them, with L2 hits for repeated rows.
 
-A batch of B bags looks up L rows each of a table of E rows of D float32 numbers. The share that L2 serves (Lin et al.,
-HiPC 2022, section on embedding lookup):
+A batch of B bags looks up L rows each from a table of E rows of D float32 numbers. The L2 hit rate (Lin et al., HiPC
+2022, section on embedding lookup) is:
 
-    X = min(0.9 · L2 / (tables active at once) / 4D, E, B·L)      rows that L2 can hold (of 4 bytes a number)
-    U = E · (1 - (1 - 1/E)^(B·L))                                 different rows asked for
+    X = min(0.9 · L2 / (tables active at once) / 4D, E, B·L)      rows that fit in L2 (of 4 bytes per number)
+    U = E · (1 - (1 - 1/E)^(B·L))                                 distinct rows
     hit rate = 1 - U / (B·L)                                      if U <= X
                1 - (X + (B·L - X) · (E - X) / E) / (B·L)          otherwise
 
-In the backward pass the rows of a bag are updated together, and count as found where all of them are held: (X / E) is
-the product over i < L of (X - i) / (E - i), the sets of L rows among those held over all such sets. Rows need not be
-asked for alike: with `alpha` the chance of the r-th most frequent goes as 1 / r^alpha (Zipf), U is the sum of 1 - (1 -
-p_r)^(B·L), and L2 holds what was asked for in the last t look-ups (Che's approximation: t with X different rows).
+In the backward pass, the rows of a bag are updated together and count as hits only if all of them are cached. X / E
+then becomes the product over i < L of (X - i) / (E - i): the sets of L cached rows over all sets of L rows. Rows may
+have unequal frequencies. With `alpha`, the probability of the r-th most frequent row is proportional to 1 / r^alpha
+(Zipf), U is the sum of 1 - (1 - p_r)^(B·L), and L2 holds the rows of the last t look-ups (Che's approximation: t with X
+distinct rows).
 
-Traffic comes in sectors of 32 bytes: indices, offsets and the output from DRAM, rows from DRAM where L2 misses and
-through L2 always. Time is the later of the two, times 1.55 for rows of up to 32 numbers, 1.1 up to 64 (short rows leave
-lanes idle). Example::
+Traffic is counted in sectors of 32 bytes: indices, offsets and the output from DRAM, rows from DRAM on an L2 miss, and
+always through L2. The time is the longer of the two, times 1.55 for rows of up to 32 numbers and 1.1 for up to 64
+(short rows leave threads idle). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64}
@@ -55,20 +56,20 @@ from lightning_predict.tracing.trace import Flags, Operation
 from lightning_predict.units import MICROSECOND
 
 INDEX_BYTES: Final = 4
-"""Bytes of an index, as Lin et al. count them."""
+"""Bytes of an index, as in Lin et al."""
 USABLE_L2: Final = 0.9
 WARPS_PER_MULTIPROCESSOR: Final = 45
-"""Warps of the lookup kernel that one SM holds (FBGEMM; Lin et al.)."""
+"""Resident warps of the look-up kernel per SM (FBGEMM; Lin et al.)."""
 SHORT_ROW_FACTORS: Final = ((32, 1.55), (64, 1.1))
 BACKWARD_ROW_TRAFFIC: Final = 2.0
-"""A stochastic-gradient update reads each row and writes it back."""
+"""A stochastic-gradient update reads and writes each row."""
 SPREAD: Final = 1.35
-"""Factor up and down. Lin et al. report errors below 10 % on the GPUs they fitted; ours are not fitted."""
+"""Interval factor. Lin et al. report errors below 10 % on the GPUs they fitted; our values are not fitted."""
 LAUNCH_SECONDS: Final = 2 * MICROSECOND
 
 ZIPF: Final = "zipf_alpha"
-"""Argument of a recorded look-up, and of its backward pass, that says how unevenly rows are asked for: the exponent of
-Zipf's law. No recorder writes it; see `extensions/embeddings/tables.py`."""
+"""Argument of a look-up and its backward pass with the exponent of Zipf's law for row frequencies. Recorders do not
+write it; see `extensions/embeddings/tables.py`."""
 
 
 def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
@@ -79,7 +80,7 @@ def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, .
 
 
 def _rows_once(c: Columns) -> Array:
-    """Count the numbers of the different rows that are asked for."""
+    """Return the elements of the distinct rows that are looked up."""
     return unique_rows(c) * c["dim"]
 
 
@@ -88,8 +89,8 @@ def _bags_once(c: Columns) -> Array:
 
 
 GATHER_CYCLES: Final = 2.0
-"""Multiprocessor cycles per element of look-ups by index, which divide integers for each: Liger's embeddings on the
-A100, of both widths (0.5 elements per cycle, torch 2.4; training data: those rows)."""
+"""Multiprocessor cycles per element of look-ups by index, which need integer divisions: Liger's embeddings on the A100,
+of both widths (0.5 elements per cycle, torch 2.4; training data: those rows)."""
 
 
 def _gathered(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -105,20 +106,22 @@ register(
         families=(VECTOR,),
         floor=Floor(latency=_gathered),
     ),
-    # Scatter-add of gradient rows into a zeroed table: the rows are read, and read and written where they land.
+    # Scatter-add of gradient rows into a zeroed table: gradient rows are read, table rows are read and written.
     replace(by_element("embedding_backward", 2, 1), families=(VECTOR,)),
 )
 
 
 EXACT_RANKS: Final = 256
-"""Ranks of Zipf's law that stand for themselves; beyond, `RANKS_PER_DOUBLING` groups between a rank and its double."""
+"""Ranks of Zipf's law computed individually; beyond them, ranks are grouped, with `RANKS_PER_DOUBLING` groups per
+doubling.
+"""
 RANKS_PER_DOUBLING: Final = 8
 BISECTIONS: Final = 60
 
 
 @lru_cache(maxsize=256)
 def _zipf(rows: float, alpha: float) -> tuple[Array, Array]:
-    """Return (rows in each group, chance of one of them): the r-th most frequent row is asked for as 1 / r^alpha."""
+    """Return (rows per group, probability of each of its rows): the r-th most frequent row has weight 1 / r^alpha."""
     exact = int(min(rows, EXACT_RANKS))
     doublings = math.log2(rows / exact)
     groups = max(math.ceil(RANKS_PER_DOUBLING * doublings), 1) if rows > exact else 0
@@ -131,16 +134,16 @@ def _zipf(rows: float, alpha: float) -> tuple[Array, Array]:
 
 
 def _different(asked: float, counts: Array, chances: Array) -> float:
-    """Count different rows among so many look-ups."""
+    """Return the expected number of distinct rows among `asked` look-ups."""
     return float((counts * -np.expm1(asked * np.log1p(-np.minimum(chances, 1 - 1e-12)))).sum())
 
 
 def zipf_exponent(different: float, asked: float, rows: float) -> float:
-    """Find the exponent of Zipf's law with which so many look-ups ask for so many different rows; 0 for equal chances.
+    """Return the exponent of Zipf's law that gives this number of distinct rows; 0 for equal frequencies.
 
     Args:
-        different: Rows of a sample of indices, each counted once.
-        asked: Its indices.
+        different: Distinct rows in a sample of indices.
+        asked: Number of indices in the sample.
         rows: Rows of the table.
     """
     low, high = 0.0, 4.0
@@ -151,7 +154,7 @@ def zipf_exponent(different: float, asked: float, rows: float) -> float:
 
 
 def unique_rows(c: Columns) -> Array:
-    """Count different rows that a batch asks for, shape (problems,)."""
+    """Return the expected number of distinct rows of a batch, shape (problems,)."""
     asked = c["bags"] * c["lookups"]
     rows: Array = c["rows"] * -np.expm1(asked * np.log1p(-1 / np.maximum(c["rows"], 1 + 1e-9)))
     for place in np.flatnonzero(c["alpha"]).tolist():
@@ -160,13 +163,13 @@ def unique_rows(c: Columns) -> Array:
 
 
 def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_bags: bool = False) -> Array:
-    """Estimate the share of look-ups that the L2 serves, shape (gpus, problems).
+    """Estimate the L2 hit rate of look-ups, shape (gpus, problems).
 
     Args:
         c: The problems.
         gpus: The GPUs.
         value_bytes: Bytes of a number.
-        whole_bags: A bag is served where all of its rows are there, as in the backward pass.
+        whole_bags: Whether a bag hits only if all of its rows are cached, as in the backward pass.
     """
     asked = c["bags"] * c["lookups"]
     l2 = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
@@ -188,7 +191,7 @@ def hit_rate(c: Columns, gpus: Sequence[Gpu], *, value_bytes: float = 4, whole_b
 
 
 def _look_ups_for(held: float, asked: float, counts: Array, chances: Array) -> float:
-    """Find after how many look-ups so many different rows were asked for; all of them where that never happens."""
+    """Return after how many look-ups `held` distinct rows were accessed; `asked` if that never happens."""
     low, high = 0.0, asked
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -200,7 +203,7 @@ _log_gamma = np.vectorize(math.lgamma, otypes=[np.float64])
 
 
 def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
-    """Divide the sets of a bag's rows among those held by all such sets, C(X, L) / C(E, L); shape (gpus, problems)."""
+    """Return the sets of a bag's rows that are cached over all sets, C(X, L) / C(E, L), shape (gpus, problems)."""
     rows, lookups = np.broadcast_to(rows, held.shape), np.broadcast_to(np.maximum(lookups, 1.0), held.shape)
     size = np.minimum(lookups, held)
     log_share = _log_gamma(held + 1) - _log_gamma(held - size + 1) - _log_gamma(rows + 1) + _log_gamma(rows - size + 1)
@@ -209,7 +212,7 @@ def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
 
 
 def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Estimate seconds of bags and their interval, shape (gpus, problems)."""
+    """Predict the seconds of bags and their interval, shape (gpus, problems)."""
     c = batch.columns
     value_bytes = COMPUTE_BYTES[batch.dtype]
     row_bytes = _sectors(value_bytes * c["dim"])
@@ -229,7 +232,7 @@ def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
 
 
 def _sectors(size_bytes: Array) -> Array:
-    """Count bytes of the whole sectors that hold so many bytes."""
+    """Round bytes up to whole sectors."""
     whole: Array = SECTOR_BYTES * np.ceil(size_bytes / SECTOR_BYTES)
     return whole
 
@@ -257,10 +260,10 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::embedding_dense_backward")
 def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count zeroing the whole table's gradient, reading each row, and reading and writing it where it lands.
+    """Count zeroing the table's gradient, reading each gradient row, and reading and writing its table row.
 
-    A thread loads and adds one element in float32, so that rows of 16 bits take as long as those of 32. Seen in NCF's
-    23 steps in float16 on 17 GPUs: 8 % too fast without, 2 % with this (training data).
+    A thread loads and adds one element in float32, so 16-bit rows take as long as 32-bit rows. NCF's 23 steps in
+    float16 on 17 GPUs show this: 8 % too fast without it, 2 % with it (training data).
     """
     gradient = operation.inputs[0]
     if not gradient.shape or "num_weights" not in operation.arguments:
@@ -273,11 +276,11 @@ def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, .
 
 @translates("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
 def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count the gradient of a table from those of its bags.
+    """Count the gradient of a table from the gradients of its bags.
 
-    A dense one is zeroed as a whole, and each row looked up is added to where it lands (sorted first, for which the
-    indices are read and written once more). A sparse one is a row for each row looked up, copied from its bag; the
-    meta device shows the shape of a dense one for it.
+    A dense gradient is zeroed as a whole, and each row is added at its index (sorted first, which reads and writes the
+    indices once more). A sparse gradient has one row per look-up, copied from its bag; on the meta device, it has the
+    shape of a dense one.
     """
     if len(operation.inputs) < 2 or "num_weights" not in operation.arguments:
         return None
@@ -305,10 +308,10 @@ FBGEMM_OPTIMIZERS: Final = (
     "sgd approx_sgd adagrad rowwise_adagrad approx_rowwise_adagrad rowwise_weighted_adagrad "
     "rowwise_adagrad_with_counter adam partial_rowwise_adam lamb partial_rowwise_lamb lars_sgd none"
 ).split()
-"""Optimizers that FBGEMM fuses into its tables, each with a look-up of its own."""
+"""Optimizers that FBGEMM fuses into its tables; each has its own look-up function."""
 
 ASSUMED_DIM: Final = 64
-"""Numbers of a row where a file does not say: what FBGEMM's users take most. An assumption."""
+"""Assumed numbers per row if a trace does not contain them: a common value among FBGEMM's users."""
 
 
 @translates(
@@ -317,10 +320,10 @@ ASSUMED_DIM: Final = 64
     *(f"fbgemm::split_embedding_codegen_lookup_{name}_function_pt2" for name in FBGEMM_OPTIMIZERS),
 )
 def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate a look-up in many tables at once, whose tensors hold the rows of all of them.
+    """Translate a look-up in many tables at once, whose tensors hold the rows of all tables.
 
-    Of its 64-bit integers the first two place the tables, then come the indices and the offsets of the bags. State that
-    an optimizer keeps for each row has as many numbers as there are rows, which tells how long a row is in the mean.
+    Among its 64-bit integer tensors, the first two locate the tables; then come the indices and the offsets of the
+    bags. Per-row optimizer state has one number per row, which gives the mean row length.
     """
     integers = [one for one in operation.inputs if one.dtype == "int64" and len(one.shape) == 1]
     numbers = [one for one in operation.inputs if one.dtype.startswith(("float", "bfloat")) and len(one.shape) == 1]
@@ -331,7 +334,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     bags, asked = offsets.elements - 1, indices.elements
     if min(bags, asked, table.elements) < 1:
         return ()
-    # Weights of the indices are as many as these; of what is left, the state of each row is the most.
+    # Per-index weights have one number per index; the largest remaining tensor is the per-row state.
     state = [one.elements for one in numbers if one.elements < table.elements and one.elements != asked]
     rows = max(state, default=0) or max(table.elements / ASSUMED_DIM, 1.0)
     dims = (bags, asked / bags, rows, table.elements / rows, operation.arguments.get(ZIPF, 0.0))
@@ -341,12 +344,12 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 LOOK_UPS: Final = "lightning_predict::table_look_ups"
 UPDATES: Final = "lightning_predict::table_updates"
 INTERACTION: Final = "lightning_predict::dot_interaction"
-"""Calls that `extensions/advice/embedding.py` puts in place: all tables at once, and a sample's vectors at once."""
+"""Calls that `extensions/advice/embedding.py` inserts: all tables at once, and all vectors of a sample at once."""
 
 
 @translates(LOOK_UPS)
 def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate table, indices and offsets of each table in turn."""
+    """Translate the table, indices and offsets of each table."""
     if len(operation.inputs) % 3:
         return None
     each = [operation.inputs[place : place + 3] for place in range(0, len(operation.inputs), 3)]
@@ -356,9 +359,9 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | N
 
 @translates(UPDATES)
 def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate table, gradient of its bags and indices of each table in turn: rows are read and written in place.
+    """Translate the table, bag gradients and indices of each table: rows are updated in place.
 
-    Sparse gradients are written before, and read and written once more for the learning rate.
+    Sparse gradients are written first, and read and written once more for the learning rate.
     """
     if len(operation.inputs) % 3:
         return None
@@ -378,7 +381,7 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | N
 
 @translates(INTERACTION, f"{INTERACTION}_backward")
 def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count each vector read once and the result written once; products in 16 bits hide behind that."""
+    """Count each vector read once and the result written once; 16-bit products are hidden behind this traffic."""
     vectors = operation.inputs[0]
     if len(vectors.shape) != 3:
         return None

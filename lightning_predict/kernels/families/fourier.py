@@ -1,7 +1,7 @@
 """Fourier transforms: 5 N log2 N floating-point operations for N complex numbers, half of it for real ones.
 
-That is the count by which the FFTW benchmark and cuFFT state their rates (Frigo and Johnson, Proc. IEEE 93(2), 2005,
-section II). Several dimensions are one after the other, each a pass through memory. Example::
+The FFTW benchmark and cuFFT use this count for their rates (Frigo and Johnson, Proc. IEEE 93(2), 2005, section II).
+Several dimensions are transformed one after the other, each with a pass through memory. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("fft", "float32", batch=1, length=1024).flops[0])  # 5 x 1024 x 10
@@ -18,12 +18,12 @@ from lightning_predict.tracing.trace import Flags, Operation
 
 
 def _share(c: Columns) -> Array:
-    """Compute the share of the work and the traffic that is left: half for real numbers."""
+    """Return the share of the work and the traffic: half for real numbers."""
     return np.where(c["real"] > 0, 0.5, 1.0)
 
 
 def _numbers(c: Columns) -> Array:
-    """Count the numbers of the data, two in a complex one; as many are read as written."""
+    """Return the amount of data as real numbers, two per complex one; it is read and written once."""
     numbers: Array = 2 * c["batch"] * c["length"] * _share(c)
     return numbers
 
@@ -37,7 +37,7 @@ register(
         flops=lambda c: 5 * c["batch"] * c["length"] * np.log2(c["length"]) * _share(c),
         reads=_numbers,
         writes=_numbers,
-        # Long ones go through memory twice and more. Assumptions: no table of transforms was at hand.
+        # Long transforms pass through memory two or more times. Assumptions: no measurements were available.
         untrained=Untrained(utilisation=0.5, spread=2.0),
     )
 )
@@ -45,7 +45,7 @@ register(
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
 def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate into one transform per dimension; the last of them is the real one."""
+    """Translate into one transform per dimension; the last one is the real one."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
     if not isinstance(dimensions, (list, tuple)) or not data.shape:

@@ -1,6 +1,6 @@
 """Factorisations and solvers of dense matrices: solve, inverse, determinant, Cholesky, QR, eigenvalues, SVD.
 
-Work is the textbook's (Golub and Van Loan, Matrix Computations, 4th edition), for a matrix of m x n, m >= n:
+FLOPs are from the textbook (Golub and Van Loan, Matrix Computations, 4th edition), for a matrix of m x n, m >= n:
 
     Cholesky (4.2)                       n³ / 3
     LU with partial pivoting (3.2)       n² (m - n / 3), so 2 n³ / 3 for a square
@@ -10,8 +10,9 @@ Work is the textbook's (Golub and Van Loan, Matrix Computations, 4th edition), f
     eigenvalues (7.5)                    10 n³; 25 n³ with vectors
     singular values (8.6, Golub-Reinsch) 4 n² (m - n / 3); 14 m n² + 8 n³ with thin vectors
 
-They run in sequence: a column needs the one before. So each counts the kernels that wait for each other, and the rest
-at a low utilisation, with a wide interval: no table of them was at hand. They never use TF32. Example::
+These algorithms are sequential: each column depends on the previous one. Each operation therefore has a number of
+dependent kernels, and the rest of its work counts at a low utilisation, with a wide interval, because no measurements
+were available. They never use TF32. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> round(float(problem_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3
@@ -32,28 +33,28 @@ from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtyp
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 SPREAD: Final = 4.0
-"""Factor up and down. An assumption: libraries differ by as much, and eigenvalues' iterations depend on the data."""
+"""Interval factor. An assumption: libraries differ as much, and the iterations for eigenvalues depend on the data."""
 
 DIRECT_UTILISATION: Final = 0.4
-"""Share of the peak that Cholesky, LU, QR and triangular solves reach in their products, apart from the waits that are
-counted. An assumption, as all of these figures are."""
+"""Share of the peak that the products of Cholesky, LU, QR and triangular solves reach, apart from the waits. An
+assumption, like all of these values."""
 
 ITERATIVE_UTILISATION: Final = 0.05
-"""The same of eigenvalues and singular values: half of the work is products of a matrix and a vector, which read the
-whole matrix for each column."""
+"""The same for eigenvalues and singular values. Half of the work is matrix-vector products, which read the whole matrix
+for each column."""
 
 MOST_OF_A_BATCH: Final = 512
-"""Rows up to which LU and QR of a batch run at once, a block or so each; larger ones run one after the other (PyTorch's
-choice of cuBLAS's batched routines)."""
+"""Maximum rows for batched LU and QR, with about one block per matrix; larger ones run one after the other (PyTorch's
+rule for cuBLAS's batched routines)."""
 
 MOST_OF_AN_ITERATIVE_BATCH: Final = 32
-"""The same for eigenvalues and singular values: cuSOLVER's batched Jacobi takes matrices of up to 32 rows."""
+"""The same for eigenvalues and singular values: cuSOLVER's batched Jacobi supports matrices of up to 32 rows."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waits:
-    """Kernels that wait for each other: a number per column; matrices beyond a size wait for each other, too."""
+    """Number of dependent kernels: a number per column; matrices above a size also run one after the other."""
 
     a_column: float
     most_at_once: float = math.inf
@@ -66,7 +67,7 @@ class _Waits:
 
 
 def _tall(c: Columns) -> tuple[Array, Array]:
-    """Sort the sides: the longer one, then the shorter one."""
+    """Return the sides in order: the longer one, then the shorter one."""
     return np.maximum(c["m"], c["n"]), np.minimum(c["m"], c["n"])
 
 
@@ -118,7 +119,7 @@ def _factorisation(
 
 _EXPONENTIAL_PRODUCTS: Final = 8
 """Products of a matrix exponential: five for a Taylor polynomial of degree 18 (Bader, Blanes and Casas, Mathematics
-7(12), 2019, which PyTorch follows), and squarings, as many as the matrix's norm asks for: three are assumed."""
+7(12), 2019, which PyTorch follows), plus squarings that depend on the matrix's norm; three are assumed."""
 
 register(
     _factorisation(
@@ -143,7 +144,7 @@ register(
         lambda c: _householder(c) / 2,
         _sides,
         _sides,
-        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),  # finding the pivot is a kernel of its own
+        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),  # the pivot search is a separate kernel
     ),
     _factorisation(
         "triangular_solve",
@@ -194,7 +195,7 @@ register(
 @final
 @dataclass(frozen=True, slots=True)
 class _Matrices:
-    """A tensor as a batch of matrices; complex numbers count as as many matrices as their products take."""
+    """A tensor as a batch of matrices; complex matrices count `COMPLEX_PRODUCTS` times."""
 
     batch: int
     rows: int
@@ -203,11 +204,11 @@ class _Matrices:
 
     @property
     def is_empty(self) -> bool:
-        """True where there is nothing to compute."""
+        """Whether there is nothing to compute."""
         return min(self.batch, self.rows, self.columns) < 1
 
     def problem(self, operation: str, *dims: float) -> Problem:
-        """Build the factorisation of each of them; `dims` follow the batch."""
+        """Return the factorisation of all matrices; `dims` follow the batch."""
         return Problem(operation, self.dtype, (float(self.batch), *map(float, dims)))
 
 
@@ -220,7 +221,7 @@ def _matrices(tensor: TensorInfo) -> _Matrices | None:
 
 
 def _right_hand_sides(tensor: TensorInfo, matrices: _Matrices) -> float:
-    """Count columns that each matrix is solved for: a tensor of (..., n, columns), or of vectors (..., n)."""
+    """Return the number of right-hand sides per matrix, from a tensor of (..., n, columns) or of vectors (..., n)."""
     batch = matrices.batch / (COMPLEX_PRODUCTS if is_complex(tensor) else 1)
     return max(tensor.elements / max(batch * matrices.rows, 1), 1.0)
 
@@ -266,7 +267,7 @@ def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Probl
 
 
 def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
-    """Count applying reflectors to a matrix: 4 m n columns, as products."""
+    """Count the application of reflectors to a matrix: 4 m n columns, as products."""
     return (Problem("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
 
 
@@ -293,7 +294,7 @@ def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, 
     shorter, longer = sorted((a.rows, a.columns))
     if values_only or not operation.arguments.get("full_matrices") or shorter == longer:
         return found
-    # The rest of the longer side's vectors: 4 m n (m - n).
+    # The remaining vectors of the longer side: 4 m n (m - n).
     return (*found, Problem("bmm", a.dtype, (float(a.batch), float(longer), float(longer - shorter), 2.0 * shorter)))
 
 
@@ -330,13 +331,13 @@ _BY_FIRST: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("linalg_pinv", "pinverse"), _pseudo_inverse),
     **dict.fromkeys(("linalg_matrix_exp", "matrix_exp"), _exponential),
 }
-"""Operations whose matrix comes first, and right-hand sides, if any, last."""
+"""Operations with the matrix as first input and right-hand sides, if any, as last."""
 
 _BY_SECOND: Final[dict[str, _Recipe]] = {
     **dict.fromkeys(("lu_solve", "_cholesky_solve_helper", "cholesky_solve"), _two_solves),
     "triangular_solve": _triangular,
 }
-"""Operations whose right-hand sides come first."""
+"""Operations with right-hand sides as first input."""
 
 
 @translates(*(f"aten::{name}" for name in _BY_FIRST))

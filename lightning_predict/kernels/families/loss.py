@@ -1,4 +1,4 @@
-"""Losses: cross entropy, and what picks the targets' probabilities.
+"""Losses: cross entropy, and the look-up of the targets' probabilities.
 
 Example::
 
@@ -27,12 +27,14 @@ register(
 
 LOOK_UP_ROWS: Final = 32
 LOOK_UP_CYCLES: Final = {"forward": 1500.0, "backward": 600.0}
-"""Cycles that `nll_loss` takes for `LOOK_UP_ROWS` rows: it has one block of as many threads, and each looks up a
-target, then its logit, from memory. The constant part of cross entropies in Liger (A100) and KernelBench (T4,
-H100-PCIe, L40S) is 1,450 to 1,800; backward, where nothing is waited for, about 600 (training data: those rows)."""
+"""Cycles of `nll_loss` per `LOOK_UP_ROWS` rows.
+
+It has one block with that many threads, and each loads a target and then its logit from memory. The constant part of
+cross entropies in Liger (A100) and KernelBench (T4, H100-PCIe, L40S) is 1,450 to 1,800. The backward pass does not wait
+for loads and takes about 600 (training data: those rows)."""
 
 NOT_REDUCED: Final = 0
-"""Value of the losses' argument `reduction` without one; 1 is the mean, 2 the sum."""
+"""Value of the losses' argument `reduction` for no reduction; 1 is the mean, 2 the sum."""
 
 
 def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[Problem, ...]:
@@ -67,7 +69,7 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ..
     "aten::soft_margin_loss",
 )
 def _loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count the loss of each element as written, and as read again where their mean or sum is asked for."""
+    """Count the loss of each element as written, and as read again if a mean or sum is requested."""
     data = operation.inputs[0]
     read, size, count = float(bytes_read(operation)), float(data.size_bytes), float(data.elements)
     if not count:

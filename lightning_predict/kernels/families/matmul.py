@@ -1,7 +1,7 @@
 """Matrix products: `linear` and `bmm`, (b, m, k) x (b, k, n).
 
-Work: 2·b·m·n·k. Traffic: both factors read, the product written. The backward pass is two products of the same size,
-the gradients to either factor. Example::
+Work: 2·b·m·n·k FLOPs. Traffic: both operands are read, the product is written. The backward pass is two products of the
+same size, the gradients of both operands. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> float(problem_batch("bmm", "float32", b=2, m=3, n=5, k=4).flops[0])  # 2 x 2 x 3 x 5 x 4
@@ -54,11 +54,11 @@ def _outputs(c: Columns) -> Array:
 
 
 TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256), (256, 256))
-"""Output tiles of the kernels that cuBLAS and CUTLASS pick most."""
+"""Most common output tiles of cuBLAS and CUTLASS kernels."""
 
 
 def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
-    """Return copies, rows, columns and depth: the weight of a linear layer is shared, so its copies are rows."""
+    """Return copies, rows, columns and depth; a linear layer's copies count as rows because they share its weight."""
     c = batch.columns
     if batch.operation == "linear":
         return np.ones_like(c["b"]), c["b"] * c["m"], c["n"], c["k"]
@@ -66,7 +66,7 @@ def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
 
 
 def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
-    """Describe products to a network, by name.
+    """Return the network inputs of products, by name.
 
     A linear layer is one product with all rows folded together; a batched product is `b` separate ones.
     """
@@ -74,7 +74,7 @@ def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     shape = {"copies": copies, "rows": rows, "cols": cols, "depth": depth}
     named: dict[str, Array] = {name: log2(values)[None, :] for name, values in shape.items()}
     named["narrow"] = log2(np.minimum(rows, cols))[None, :]
-    # Few output tiles over a long depth are split along it; the ratio says how much there is to split.
+    # Few output tiles over a long depth are split along it; the ratio is the potential for such a split.
     named["depth_per_slot"] = log2(depth[None, :] * multiprocessors(gpus)) - log2(copies * rows * cols)[None, :]
     for name in ("rows", "cols", "depth"):
         named[f"{name}_alignment"] = alignment(shape[name])
@@ -85,40 +85,45 @@ def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
 
 
 MISALIGNED_FLOPS_PER_CLOCK: Final = 450.0
-"""FLOPs that a multiprocessor computes in a clock at odd sizes: under half of what Volta's tensor cores do.
+"""FLOPs per clock and multiprocessor at odd sizes: less than half of Volta's tensor cores.
 
-Read off published steps of Transformer-XL, whose 267,735 words make the last layer's products odd: with cuBLAS 11.11
-what they leave to these products is 313 (V100), 310-400 (RTX 3090), 371-398 (A100-PCIe) and 454-498 (A100-SXM). One
-account of a later cuBLAS, on the A100, gives about 550: nanoGPT trains a quarter faster with 50304 words than with
+From published steps of Transformer-XL, whose 267,735 words make the last layer's products odd. With cuBLAS 11.11, the
+step times imply 313 (V100), 310-400 (RTX 3090), 371-398 (A100-PCIe) and 454-498 (A100-SXM) for these products. One
+report on a later cuBLAS on the A100 implies about 550: nanoGPT trains a quarter faster with 50304 words than with
 50257. These steps are training data."""
 
 PAIRED_FLOPS_PER_CLOCK: Final = 800.0
-"""The same at even sizes whose rows are pairs of elements apart: no multiple of 4. What BERT's steps in float16, with
-30,522 words, leave to two of the last layer's three products on the H100 is 780 (training data: those rows of
-milabench); the L40S, whose multiprocessors compute less at any size, says nothing against it."""
+"""The same at even sizes that are not multiples of 4, whose rows start at pairs of elements.
+
+BERT's steps in float16, with 30,522 words, imply 780 for two of the last layer's three products on the H100 (training
+data: those rows of milabench). The L40S, whose multiprocessors compute less at any size, is consistent with it."""
 
 SINGLE_FLOPS_PER_CLOCK: Final = 450.0
 SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER: Final = 250.0
-"""The same in TF32 at sizes that are no multiple of 4, whose rows start off the 16 bytes of a wide load. Ampere copies
-single elements of four bytes past the registers, too: Transformer-XL's steps leave 420 to 600 to these products on
-A100s. On the H100, whose own kernels take none of them, they leave 300 to 350 (PCIe), and BERT's with 30,522 words 190
-to 230 (SXM), about what its ordinary lanes do. All of these steps are training data; on the L40S, which was not looked
-at for it, BERT's come out 0 to 4 % too slow."""
+"""The same in TF32 at sizes that are not multiples of 4, whose rows are not aligned to the 16 bytes of a wide load.
+
+Ampere can also copy single 4-byte elements past the registers: Transformer-XL's steps imply 420 to 600 for these
+products on A100s. Hopper's own kernels do not support them: the steps imply 300 to 350 on the H100-PCIe, and BERT's
+with 30,522 words 190 to 230 on the H100-SXM, about the rate of its CUDA cores. All of these steps are training data. On
+the L40S, which was not used, BERT's are predicted 0 to 4 % too slow."""
 
 MISALIGNED_SPREAD: Final = 2.0
 NARROW_SPREAD: Final = 1.5
-"""Extra factors upwards, in 16 bits: of uneven sizes the library may be one that leaves the tensor cores, whatever it
-did where these rates were read off; of multiples of 4 that are none of 8, whose rows do not start at the 16 bytes that
-Hopper's copies and the widest loads ask for, it may take an older kernel. An assumption: no public table has such
-sizes, and no step was found to be slowed down by the latter."""
+"""Additional upper interval factors in 16 bits, for sizes that are not multiples of 4, and of 8.
+
+At sizes that are not multiples of 4, the library may not use tensor cores, unlike in the steps above. At multiples of 4
+but not 8, rows are not aligned to the 16 bytes that Hopper's copies and the widest loads need, so it may choose an
+older kernel. An assumption: no public table has such sizes, and no step showed a slowdown at multiples of 4."""
 
 WIDE_LOAD: Final = 4
 WIDEST_LOAD: Final = 8
-"""Elements of 16 bits that sizes are a multiple of where no product is slowed down, and where none may be."""
+"""Alignment of sizes, in 16-bit elements: multiples of the first are not slowed down; multiples of the second certainly
+not.
+"""
 
 
 def _is_no_multiple(batch: ProblemBatch, unit: int) -> BoolArray:
-    """Tell where rows in memory, of n or k elements, are no multiple of so many, shape (problems,)."""
+    """Return whether rows in memory (n or k elements) are not multiples of `unit`, shape (problems,)."""
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
     uneven: BoolArray = np.logical_or.reduce((sizes % unit > 0) & (sizes > 1))
     return uneven
@@ -130,12 +135,12 @@ def _doubt_of_alignment(batch: ProblemBatch) -> Array:
 
 
 def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
-    """Return the least seconds of each product of uneven sizes, shape (gpus, problems); 0 where all are even enough.
+    """Return the minimum seconds of products with unaligned sizes, shape (gpus, problems); 0 for aligned ones.
 
-    Tensor cores are fed with such products one or two elements at a time: the rows of a row-major matrix start at
-    addresses that are a multiple of its columns, and no wider load may use others. cuBLAS 11 and later have kernels for
-    that, at a rate of their own that newer tensor cores do not raise; before, such products did not run on tensor cores
-    at all. No public table of operations measured them.
+    For such products, tensor cores are fed one or two elements at a time: the rows of a row-major matrix start at
+    multiples of its number of columns, and wider loads need alignment. cuBLAS 11 and later have kernels for this case,
+    with a rate that newer tensor cores do not increase. Earlier versions did not use tensor cores for such products. No
+    public table of operations has measurements.
     """
     is_odd, is_uneven = _is_no_multiple(batch, 2), _is_no_multiple(batch, WIDE_LOAD)
     uneven = np.where(is_uneven, batch.flops, 0.0)  # (problems,)
@@ -152,7 +157,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def _single_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Time TF32's uneven rows, which the networks of 16-bit products do not know."""
+    """Return the minimum time of unaligned TF32 products, which the networks of 16-bit products do not include."""
     if batch.dtype != "tf32":
         return np.zeros(len(batch))
     seconds: Array = misaligned_seconds(batch, [gpu])[0]
@@ -197,7 +202,7 @@ register(
         defaults={"b": 1},
         units="tensor",
         flops=_flops,
-        reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is one for all b
+        reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is shared by all b
         writes=_outputs,
         families=(SINGLE_PRECISION, HALF_PRECISION),
         floor=Floor(latency=_single_latency),
@@ -213,7 +218,7 @@ register(
         families=(SINGLE_PRECISION, HALF_PRECISION),
         floor=Floor(latency=_single_latency),
     ),
-    # Gradient and factors read, the gradients to both factors written.
+    # The gradient and both operands are read; the gradients of both operands are written.
     OperationKind(
         name="linear_backward",
         shape=("b", "m", "n", "k"),
@@ -238,7 +243,7 @@ register(
 
 
 def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate `left @ right` of matrices, or of batches of them."""
+    """Translate `left @ right` of matrices or batches of matrices."""
     if len(left.shape) != len(right.shape) or len(left.shape) not in (2, 3):
         return None
     *batch, m, k = left.shape
@@ -248,7 +253,7 @@ def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem
 def _problems(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
 ) -> tuple[Problem, ...]:
-    """Build one product of (b, m, n, k); none if a side is empty. A packed four-bit element holds two of them."""
+    """Return one product of (b, m, n, k); empty if a side is empty. A packed four-bit element holds two numbers."""
     if min(dims) <= 0:
         return ()
     b, m, n, k = map(float, dims)
@@ -300,13 +305,13 @@ def _with_vector(left: TensorInfo, flags: Flags) -> tuple[Problem, ...]:
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
 def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate one product per group, as experts have; offsets cut the factor that has no dimension for groups.
+    """Translate one product per group (mixture of experts); offsets split the operand without a group dimension.
 
-    Offsets are data, so groups are taken as equal; the work is the same however they are cut:
+    The offsets are data, so we assume equal groups; the total work does not depend on the split:
 
-    * (rows, k) x (groups, k, n), rows cut: 2·rows·k·n
-    * (groups, m, k) x (k, columns), columns cut: 2·m·k·columns
-    * (m, depth) x (depth, n), depth cut: 2·m·n·depth, a result for each group
+    * (rows, k) x (groups, k, n), split rows: 2·rows·k·n
+    * (groups, m, k) x (k, columns), split columns: 2·m·k·columns
+    * (m, depth) x (depth, n), split depth: 2·m·n·depth, one result per group
     * (groups, m, k) x (groups, k, n): batches
     """
     if len(operation.inputs) < 2:
@@ -320,7 +325,7 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] 
             groups, m, k = left.shape
             dims = (groups, m, right.shape[1] / max(groups, 1), k)
         case 2, 2:
-            # The offsets come after the factors and their scales; their number is the groups'.
+            # The offsets come after the operands and their scales; there is one per group.
             offsets = [one for one in operation.inputs[2:] if len(one.shape) == 1 and one.dtype == "int32"]
             groups = offsets[0].shape[0] if offsets else 1
             dims = (groups, left.shape[0], right.shape[1], left.shape[1] / max(groups, 1))
@@ -332,15 +337,15 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] 
     if min(dims) <= 0:
         return ()
     count, rows, columns, depth = dims
-    # A group takes a row, column or layer at least; with fewer rows than groups some groups are empty.
+    # A group has at least one row, column or layer; with fewer rows than groups, some groups are empty.
     return _problems("bmm", left, (count, max(rows, 1.0), max(columns, 1.0), max(depth, 1.0)), flags)
 
 
 @translates("aten::_trilinear")
 def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate `torch.nn.Bilinear` and its gradients: a product of two factors, then one with the third.
+    """Translate `torch.nn.Bilinear` and its gradients: a product of two operands, then one with the third.
 
-    ATen unrolls one dimension: as many pairs of launches as it is long.
+    ATen unrolls one dimension, with one pair of launches per index.
     """
     named = operation.arguments
     if len(operation.inputs) < 3 or not {"expand1", "expand2", "expand3", "sumdim", "unroll_dim"} <= named.keys():
@@ -362,7 +367,7 @@ def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None
 def _contracted(
     left: dict[int, int], right: dict[int, int], summed: set[int]
 ) -> tuple[dict[int, int], tuple[float, float, float, float]]:
-    """Return the sides of two factors' product, summed over some of them, and the batched product that it takes."""
+    """Return the sides of two operands' product, summed over some sides, and the batched product that computes it."""
     both = left.keys() & right.keys()
     groups = (both - summed, left.keys() - both, right.keys() - both, both & summed)
     sizes = left | right

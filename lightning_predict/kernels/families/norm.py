@@ -1,4 +1,4 @@
-"""Softmax and normalisations, forward and backward: passes over rows that stay together.
+"""Softmax and normalisations, forward and backward: operations on whole rows.
 
 Example::
 
@@ -39,86 +39,107 @@ from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 LAYER_NORM_BACKWARD_RATIO: Final = 2.2
-"""Backward over forward pass, of PyTorch's kernels: 2.1 to 2.7 in Liger's rows on the H100 and both A100s, float32, at
-large sizes 2.2; in cudnn-frontend's tables, bfloat16, one shape alone (2.0, 1.3, 1.3 on the H200, GB200 and GB300).
-Training data: Liger's rows. Norms add up their weights' gradients in a second kernel: counts of elements do not tell
-how long that takes."""
+"""Time of the backward pass over the forward pass of PyTorch's layer norm kernels.
+
+2.1 to 2.7 in Liger's rows on the H100 and both A100s, float32, 2.2 at large sizes. cudnn-frontend's tables, bfloat16,
+have a single shape (2.0, 1.3, 1.3 on the H200, GB200 and GB300). Training data: Liger's rows. Norms sum the gradients
+of their weights in a second kernel, whose time does not follow from element counts."""
 
 RMS_NORM_BACKWARD_RATIO: Final = 3.1
-"""The same: the median of 36 rows (2.7 on the H200, 3.2 on the GB200, 3.3 on the GB300)."""
+"""The same for RMS norm: the median of 36 rows (2.7 on the H200, 3.2 on the GB200, 3.3 on the GB300)."""
 
 RMS_NORM_TRANSFER_RATIO: Final = 1.1
-"""Over a transfer of the same bytes: PyTorch's fused rms_norm in the same 36 rows (median 1.09; 0.9 to 1.2 in half of
-them), far from the layer_norm and softmax of older libraries that networks were trained on."""
+"""Time of PyTorch's fused rms_norm over a transfer of the same bytes.
+
+Median of the same 36 rows (1.09; 0.9 to 1.2 in half of them). It differs much from the layer_norm and softmax of older
+libraries in the networks' training data."""
 
 
 DISPATCH_CYCLES: Final = 2.5
-"""Cycles in which a GPU starts one more block; layer and RMS norm have one block per row, however short. 4.2 million
-rows of 64 numbers in KernelBench ask for 3 on the L40S and 4 on the H100-PCIe, transposed convolution taken off; timm's
-inference of models with rows of 32 to 256 numbers for 0.6 to 2.4 on the RTX 3090 (training data: those rows)."""
+"""Cycles for a GPU to start one more block; layer and RMS norm have one block per row, even for short rows.
+
+4.2 million rows of 64 numbers in KernelBench imply 3 on the L40S and 4 on the H100-PCIe, without the transposed
+convolution. timm's inference of models with rows of 32 to 256 numbers implies 0.6 to 2.4 on the RTX 3090 (training
+data: those rows)."""
 
 NORM_STEP_CYCLES: Final = 1900.0
 NORM_STEP_ELEMENTS: Final = 512.0
 NORM_THREADS: Final = 128
-"""Cycles in which a block of layer norm passes twice over 512 elements, and its threads. 16 rows of four million
-numbers in KernelBench take 15.0 to 15.8 million cycles on the T4, L40S and H100-PCIe (training data: those rows)."""
+"""Cycles for a block of layer norm to pass twice over 512 elements, and its number of threads.
+
+16 rows of four million numbers in KernelBench take 15.0 to 15.8 million cycles on the T4, L40S and H100-PCIe (training
+data: those rows)."""
 
 SOFTMAX_STEP_CYCLES: Final = 800.0
 SOFTMAX_STEP_ELEMENTS: Final = 4096.0
 SOFTMAX_BLOCKS: Final = 2
-"""The same of a pass of softmax, and the blocks of 1,024 threads that a multiprocessor holds. An assumption: a load
+"""The same for one pass of softmax, and the number of blocks of 1,024 threads per multiprocessor. An assumption: a load
 from memory takes 600 to 800 cycles."""
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
-"""Longest row, in elements, of which layer norm takes a transfer of its bytes times the ratio on generations that
-stream norms: 0.96 to 1.13 for large ones on the T4, L4 and both A100s of the public tables, 1.35 and more on the V100
-and before. Softmax does for rows of any length, which it keeps in registers or shared memory or reads again
+"""Longest row, in elements, for which layer norm takes as long as a transfer of its bytes times the ratio, on GPU
+generations that stream norms.
+
+0.96 to 1.13 for large norms on the T4, L4 and both A100s of the public tables, 1.35 and more on the V100 and earlier.
+For softmax, this holds for rows of any length, which it keeps in registers or shared memory, or reads again
 (`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to
-16,384. The base, which learned from older kernels, too, calls GPUs of its own without measurements slower (training
-data: these tables)."""
+16,384. The base network, trained on older kernels as well, predicts longer times for unmeasured GPUs (training data:
+these tables)."""
 
 WIDE_LOAD_BYTES: Final = 16
 ROW_THREADS: Final = 1024
 LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Bytes that a thread loads at once, threads of a block of softmax, and elements of the longest row that one warp
-keeps. A longer row that is no multiple of a wide load starts off its address: softmax then passes over it three times,
-and loads what is left over of it one by one, waiting each time (`SOFTMAX_STEP_CYCLES`). 800 cycles a load make 0.97 of
-TimeSformer's rows of 3,137 numbers in bfloat16 on the H100, and 0.97 to 1.12 (median 1.04) of the uneven rows of the
-A100-PCIe in the public tables, 0.82 and 0.51 on the V100 and T4, whose memory bounds them; nothing was chosen by it."""
+"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row, in elements, that one warp
+keeps.
+
+A longer row whose size is not a multiple of a wide load starts unaligned. Softmax then passes over it three times and
+loads the remainder one element at a time, with a wait for each load (`SOFTMAX_STEP_CYCLES`). 800 cycles per load give
+0.97 of the measured time for TimeSformer's rows of 3,137 numbers in bfloat16 on the H100. They give 0.97 to 1.12
+(median 1.04) for the unaligned rows of the A100-PCIe in the public tables, and 0.82 and 0.51 on the V100 and T4, where
+memory is the limit; no value was chosen by these."""
 
 SHARED_ROW_BYTES: Final = 48 * 1024
-"""Longest row that softmax keeps in shared memory; of a longer one it reads its input three times."""
+"""Longest row that softmax keeps in shared memory; it reads a longer row three times."""
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
-"""Multiprocessor cycles per element of softmax, whatever its dtype, which decide in 16 bits and where bandwidth is
-great: of rows that a warp keeps, that a block keeps in shared memory, and that are read again. 0.42 to 0.49 (512 and
-1,024 columns), and 0.92 and 0.93 (4,096), in float16 and float32 on an H20 (flagos-ai/FlagGems 5578); 0.82 to 0.94 and,
-read again, 0.65 in float16 on an H100; at most 0.75 of 4,096 columns in float32 on the A100-PCIe-80GB, whose memory
-bounds them; 0.70 to 0.77 of 32,000 to 152,064 columns in float32 on the B200 (Liger's cross entropy). 1,024 rows of
-32,768 in bfloat16 on an H200 are published at 1.2, twice the H100's (training data: all of these). They hold
-on Hopper and Blackwell, where they were measured: on the A100 they would make 18 published steps of Megatron-LM 5.8
-instead of 4.1 % off in the median."""
+"""Multiprocessor cycles per element of softmax, for any dtype, by where a row is kept: in a warp, in the shared memory
+of a block, or nowhere ("again": it is read again).
+
+They are the limit in 16 bits and on GPUs with high bandwidth. 0.42 to 0.49 (512 and 1,024 columns), and 0.92 and 0.93
+(4,096), in float16 and float32 on an H20 (flagos-ai/FlagGems 5578); 0.82 to 0.94 and, read again, 0.65 in float16 on an
+H100; at most 0.75 for 4,096 columns in float32 on the A100-PCIe-80GB, where memory is the limit; 0.70 to 0.77 for
+32,000 to 152,064 columns in float32 on the B200 (Liger's cross entropy). 1,024 rows of 32,768 in bfloat16 on an H200
+are published at 1.2, twice the H100's (training data: all of these). They apply to Hopper and Blackwell, where they
+were measured: on the A100, they would raise the median error of 18 published steps of Megatron-LM from 4.1 to 5.8 %."""
 
 CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
 CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}
-"""Elements that the block of one channel reads or writes in a second in training-mode batch norm, on HBM and on other
-memory: it loads them one by one. 4.6 and 3.8 forward and 2.7 and 2.8 backward for 64 to 512 channels in one ResNet-50
-step on a V100 and an A100, 5.4 to 5.7 forward for 16 and 32 channels of KernelBench on the H100-PCIe, 2.5 to 3.1 on the
-L40S; whole ResNet-50 steps on GeForce boards ask for 2.8 and 1.8 (training data: those rows)."""
+"""Elements per second that one channel's block reads or writes in training-mode batch norm, on HBM (True) and other
+memory; it loads single elements.
+
+4.6 and 3.8 forward and 2.7 and 2.8 backward for 64 to 512 channels in one ResNet-50 step on a V100 and an A100; 5.4 to
+5.7 forward for 16 and 32 channels of KernelBench on the H100-PCIe, 2.5 to 3.1 on the L40S. Whole ResNet-50 steps on
+GeForce boards imply 2.8 and 1.8 (training data: those rows)."""
 
 HALF_GAIN: Final[Mapping[bool, float]] = {True: 1.0, False: 1.5}
-"""Gain of elements of float16 there, by cuDNN's kernels. None on HBM, as above. On other memory timm's training on the
-RTX 3090 asks for more than 4 and 3, and with it ResNet-50 in FP16 or AMP on 13 other GPUs comes from 10 % too slow to 5
+"""Speed-up of float16 elements in cuDNN's batch norm kernels, on HBM (True) and other memory.
+
+None on HBM, as in the values above. On other memory, timm's training on the RTX 3090 implies more than 4 and 3
+(billions of elements per second). With it, ResNet-50 in FP16 or AMP on 13 other GPUs improves from 10 to 5 % too slow
 (training data: timm's rows)."""
 
 DELIVERED_SHARE: Final = 0.9
-"""Share of the bandwidth that bounds the same kernel, the two combined as a norm: the same rows agree within 10 %."""
+"""Share of the bandwidth that the same kernel reaches; both limits are combined as a norm. The same rows agree within
+10 %.
+"""
 
 
 GROUP_NORM_CYCLES: Final = {"": 1.85, "_backward": 2.5}
-"""Multiprocessor cycles per element of group norm, whose statistics PyTorch loads one by one, forward and backward: 1.9
-and 2.6 in Liger's float32 rows on the A100-SXM-40GB, at 32 MB and more (training data: those rows)."""
+"""Multiprocessor cycles per element of group norm, forward and backward; PyTorch loads single elements for its
+statistics.
+
+1.9 and 2.6 in Liger's float32 rows on the A100-SXM-40GB, at 32 MB and more (training data: those rows)."""
 
 
 def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
@@ -130,19 +151,22 @@ def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
 
 
 LAYER_NORM_CYCLES: Final = {False: 0.7, True: 1.05}
-"""Multiprocessor cycles per element of layer norm, and of float32 in rows beyond `STREAMED_COLUMNS`. 0.64 to 0.74 in
-bfloat16 on the H200, GB200 and GB300 (cudnn-frontend's tables), 0.8 in a recording of the H100, at 0.2 to 0.38 of the
-bandwidth; 1.03 to 1.42 in Liger's float32 rows on two A100s and the H100, of 1.6, 2 and 3.4 TB/s (training data: those
-rows). Bandwidth decides on GPUs with less than 8 or 10 bytes per cycle and multiprocessor."""
+"""Multiprocessor cycles per element of layer norm; the second is for float32 in rows longer than `STREAMED_COLUMNS`.
+
+0.64 to 0.74 in bfloat16 on the H200, GB200 and GB300 (cudnn-frontend's tables), 0.8 in a recording of the H100, at 0.2
+to 0.38 of the bandwidth. 1.03 to 1.42 in Liger's float32 rows on two A100s and the H100, with 1.6, 2 and 3.4 TB/s
+(training data: those rows). Bandwidth is the limit on GPUs with less than 8 or 10 bytes per cycle and multiprocessor.
+"""
 
 NORM_BACKWARD_CYCLES: Final = {False: 0.85, True: 1.8}
-"""The same of the backward pass of layer and RMS norm, in 16 bits and in float32: 0.87 to 1.09 on the H200, 0.75 to
-0.99 on the GB200 and GB300, whose bandwidth is 1.7 times as much. In float32 2.5 to 3.1 in Liger's rows on the H100,
-under an older torch, so that 1.8 lies between (training data: those rows)."""
+"""The same for the backward pass of layer and RMS norm, in 16 bits and in float32.
+
+0.87 to 1.09 on the H200, 0.75 to 0.99 on the GB200 and GB300, whose bandwidth is 1.7 times as high. In float32, 2.5 to
+3.1 in Liger's rows on the H100, under an older torch, so 1.8 is a compromise (training data: those rows)."""
 
 
 def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Time rows that have a block each: many short ones wait to be started, few long ones idle multiprocessors."""
+    """Return the time of one block per row: many short rows are bound by block starts, few long rows leave SMs idle."""
     c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
     steps = rounds(c["rows"], gpu, resident=resident) * c["cols"] / NORM_STEP_ELEMENTS
@@ -150,7 +174,7 @@ def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _layer_norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Time layer norm, whose statistics take instructions for each element, besides."""
+    """Return the minimum time of layer norm, including the instructions per element for its statistics."""
     c = batch.columns
     is_wide = (c["cols"] > STREAMED_COLUMNS) & (batch.dtype == "float32")
     cycles = np.where(is_wide, LAYER_NORM_CYCLES[True], LAYER_NORM_CYCLES[False]) * c["rows"] * c["cols"]
@@ -164,7 +188,7 @@ def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Time a softmax whose blocks wait for each load of a row and spend cycles on each element."""
+    """Return the minimum time of softmax, whose blocks wait for each load of a row and spend cycles on each element."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     uneven = _is_uneven(columns, batch.element_bytes)
     loads = np.where(uneven, _uneven_loads(columns, batch.element_bytes), columns / SOFTMAX_STEP_ELEMENTS)
@@ -180,13 +204,13 @@ def _softmax_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _waiting(rows: Array, loads: Array, gpu: Gpu) -> Array:
-    """Time blocks of a row each that wait so many times for memory."""
+    """Return the time of one block per row that waits for memory this number of times."""
     seconds: Array = rounds(rows, gpu, resident=SOFTMAX_BLOCKS) * loads * SOFTMAX_STEP_CYCLES / gpu.boost_clock_hz
     return seconds
 
 
 def _softmax_cycles(batch: ProblemBatch) -> Array:
-    """Find the cycles of an element by where PyTorch keeps its row, shape (problems,)."""
+    """Return cycles per element by where PyTorch keeps a row, shape (problems,)."""
     columns = batch.columns["cols"]
     is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
     by_block = np.where(is_kept, SOFTMAX_CYCLES["block"], SOFTMAX_CYCLES["again"])
@@ -199,14 +223,14 @@ def _is_uneven(columns: Array, element_bytes: float) -> BoolArray:
 
 
 def _uneven_loads(columns: Array, element_bytes: float) -> Array:
-    """Count loads that a thread waits for in three passes: as many wide ones as fit, then single ones."""
+    """Return a thread's dependent loads in three passes: wide loads, then single ones for the remainder."""
     wide = ROW_THREADS * WIDE_LOAD_BYTES / element_bytes
     loads: Array = 3 * (columns // wide + np.ceil(columns % wide / ROW_THREADS))
     return loads
 
 
 def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemBatch, Gpu], Array]:
-    """Make the rule by which each channel has a block, two share a multiprocessor, and waiting and bandwidth add up."""
+    """Make the latency function: one block per channel, two per multiprocessor; latency and bandwidth are combined."""
 
     def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
         at_once = np.minimum(batch.columns["channels"], 2 * gpu.streaming_multiprocessors)
@@ -220,7 +244,7 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemB
 
 
 def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None]:
-    """Make the rule of a softmax that reads its input several times, from a number of tensors."""
+    """Make the function for a softmax that reads its input `reads` times, from `tensors` tensors."""
 
     def rereads(problem: Problem) -> Rereads | None:
         rows, columns = problem.dims
@@ -239,10 +263,10 @@ SOFTMAX_BACKWARD_FLOOR: Final = Floor(latency=_softmax_backward_latency, rereads
 
 
 def _streamed(longest: float) -> Callable[[Problem], Problem | None]:
-    """Make the rule by which a norm or softmax of rows that one block keeps amounts to a transfer.
+    """Make the alternative of a norm or softmax that takes as long as a transfer, if one block keeps a row.
 
     Args:
-        longest: Columns up to which it does.
+        longest: Maximum number of columns.
     """
 
     def alternative(problem: Problem) -> Problem | None:
@@ -256,7 +280,7 @@ def _streamed(longest: float) -> Callable[[Problem], Problem | None]:
 
 
 def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[int, int]:
-    """See a tensor as a matrix whose columns lie along the operation's dimension."""
+    """Return the shape of a tensor as a matrix whose columns are along the operation's dimension."""
     dimension = int(operation.arguments.get("dim", default))
     columns = data.shape[dimension] if -len(data.shape) <= dimension < len(data.shape) else 1
     return data.elements // max(columns, 1), columns
@@ -267,9 +291,10 @@ def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[Pr
 
 
 SOFTMAX_BACKWARD: Final = ("softmax_backward", "mul")
-"""Operations of the backward pass of softmax in eager mode: before a kernel sums the product of gradient and result by
-rows, PyTorch writes that product in another (`SoftMax.cu`, in all releases). That of log_softmax is one kernel. The
-first names the work."""
+"""Operations of the backward pass of softmax in eager mode.
+
+PyTorch writes the product of gradient and result in one kernel, and sums it by rows in another (`SoftMax.cu`, in all
+versions). The backward pass of log_softmax is one kernel. The first operation is the dominant one."""
 
 
 @translates("aten::_softmax_backward_data")
@@ -279,7 +304,7 @@ def _softmax_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...
 
 
 def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    position = 1 if name.endswith("_backward") else 0  # behind the gradient
+    position = 1 if name.endswith("_backward") else 0  # after the gradient
     if len(operation.inputs) <= position:
         return None
     data = operation.inputs[position]
@@ -290,7 +315,7 @@ def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
 def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     data = operation.inputs[0]
     columns = math.prod(data.shape[2:])
-    if operation.arguments.get("training") is False:  # Known statistics: one pass over the data.
+    if operation.arguments.get("training") is False:  # statistics are known: one pass over the data
         return None
     problems = of_matrix(name, data, data.elements // max(columns, 1), columns)
     if not name.startswith("batch_norm"):
@@ -298,21 +323,22 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     if operation.arguments.get(CHANNELS_LAST):
         return tuple(replace(one, operation=name.replace("batch_norm", "batch_norm_last")) for one in problems)
     channels = float(data.shape[1] if len(data.shape) > 1 else data.elements)
-    # PyTorch's own kernels load elements one by one. Those of cuDNN take float32 weights, and no bfloat16 at all.
+    # PyTorch's own kernels load single elements. cuDNN's kernels need float32 weights and do not support bfloat16.
     # torchvision's VGG in float16, with float16 weights, spends 1.04 to 1.33 of float32's time on its batch norms on
-    # the GTX 1080 Ti, RTX 2080 Ti and TITAN V (training data: those rows). bfloat16 moves its own bytes: at float32's
-    # they alone would take half of ResNet-152's step on the L40S, which is 0.75 as long as that says (training data).
+    # the GTX 1080 Ti, RTX 2080 Ti and TITAN V (training data: those rows). bfloat16 counts its own bytes: with
+    # float32's, batch norms alone would take half of ResNet-152's step on the L40S, which is 0.75 as long as that
+    # prediction (training data).
     is_own = any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
     return tuple(Problem(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems)
 
 
 def _times(ratio: float, name: str) -> Callable[[Problem], tuple[CountedProblem, ...]]:
-    """Make a proxy: another operation of the same shape, times a factor."""
+    """Make a surrogate: another operation of the same shape, times a factor."""
     return lambda problem: (CountedProblem(ratio, Problem(name, problem.dtype, problem.dims)),)
 
 
 register(
-    # Transcendental counts follow Lin et al.'s measured equivalents.
+    # FLOPs of transcendental functions follow Lin et al.'s measured equivalents.
     replace(
         by_element("softmax", 1, 1, 5),
         alternative=Alternative(problem=_streamed(math.inf), is_on=lambda generation: generation.streams_softmax),
@@ -332,7 +358,7 @@ register(
         proxy=None,
         floor=SOFTMAX_BACKWARD_FLOOR,
     ),
-    # As long as the softmax, which reads and writes as much.
+    # As long as the softmax, with the same traffic.
     replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax"), floor=SOFTMAX_FLOOR),
     replace(
         by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward"), floor=SOFTMAX_BACKWARD_FLOOR
@@ -396,7 +422,8 @@ register(
         translator=_by_channel,
         families=(VECTOR,),
     ),
-    # With channels last neighbours belong to all channels, so that no channel is one block's: as long as their bytes.
+    # With channels last, neighbouring elements belong to different channels, so there is no block per channel: bytes
+    # determine the time.
     by_element("batch_norm_last", 2, 1, 8),
     by_element("batch_norm_last_backward", 4, 1, 14),
     replace(

@@ -19,7 +19,7 @@ Moved = tuple[int, int]
 
 
 def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationKind:
-    """Describe an optimizer by the elements that it reads and writes for each parameter."""
+    """Return an optimizer defined by the elements that it reads and writes per parameter."""
 
     def moved(c: Columns, place: int) -> Array:
         per_parameter: Array = np.where(c["fused"] > 0, fused[place], multi_tensor[place])
@@ -37,11 +37,11 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved) -> OperationKind:
     )
 
 
-# Fused: parameter, gradient and state are read; all but the gradient are written. Multi-tensor, as (read, written) of
-# each operation:
+# Fused: parameter, gradient and state are read; all but the gradient are written. Multi-tensor: (read, written) of each
+# operation.
 # Adam: lerp (2, 1), mul (1, 1), addcmul (3, 1), sqrt (1, 1), div (1, 1), add (1, 1), addcdiv (3, 1); AdamW: mul (1, 1).
 # SGD with momentum: mul (1, 1), add (2, 1), add (2, 1).
-# Adagrad: addcmul (2, 1: the gradient once, where Adam's counts twice), sqrt, add and mul (1, 1), addcdiv (3, 1).
+# Adagrad: addcmul (2, 1: the gradient counts once; for Adam, twice), sqrt, add and mul (1, 1), addcdiv (3, 1).
 register(
     _update("adam", fused=(4, 3), multi_tensor=(12, 7)),
     _update("adamw", fused=(4, 3), multi_tensor=(13, 8)),

@@ -33,7 +33,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
 def _pooled(c: Columns) -> Array:
-    """Count elements of the output."""
+    """Return the number of output elements."""
     rows = np.maximum(np.floor((c["height"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     columns = np.maximum(np.floor((c["width"] - c["kernel_size"]) / c["stride"]) + 1, 1)
     pooled: Array = c["batch"] * c["channels"] * rows * columns
@@ -46,19 +46,23 @@ def _image(c: Columns) -> Array:
 
 WINDOW_CYCLES: Final = 1.5
 WINDOW_CYCLES_AN_ELEMENT: Final = 0.26
-"""Multiprocessor cycles per window, and per element of it, for computing positions: 3.6 to 8.5
-cycles for windows of 8 to 27 in four problems of KernelBench on the H100-PCIe (training data: those rows)."""
+"""Multiprocessor cycles per window, and per element of it, to compute indices.
+
+3.6 to 8.5 cycles for windows of 8 to 27 elements in four problems of KernelBench on the H100-PCIe (training data: those
+rows)."""
 
 
 COMPARED_CYCLES: Final = 1.26
-"""Multiprocessor cycles of the backward pass of max pooling, on top of its traffic, for each window that holds a
-position of the image: PyTorch's kernel compares the place of each, and finds out which they are but once for all images
-and channels. 2.9 and 2.8 cycles a position, in 2.25 windows of 3 x 3 with a stride of 2, in steps of ResNet-50 on the
-A100 and RTX 2080 Ti (chosen on these); the V100 takes 4.3, and 2.1 with torch 1.9."""
+"""Multiprocessor cycles of the backward pass of max pooling, per position and window that contains it, besides its
+traffic.
+
+PyTorch's kernel compares the index of each window; it determines the windows of a position once for all images and
+channels. 2.9 and 2.8 cycles per position, with 2.25 windows of 3 x 3 at stride 2, in steps of ResNet-50 on the A100 and
+RTX 2080 Ti (chosen on these); the V100 takes 4.3, and 2.1 with torch 1.9."""
 
 
 def window_cycles(elements: float) -> float:
-    """Count cycles of a multiprocessor for one window of so many elements."""
+    """Return multiprocessor cycles for one window with this number of elements."""
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
 
 
@@ -85,14 +89,14 @@ def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Column
 
 
 def _with_places(c: Columns) -> Array:
-    """Count the values, and their places as 8 bytes each, in elements of 4 bytes."""
+    """Return the values and their indices of 8 bytes each, in elements of 4 bytes."""
     return 3 * _pooled(c)
 
 
 register(
     _kind("avg_pool2d", _image, _pooled),
     _kind("max_pool2d", _image, _with_places),
-    # The same tensors the other way round: the gradient and the places are read, the image is written.
+    # The same tensors reversed: the gradient and the indices are read, the image is written.
     _kind("avg_pool2d_backward", _pooled, _image),
     _kind("max_pool2d_backward", _with_places, _image),
 )
@@ -126,7 +130,7 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 
 def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None:
-    """Count zeroing the gradient, and a pass over its positions that looks for each in the windows around it."""
+    """Count zeroing the gradient, and a pass that searches the windows around each position."""
     gradient, image = operation.inputs[:2]
     if not gradient.elements or not image.elements:
         return ()
@@ -137,12 +141,12 @@ def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None
 
 
 PLACE_BYTES: Final = 8
-"""Bytes of the place in which a window found its largest element."""
+"""Bytes of the index of a window's maximum."""
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")
 def _adaptive_pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate windows as large as the image is larger than the result."""
+    """Translate with windows of the size ratio between the image and the result."""
     data, pooled = operation.inputs[0], _first_output(operation)
     if pooled is None or not pooled.elements:
         return None

@@ -1,8 +1,8 @@
-"""LSTM, GRU and plain recurrent layers, whole.
+"""LSTM, GRU and plain recurrent layers, as whole layers.
 
-A layer of one direction multiplies, in each step, the input and the hidden state with `gates` weight matrices:
-2·gates·batch·steps·hidden·(input + hidden). Layers after the first take `hidden x directions` inputs. The backward pass
-is two products for each of the forward's. Example::
+In each step, a layer of one direction multiplies the input and the hidden state with `gates` weight matrices:
+2·gates·batch·steps·hidden·(input + hidden) FLOPs. Layers after the first have `hidden x directions` inputs. The
+backward pass has two products for each of the forward's. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> batch = problem_batch("lstm", "float32", batch=1, steps=1, input_size=2, hidden=3)
@@ -33,7 +33,7 @@ GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
 def _weights(c: Columns, gates: int) -> Array:
-    """Count elements of all weight matrices."""
+    """Return the number of elements of all weight matrices."""
     first = c["input_size"] + c["hidden"]
     later = c["hidden"] * c["directions"] + c["hidden"]
     return gates * c["hidden"] * c["directions"] * (first + (c["layers"] - 1) * later)
@@ -44,29 +44,32 @@ def _inputs(c: Columns) -> Array:
 
 
 def _outputs(c: Columns) -> Array:
-    """Count elements of what all layers hand on."""
+    """Return the number of output elements of all layers."""
     return c["batch"] * c["steps"] * c["layers"] * c["hidden"] * c["directions"]
 
 
 KERNELS_BETWEEN_STEPS: Final = 5
-"""A step of a recurrent layer takes as long as so many shortest kernels, its product and its gates. With cuDNN 5 to
-7 it was 8 (DeepBench's smallest layers, LSTM on the V100); six layers of both directions with torch 2.5 (KernelBench,
-four GPUs) ask for 1 to 5. With 5, DeepBench's rows come out 9 % too fast in the median, at 24 % off instead of 22 %."""
+"""Minimum kernel times per step of a recurrent layer: its product and its gates.
+
+With cuDNN 5 to 7, it was 8 (DeepBench's smallest layers, LSTM on the V100). Six bidirectional layers with torch 2.5
+(KernelBench, four GPUs) give 1 to 5. With 5, DeepBench's rows are 9 % too fast in the median, with an error of 24 %
+instead of 22 %."""
 
 KERNELS_OF_A_NEIGHBOUR: Final = 2
-"""Shortest kernels more for each layer or direction beyond the first, whose product and gates are
-launched, too. Six layers of a GRU of 256 hidden units take 32 to 60 microseconds per step (the same rows of
-KernelBench, which are therefore no test of it)."""
+"""Additional minimum kernel times per layer or direction beyond the first, whose product and gates are launched, too.
+
+Six GRU layers of 256 hidden units take 32 to 60 µs per step (the same rows of KernelBench, which are therefore no test
+of it)."""
 
 
 def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
-    """Split into products with the input, one for all steps of a layer, and steps that wait for each other.
+    """Split into one input product per layer, for all steps, and dependent steps.
 
-    A step is a small product, a pass over its gates, and the kernels in between. What a library computes beside each
-    other is one batched product: the layers of one direction, which follow each other as a wave, a step behind, or the
-    two directions of a layer, which both must end before the next layer begins (Appleyard et al., "Optimizing
-    Performance of Recurrent Neural Networks on GPUs", 2016). The gradients of both weights are again one product for
-    all steps.
+    A step is a small product, a pass over its gates, and short kernels in between. Work that a library runs in parallel
+    is one batched product. For one direction, these are the layers, which run as a wavefront, one step behind each
+    other. For two directions, these are the directions of a layer, which must both end before the next layer starts
+    (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016). The gradients of both
+    weights are one product over all steps.
     """
     w = problem.shape
     is_backward = problem.operation.endswith("_backward")
@@ -85,7 +88,7 @@ def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
     step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
     name = "linear" if together == 1 else "bmm"
     parts.append(CountedProblem(chain, Problem(name, dtype, (together, *step))))
-    # A wave takes as many more steps as there are layers before the last.
+    # A wavefront takes one more step for each layer before the last.
     waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
     return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
 
@@ -93,7 +96,7 @@ def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
 ) -> tuple[CountedProblem, ...]:
-    """Count steps without their products: gates, twice, and the cell are read; gates, cell and state written."""
+    """Count steps without their products: gates (twice) and the cell are read; gates, cell and state are written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
@@ -114,7 +117,7 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
         units="tensor",
         flops=lambda c: passes * 2 * c["batch"] * c["steps"] * _weights(c, gates),
         reads=reads,
-        # Backward, a gradient is written of all that is read.
+        # The backward pass writes a gradient for each tensor that it reads.
         writes=reads if backward else _outputs,
         proxy=_as_products,
     )
@@ -124,9 +127,9 @@ register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items(
 
 
 def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
-    """Translate `input` (steps, batch, features), batch first if so asked, with `hx` (layers x ways, ...).
+    """Translate `input` (steps, batch, features), or batch first if requested, with `hx` (layers x directions, ...).
 
-    A packed sequence is (rows, features) with the batch of each step: steps of the mean batch stand for it.
+    A packed sequence is (rows, features) with the batch size of each step; we use the mean batch size for all steps.
     """
     packed = bool(operation.arguments.get("packed"))
     if len(operation.inputs) < (3 if packed else 2) or "num_layers" not in operation.arguments:

@@ -26,9 +26,10 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 SELECT_CYCLES_A_BYTE: Final = 7e3
 SORT_SELECTED_CYCLES: Final = 14e3
-"""Cycles in which one block finds the largest of a row, two bits of its keys at a time, and in which another sorts
-them, however short the row: 7.0 and 6.9 microseconds of 16-bit keys on the B300, for rows of 8 and of 64 (chosen on
-these two recordings)."""
+"""Cycles of a block to find the largest elements of a row (per byte of the key, two bits at a time), and of another to
+sort them, independent of the row length.
+
+7.0 and 6.9 µs for 16-bit keys on the B300, for rows of 8 and of 64 (chosen on these two recordings)."""
 
 
 def _select_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -46,21 +47,22 @@ def _select(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ..
 
 register(
     *(by_element(name, 1, 0) for name in ("sum", "mean", "max", "argmax")),
-    # Radix select by 8 bits a pass (PyTorch's for long rows): four passes over 4-byte keys count, one collects.
+    # Radix select with 8 bits per pass (PyTorch's algorithm for long rows): four counting passes over 4-byte keys, one
+    # to collect.
     replace(
         by_element("topk", 5, 0),
         aten=("aten::topk", "aten::kthvalue", "aten::median", "aten::nanmedian"),
         translator=_select,
         floor=Floor(latency=_select_latency),
     ),
-    # Radix sort of 4-byte keys with 8-byte indices: four passes, each reads and writes three times the key.
+    # Radix sort of 4-byte keys with 8-byte indices: four passes; each reads and writes three times the key size.
     by_element("sort", 12, 12),
 )
 
 
 SCAN_PASSES: Final = 3
-"""Passes over memory of a cumulative sum or product, which reads and writes each element once at least. 3.1 and 3.0 at
-the rate of element-wise kernels in KernelBench's, on the H100-PCIe and L40S (training data: those rows)."""
+"""Memory passes of a cumulative sum or product, whose minimum is one read and one write. 3.1 and 3.0, at the bandwidth
+of element-wise kernels, in KernelBench on the H100-PCIe and L40S (training data: those rows)."""
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
@@ -72,27 +74,27 @@ def _scan(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::logsumexp")
 def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count the largest of each row, what is left after taking it off, its exponentials in place, and their sum."""
+    """Count the maximum of each row, the subtraction of it, the exponentials in place, and their sum."""
     data = operation.inputs[0]
     size, kept = float(data.size_bytes), float(bytes_written(operation))
     if not data.elements:
         return ()
     count = float(data.elements)
     reduced = Problem("transfer", "float32", (size, kept, count))
-    subtracted = limited_transfer(size + kept, size, count, cycles=count * SINGLE_LOAD_CYCLES)  # of another shape
+    subtracted = limited_transfer(size + kept, size, count, cycles=count * SINGLE_LOAD_CYCLES)  # broadcast over rows
     return (reduced, subtracted, Problem("transfer", "float32", (size, size, count)), reduced)
 
 
 INDEX_BYTES: Final = 8
-"""Bytes of each place that sorting and selecting write."""
+"""Bytes of each index that sorting and selecting write."""
 
 LONGEST_ROW_IN_A_BLOCK: Final = 4096
-"""Elements of a row that one block sorts by itself (PyTorch's `sortKeyValueInplace`); longer ones go through a radix
-sort in memory."""
+"""Maximum row length, in elements, that one block sorts by itself (PyTorch's `sortKeyValueInplace`); longer rows use a
+radix sort in memory."""
 
 
 def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
-    """Count a sort of each row: in one block, log2² comparisons per pair; or a radix sort, whatever the keys' dtype."""
+    """Count a sort of each row: log2² comparisons per pair in one block, or a radix sort for any key dtype."""
     if rows < 1 or columns < 1:
         return ()
     if columns > LONGEST_ROW_IN_A_BLOCK:
@@ -111,7 +113,7 @@ def _sort(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::_unique", "aten::_unique2", "aten::unique_dim")
 def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count a sort, then passes that mark neighbours which differ, count them, and collect them."""
+    """Count a sort, then passes that mark differing neighbours, count them, and collect them."""
     data = operation.inputs[0]
     size, places = float(data.size_bytes), float(INDEX_BYTES * data.elements)
     passes = Problem("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
@@ -120,7 +122,7 @@ def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::searchsorted", "aten::bucketize")
 def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count a binary search of each value: log2 reads of the boundaries, mostly from a cache."""
+    """Count a binary search for each value: log2 reads of the boundaries, mostly from a cache."""
     if len(operation.inputs) < 2:
         return None
     boundaries, values = operation.inputs[:2]
@@ -134,7 +136,7 @@ def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 @translates("aten::_cdist_forward", "aten::_euclidean_dist", "aten::_pdist_forward")
 def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count every row against every other: a difference, a power and a sum for each of their numbers."""
+    """Count every pair of rows: a difference, a power and a sum for each of their numbers."""
     if not operation.inputs[0].shape or not operation.outputs:
         return None
     written = operation.outputs[0]
@@ -146,7 +148,7 @@ def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | Non
 
 @translates("aten::_cdist_backward", "aten::_pdist_backward")
 def _distances_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Count as many differences again, each scaled by its gradient over its distance."""
+    """Count the differences again, each scaled by its gradient over its distance."""
     if len(operation.inputs) < 2 or not operation.inputs[1].shape:
         return None
     gradient, data = operation.inputs[:2]

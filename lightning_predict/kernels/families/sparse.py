@@ -1,7 +1,7 @@
-"""Products with sparse matrices, by the elements that they store.
+"""Products with sparse matrices, counted by their stored elements.
 
-Each stored element multiplies one row of the dense factor: 2 x stored x columns, whatever the shape. Other operations
-on sparse tensors move their values and indices (`traffic.py`). Example::
+Each stored element multiplies one row of the dense operand: 2 x stored x columns, independent of the shape. Other
+operations on sparse tensors move their values and indices (`traffic.py`). Example::
 
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
     >>> adjacency = TensorInfo((1000, 1000), "float32", stored_elements=50, stored_bytes=1000)
@@ -24,7 +24,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 register(
     replace(
         by_bytes("sparse_product"),
-        # Rows are gathered, many more than once. Assumptions: no table of such products was at hand.
+        # Rows are gathered, many of them repeatedly. Assumptions: no measurements of such products were available.
         untrained=Untrained(utilisation=0.3, spread=2.5),
     )
 )
@@ -39,7 +39,7 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 
 @translates(ON_SPARSE_TENSORS)
 def sparse_problems(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    """Find what an operation on sparse tensors computes; None if the bytes of its tensors tell its time."""
+    """Return the problems of an operation on sparse tensors; None if its bytes determine its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
     if operation.name in _FACTORS_FIRST:
@@ -57,7 +57,7 @@ def sparse_problems(operation: Operation, _flags: Flags) -> tuple[Problem, ...] 
 
 
 def _where_stored(operation: Operation) -> tuple[Problem, ...]:
-    """Count the bytes of a dense tensor that is touched only where a sparse one of its shape stores something."""
+    """Count the bytes of a dense tensor that is accessed only at the stored elements of a sparse one of its shape."""
     sparse = [tensor for tensor in operation.inputs if tensor.stored_bytes is not None]
     elements = float(max((tensor.elements for tensor in sparse), default=0))
     stored = float(sum(tensor.size_bytes for tensor in sparse))
@@ -67,7 +67,7 @@ def _where_stored(operation: Operation) -> tuple[Problem, ...]:
 
 
 def _flops(left: TensorInfo, right: TensorInfo, *, sampled: int | None) -> float:
-    """Count multiplications and additions; of two sparse factors, as where their elements lie evenly."""
+    """Return FLOPs; for two sparse operands, assuming evenly distributed elements."""
     depth = max(left.shape[-1], 1)
     if sampled is not None:
         return 2.0 * sampled * depth
