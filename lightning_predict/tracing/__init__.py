@@ -1,22 +1,22 @@
-"""Make a Trace of a training step or of a file. Importing this package loads no torch.
+"""Makes a Trace of a training step, or reads one from a file. Importing this package does not import torch.
 
-What a Trace is, without torch:
+The Trace itself, without torch:
 
-* `trace.py`: `Trace`, the values inside it, and its file: versioned JSON; `anonymised` hides names.
-* `imports.py`: `import_trace`, for other tools' files. `kineto.py` reads profiles that `torch.profiler` exported:
-  `events.py` nests their calls, `attribution.py` picks the operations among them, `calls.py` reads tensors and
-  arguments.
-* The rules that every recorder shares: `signatures.py` (names of arguments, and what is recorded whole), `phases.py`
+* `trace.py`: `Trace` and its parts, and its file format, versioned JSON; `anonymised` hides names.
+* `imports.py`: `import_trace`, for files of other tools. `kineto.py` reads profiles exported by `torch.profiler`:
+  `events.py` nests their calls, `attribution.py` selects the operations, `calls.py` reads tensors and arguments.
+* Rules shared by all recorders: `signatures.py` (argument names, and calls that are recorded whole), `phases.py`
   (forward, backward, optimizer, other).
-* `recorded_on.py`: where a step was recorded (GPU, release, code path), and what the user should know of it.
-* `operand_strides.py`: how operands lie in memory: images, factors of products, and operands beside each other.
+* `recorded_on.py`: where a step was recorded (GPU, torch release, code path), with notes for the user.
+* `operand_strides.py`: memory layout of images, matmul factors and element-wise operands.
 
-How a step is recorded, with torch:
+Recording a step, with torch:
 
-* `recording.py`: `capture`, for a step of your own; `session.py`: `CaptureSession`, for a loop that it does not own.
-* `dispatch.py`: the recorder for the CPU and the meta device, on the modes of `modes.py`, the hooks of `hooks.py` and
-  the values of `tensors.py`.
-* `profiler.py`: the recorder for CUDA and for compiled code, which hands its events to `kineto.py`; marks around the
-  modules' calls (`hooks.py`) tell it whose they are, except in compiled code.
-* `environment.py`: parameters, memory, switches and compiled code around the step.
+* `recording.py`: `capture`, for a function that runs a step; `session.py`: `CaptureSession`, for a loop owned by
+  others.
+* `dispatch.py`: the recorder for the CPU and the meta device, built on the modes of `modes.py`, the hooks of `hooks.py`
+  and the values of `tensors.py`.
+* `profiler.py`: the recorder for CUDA and for compiled code, which passes its events to `kineto.py`. Markers around
+  module calls (`hooks.py`) identify the module of each event, except in compiled code.
+* `environment.py`: parameters, memory, flags and compiled code around the step.
 """

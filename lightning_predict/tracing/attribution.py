@@ -1,13 +1,13 @@
-"""Attribute a profile's work to operations: the calls at the level that a recorder below autograd would see.
+"""Attributes the work of a profile to operations, at the level that a recorder below autograd sees.
 
-Composites and containers are descended into, everything below an operation is left out, and the parts of a whole
-call's backward pass are drawn together by autograd's sequence numbers. Nothing that launched work on the device is
-lost: what no operation launched comes under the name of the call around it, a fused kernel as `triton::<kernel>`, all
-kernels of one CUDA graph together as `cuda_graph`, and what has no call around it as `unattributed`.
+Composites and containers are replaced by the calls inside them. Everything inside an operation belongs to it. Parts of
+the backward pass of a whole call are joined by autograd's sequence numbers. No device work is lost: work outside every
+operation is named after the enclosing call, a fused kernel `triton::<kernel>`, all kernels of a CUDA graph together
+`cuda_graph`, and work without an enclosing call `unattributed`.
 
-The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`), so a recorder below
-autograd sees the parts, and a reader of profiler events must descend to the same level. The list is torch's own
-registry (kernels under `CompositeImplicitAutograd` and none for the CPU), written down so that reading a file needs no
+The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`), so a recorder below autograd
+sees the parts, and a reader of profiler events must descend to the same level. The list comes from torch's registry
+(kernels under `CompositeImplicitAutograd` and none for the CPU). It is copied here so that reading a file does not need
 torch; a test compares it with the installed torch. Example::
 
     for found in select_operations(profile):
@@ -94,7 +94,7 @@ to_sparse_csc to_sparse_csr trace_backward trapezoid trapz triplet_margin_loss t
 unflatten unflatten_dense_tensors unsafe_chunk value_selecting_reduction_backward vander view_as vsplit vstack
 """.split()
 )
-"""Operations all of whose overloads are composite, from the registry of torch 2.13."""
+"""Operations whose overloads are all composite, from the registry of torch 2.13."""
 
 PARTLY_COMPOSITE: Final[Mapping[str, frozenset[str]]] = {
     "aten::max": frozenset({"aten::maximum"}),
@@ -111,32 +111,32 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 """.split()
     },
 }
-"""Operations some of whose overloads are composite, with the part that gives such an overload away."""
+"""Operations with some composite overloads, and the child calls that identify such an overload."""
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
-    """Return whether the call only calls others."""
+    """Return whether the call is a composite, which only calls other operations."""
     return name in COMPOSITE_OPERATIONS or not PARTLY_COMPOSITE.get(name, frozenset()).isdisjoint(child_names)
 
 
 UNATTRIBUTED: Final = "unattributed"
-"""Name of device work that no call is known for."""
+"""Name of device work without an enclosing call."""
 
 CUDA_GRAPH: Final = "cuda_graph"
-"""Name of a CUDA graph's launch, whose kernels no call is known for."""
+"""Name of a CUDA graph launch; the calls of its kernels are unknown."""
 
 MODULE_MARK: Final = "nn.Module#"
-"""Beginning of the marks that our recorder puts around a module's call; the module's name follows."""
+"""Prefix of the markers that our recorder puts around a module's call; the module's name follows."""
 
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
 
 LOADER_MARK: Final = "enumerate(DataLoader)#"
-"""Beginning of the profiler's mark around a DataLoader's next."""
+"""Prefix of the profiler's marker around the `__next__` of a DataLoader."""
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
-"""A node's own name; torch 1.8 and 1.9 record it without the engine's call around it."""
+"""Name of an autograd node; torch 1.8 and 1.9 record it without an enclosing engine call."""
 
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
@@ -145,21 +145,21 @@ _ZERO_GRAD: Final = "Optimizer.zero_grad#"
 @final
 @dataclass(slots=True, eq=False)
 class FoundOperation:
-    """One operation of the profile.
+    """An operation of the profile.
 
     Attributes:
         name: Its name in the Trace.
-        call: The call whose tensors and arguments it has; None for device work without a call.
+        call: Call with its tensors and arguments; None for device work without a call.
         start: Start on the host in microseconds.
-        duration: Time on the host in microseconds; None if no call is known.
-        in_backward: An autograd node ran it.
-        builds_graph: A backward node of this step belongs to it.
-        grad_enabled: Gradients were on.
-        zeroes: It cleared gradients.
-        work: What it ran on the device, with the launch where one was recorded.
-        whole_forward: The whole call whose backward pass this is; None for every other operation.
-        accumulates: It adds to `.grad`.
-        module: Name of the module that called it, or whose backward pass it is; None if no call was marked.
+        duration: Time on the host in microseconds; None without a call.
+        in_backward: Whether an autograd node ran it.
+        builds_graph: Whether it created a backward node of this step.
+        grad_enabled: Whether gradients were enabled.
+        zeroes: Whether it cleared gradients.
+        work: Its device work, with the launch if recorded.
+        whole_forward: Whole call whose backward pass this is; None for all other operations.
+        accumulates: Whether it accumulates into `.grad`.
+        module: Module that called it, or whose backward pass it is; None if no call was marked.
     """
 
     name: str
@@ -179,7 +179,7 @@ class FoundOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """The phase and the module of a call, as the calls around it tell them."""
+    """Phase and module of a call, inherited from enclosing calls."""
 
     in_backward: bool = False
     accumulates: bool = False
@@ -190,7 +190,7 @@ class _Around:
 
 
 def select_operations(profile: Profile) -> list[FoundOperation]:
-    """Return the operations of a step in the order of the host."""
+    """Return the operations of a step in host order."""
     selector = _Selector(_Nodes(profile))
     engine_threads = _engine_threads(profile)
     found = [
@@ -207,13 +207,13 @@ def select_operations(profile: Profile) -> list[FoundOperation]:
 
 
 def is_backward_node(call: Call) -> bool:
-    """Return whether this is autograd's record of a node that runs, outer or inner."""
+    """Return whether the call is autograd's record of a node, outer or inner."""
     parent = call.parent
     return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
 
 
 def is_outer_node(call: Call) -> bool:
-    """Return whether this is the outermost record of a node: the engine's call; the node itself in older files."""
+    """Return whether the call is the outermost record of a node: the engine's, or the node itself in older files."""
     if call.is_annotation or call.is_launch:
         return False
     if call.name.startswith(_NODE):
@@ -224,9 +224,10 @@ def is_outer_node(call: Call) -> bool:
 
 
 def _engine_threads(profile: Profile) -> frozenset[Thread]:
-    """Find threads of autograd's engine, which adds gradients up between the nodes as well.
+    """Find threads of autograd's engine, which also accumulates gradients between nodes.
 
-    Newer files show that inside the engine's call; in those of torch 1.8 and 1.9 only the thread gives it away.
+    In newer files, accumulation is inside the engine's call; in files of torch 1.8 and 1.9 only the thread identifies
+    it.
     """
     if not profile.roots:
         return frozenset()
@@ -236,7 +237,7 @@ def _engine_threads(profile: Profile) -> frozenset[Thread]:
 
 @final
 class _Nodes:
-    """The forward calls of autograd nodes, by thread and sequence number."""
+    """Forward calls of autograd nodes, by thread and sequence number."""
 
     def __init__(self, profile: Profile) -> None:
         calls = list(profile.calls())
@@ -244,7 +245,7 @@ class _Nodes:
         threads = Counter(call.thread for call in counted)
         self._main: Thread = threads.most_common(1)[0][0] if threads else (None, None)
         self._threads = self._thread_numbers(profile, calls)
-        # The last call that saw a number is the one that made its node.
+        # The last call with a given sequence number created its node.
         self._modules = {
             (call.thread, call.sequence_number): _module_around(call)
             for call in sorted(counted, key=lambda one: one.start)
@@ -268,7 +269,7 @@ class _Nodes:
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
     def whole_call(self, node: Call) -> Call | None:
-        """Return the whole call that created a node."""
+        """Return the whole call that created a node, or None."""
         number = node.sequence_number
         regions = self._whole_calls.get(self._forward_thread(node), [])
         if number is None:
@@ -281,7 +282,7 @@ class _Nodes:
         return self._modules.get((self._forward_thread(node), node.sequence_number))
 
     def builds_graph(self, call: Call) -> bool:
-        """Return whether a node of this step's backward pass was created by the call."""
+        """Return whether the call created a node of this step's backward pass."""
         number = call.sequence_number
         if number is None:
             return False
@@ -293,7 +294,7 @@ class _Nodes:
 
     @staticmethod
     def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
-        """Read autograd's counter after a call: what the next call on its thread saw."""
+        """Return autograd's counter after a call, read from the next call on its thread."""
         index = bisect_left(starts, call.end)
         return (members[index].sequence_number or 0) if index < len(members) else 2**63
 
@@ -302,7 +303,7 @@ class _Nodes:
 
     @staticmethod
     def _thread_numbers(profile: Profile, calls: Iterable[Call]) -> dict[object, Thread]:
-        """Find each thread by the number that backward nodes give it, from the links between forward and backward."""
+        """Map the thread numbers in backward nodes to threads, by the links between forward and backward calls."""
         nodes = [call for call in calls if is_backward_node(call)]
         number_at = {(node.thread, node.start): node.details.get("fwd thread id") for node in nodes}
         return {number_at[end]: start[0] for start, end in profile.flows if end in number_at}
@@ -310,7 +311,7 @@ class _Nodes:
 
 @final
 class _Selector:
-    """Walks the calls and yields the operations."""
+    """Walks the tree of calls and yields the operations."""
 
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
@@ -318,7 +319,7 @@ class _Selector:
     def select(self, call: Call, around: _Around) -> Iterator[FoundOperation]:
         """Yield the operations at or below a call."""
         if call.name.startswith(LOADER_MARK):
-            # What a loader computes on the processor is its own time; what it runs on the device delays the step.
+            # CPU work of a data loader is not part of the step, but its device work delays the step.
             for child in call.children:
                 yield from (item for item in self.select(child, around) if item.work)
             return
@@ -358,14 +359,14 @@ class _Selector:
 
     @staticmethod
     def _is_only_calls(call: Call, name: str) -> bool:
-        """Return whether it is a composite; one that launches work itself is a kernel of its own on this device."""
+        """Return whether the call is a composite; one that launches work itself is a kernel of its own."""
         launches = (child for child in call.children if child.is_launch)
         if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
             return False
         return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
 
     def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[FoundOperation]:
-        """Yield a node of a whole call's backward pass; a forward that checkpointing recomputes inside stands alone."""
+        """Yield the part of a whole call's backward pass in a node, then forward operations recomputed there."""
         recomputed = list(_recomputed(node))
         work = list(_work(node, leave_out=recomputed))
         inner = (call for call in node.descendants() if operator_name(call) is not None)
@@ -405,7 +406,7 @@ def _module_around(call: Call) -> str | None:
 
 
 def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWork, Call | None]]:
-    """List the device work of a call and of all calls inside, with the launches, in their order."""
+    """List the device work of a call and its descendants, with the launches, in order."""
     for work in call.device_work:
         yield work, call if call.is_launch else None
     for child in call.children:
@@ -414,7 +415,7 @@ def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWo
 
 
 def _recomputed(node: Call) -> Iterator[Call]:
-    """Find the outermost operations inside a node that ran with gradients on."""
+    """Find the outermost operations inside a node that ran with gradients enabled (checkpoint recomputation)."""
     for child in node.children:
         if operator_name(child) is not None and child.sequence_number is not None:
             yield child
@@ -433,9 +434,9 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
 
 
 def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
-    """Draw the nodes of one whole call's backward pass together.
+    """Join the nodes of each whole call's backward pass.
 
-    Autograd runs them one after another; only the nodes that add to `.grad` may come between.
+    Autograd runs them consecutively; only nodes that accumulate into `.grad` may come in between.
     """
     last: FoundOperation | None = None
     for item in found:

@@ -1,6 +1,6 @@
-"""A profiled call's tensors and arguments, under the names that every recorder uses.
+"""Tensors and arguments of a profiled call, with the names that all recorders use.
 
-The profiler lists arguments by position: sizes, C++ names of dtypes, and numbers as text. Example::
+The profiler lists arguments by position, as sizes, C++ names of dtypes, and numbers as text. Example::
 
     >>> call = Call("aten::mm", False, False, (1, 1), 0.0, 1.0,
     ...             {"input dims": [[2, 3], [3, 4]], "input type": ["c10::BFloat16", "c10::BFloat16"]})
@@ -30,11 +30,11 @@ from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_
 from lightning_predict.tracing.trace import TensorInfo
 
 RECORDED_TENSORS: Final = "recorded tensors"
-"""Key under which a recorder that ran in the process adds what a file lacks: for each position, the tensors there as
-rows of shape, dtype, storage number and kind of device."""
+"""Key for data that a recorder in the same process adds to the profile. For each position, it lists the tensors as rows
+of shape, dtype, storage id and device type."""
 
 RECORDED_OUTPUTS: Final = "recorded outputs"
-"""Key under which the tensors of the outputs stand in the same way, where they are known."""
+"""Key for output tensors in the same format, if known."""
 
 _DTYPES: Final[Mapping[str, str]] = {
     "float": "float32",
@@ -77,23 +77,24 @@ _DTYPE_NUMBERS: Final = {
 _MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 _TENSORS_READ: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
-"""Tensors that these read; compiled code calls the variant that is given the output as one more."""
+"""Number of input tensors of these operations; compiled code calls the variant with the output as an additional
+argument."""
 
 _TAKES_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
-"""Operations that wrap a Python number as a tensor of no dimensions and 64 bits."""
+"""Operations that wrap a Python number as a 64-bit tensor without dimensions."""
 
 _OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
 
 
 def operator_name(call: Call) -> str | None:
-    """Return the qualified name without the overload; None for what is not an operator of the dispatcher."""
+    """Return the qualified name without the overload; None if the call is not an operator of the dispatcher."""
     if call.is_launch or call.is_annotation or _OPERATOR.fullmatch(call.name) is None:
         return None
     return call.name.partition(".")[0]
 
 
 def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List tensors that a call read, lists flattened, in the schema's order."""
+    """List the tensors that a call reads, in schema order, with lists flattened."""
     groups = _tensor_groups(call)
     name = operator_name(call) or call.name
     flat = [tensor for group in groups for tensor in group or ()]
@@ -103,7 +104,7 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List tensors that a call wrote, where a recorder added them or they can be told; profiles do not have them."""
+    """List the tensors that a call writes, if a recorder added them or they can be inferred; profiles lack them."""
     recorded = call.details.get(RECORDED_OUTPUTS)
     if recorded is None and operator_name(call) == "aten::index":
         return _indexed(call)
@@ -111,9 +112,9 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def _indexed(call: Call) -> tuple[TensorInfo, ...]:
-    """Return the result of a look-up: its kernel reads the tensor through a view of the result's sizes.
+    """Infer the result of an index operation, whose kernel reads the tensor through a view with the result's sizes.
 
-    That view has no steps along the dimensions that are looked up.
+    The view has stride 0 along the indexed dimensions.
     """
     for view in call.descendants():
         if operator_name(view) != "aten::as_strided":
@@ -126,7 +127,7 @@ def _indexed(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """Read non-tensor arguments, by the schema's names; empty where the names are not known."""
+    """Read non-tensor arguments by their schema names; empty if the names are unknown."""
     name = operator_name(call) or call.name
     groups = _tensor_groups(call)
     values = _parsed(call)
@@ -147,7 +148,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bool | int]:
-    """Return the layout of images, of a product's second factor or of operands; newer files have the strides."""
+    """Return the layout of images, of a matmul's second factor or of operands; only newer files have strides."""
     position = LAYOUT_AT.get(name, FACTORS_AT.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if name in LAID_OUT:
@@ -161,26 +162,26 @@ def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bo
 
 
 def _parsed(call: Call) -> list[Any]:
-    """Read the values at each position; None for tensors."""
+    """Parse the values at each position; None for tensors."""
     return [_parse(text) if isinstance(text, str) else text for text in call.details.get("concrete inputs", [])]
 
 
 def _operands(sizes: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the sizes and strides of each tensor with dimensions, lists of tensors one by one."""
+    """Yield the sizes and strides of each tensor that has dimensions; lists of tensors are flattened."""
     for shape, steps in zip(sizes, strides, strict=False):
         each = zip(shape, steps, strict=False) if shape and isinstance(shape[0], list) else [(shape, steps)]
         yield from ((one, between) for one, between in each if one and is_shape(one) and is_shape(between))
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """Return whether it is a wrapped number: no dimensions and 64 bits, next to a tensor with dimensions."""
+    """Return whether a tensor is a wrapped number: 64-bit, no dimensions, next to a tensor with dimensions."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
 
 
 def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
-    """List the tensors at each position; None if there is no tensor."""
+    """List the tensors at each position; None if there are no tensors."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
         return _groups_of_rows(recorded)
@@ -204,21 +205,21 @@ def _groups_of_rows(recorded: Sequence[Any]) -> list[tuple[TensorInfo, ...] | No
 
 
 def dtype_of(kind: str) -> str:
-    """Return torch's name for a type that C++ prints; the text itself where it is not known."""
+    """Return torch's name for a C++ type; unknown types are returned unchanged."""
     return _DTYPES.get(kind.lower(), kind)
 
 
 _MOVED_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
-"""Bytes of an element in the name of a kernel that moves elements of whatever dtype."""
+"""Element size in the name of a kernel that moves elements of any dtype."""
 
 _DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
-"""A dtype of so many bytes, where no more is known."""
+"""Default dtype for an element size."""
 
 
 def _list_dtype(call: Call) -> str:
-    """Say what files do not say of a list: the dtype of the call's first tensor, or of one inside it.
+    """Infer the dtype of a list of tensors, which files omit, from the call's first tensor or from calls inside it.
 
-    Without either, its kernels may tell the size of an element; else it is taken as float32.
+    Otherwise the element size in the kernel name selects a default dtype; without it, float32.
     """
     inside = (call, *call.descendants())
     for one in inside:
@@ -238,7 +239,7 @@ def _compute_dtype(call: Call) -> str | None:
 
 
 def _parse(text: str) -> Any:
-    """Return a value that the profiler printed: `1`, `0.5`, `True`, `[1, 1]`; None for nothing."""
+    """Parse a value printed by the profiler: `1`, `0.5`, `True`, `[1, 1]`; None if empty."""
     if text in ("", "None"):
         return None
     if text in ("True", "False"):
@@ -253,7 +254,7 @@ def _parse(text: str) -> Any:
 
 
 def _in_words(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Name the values of torch's enumerations."""
+    """Convert numeric values of torch's enumerations to their names."""
     named = {}
     for word, value in arguments.items():
         if word.endswith("dtype") and isinstance(value, int):

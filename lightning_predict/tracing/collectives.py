@@ -1,4 +1,4 @@
-"""A recorded step without what it exchanged with other processes, so that it is the step of a single GPU.
+"""Removes collectives from a recorded step, which leaves the step of a single GPU.
 
 Example::
 
@@ -48,30 +48,30 @@ _OPERATIONS: Final = (
 _LIBRARIES: Final = re.compile(
     r"nccl|rccl|msccl|nvshmem|deep_?ep::|\b(intranode|internode)(_ll)?::|userbuffers", re.IGNORECASE
 )
-"""Libraries by which GPUs exchange data, as the names of their kernels begin or their namespaces say: NCCL and AMD's
-build of it, MSCCL and MSCCL++, NVSHMEM, DeepEP (its namespaces too, which it wrote alone at first), and Transformer
-Engine's buffers."""
+"""Communication libraries, as they appear in kernel names or namespaces: NCCL and AMD's RCCL, MSCCL and MSCCL++,
+NVSHMEM, DeepEP (including its early top-level namespaces), and Transformer Engine's userbuffers."""
 
 _EXCHANGES: Final = re.compile(
     r"all_?(reduce|gather|to_?all)|reduce_?scatter|cross_device_reduce|lamport"
     r"|moe_?a2a|^(cached_)?(notify_)?(dispatch|combine)(_kernel)?$",
     re.IGNORECASE,
 )
-"""What a kernel is called that exchanges data by itself: the all-reduces of vLLM, SGLang and AITER
+"""Names of communication kernels without such a library: the all-reduces of vLLM, SGLang and AITER
 (`cross_device_reduce_1stage`), of TensorRT-LLM (`oneShotAllReduceKernel`, `allreduce_fusion_kernel_oneshot_lamport`)
-and of PyTorch's symmetric memory (`multimem_all_reduce_kernel`), and the steps of a mixture of experts."""
+and of PyTorch's symmetric memory (`multimem_all_reduce_kernel`), and dispatch and combine of mixture-of-experts
+layers."""
 
 
 def without_collectives(trace: Trace) -> Trace:
-    """Take collectives out, and the measured steps, which held them; a single process keeps its trace as it is."""
+    """Remove collectives, and measured steps, which include them; the trace of a single process is unchanged."""
     return trace if trace.world_size == 1 else _alone(trace)
 
 
 def left_out_collectives(trace: Trace) -> Trace:
-    """Leave collectives out of a recording that does not say how many processes took part, and note it.
+    """Remove collectives from a recording that does not state the number of processes, and add a note.
 
-    Nothing can be scaled without that number: what they take depends on the other GPUs and the links between them.
-    Collectives without kernels (a single process has nobody to exchange with) stay.
+    Without that number nothing can be scaled, since collective times depend on the other GPUs and their links.
+    Collectives without kernels (of a single process) are kept.
     """
     alone = _alone(trace)
     lost = len(trace.kernels) - len(alone.kernels)
@@ -91,9 +91,9 @@ _COMPILED: Final = "triton_"
 
 @cache
 def exchanges(kernel: str) -> bool:
-    """Return whether a kernel exchanges data with other GPUs, by its name."""
+    """Return whether a kernel communicates with other GPUs, by its name."""
     qualified = _TAIL.sub("", kernel.removeprefix("void ").replace("(anonymous namespace)::", ""))
-    if qualified.startswith(_COMPILED):  # its name lists what was fused, a wait for a collective among it
+    if qualified.startswith(_COMPILED):  # its name lists all fused operations, perhaps a wait for a collective
         return False
     if _LIBRARIES.search(qualified) is not None:
         return True
@@ -101,7 +101,7 @@ def exchanges(kernel: str) -> bool:
 
 
 _TAIL: Final = re.compile(r"[<(].*", re.DOTALL)
-"""Template arguments and parameters, in which the names of other functions may stand."""
+"""Template arguments and parameters, which may contain names of other functions."""
 
 
 def _alone(trace: Trace) -> Trace:

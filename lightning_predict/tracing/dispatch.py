@@ -1,10 +1,10 @@
-"""`DispatchRecorder`: records a step on the CPU or the meta device while it really runs.
+"""`DispatchRecorder`: records a step on the CPU or the meta device while it runs.
 
-A `TorchDispatchMode` sees every operation below autograd, forward and backward; a `TorchFunctionMode` next to it sees
-the calls that are recorded whole (`signatures.py`), whose parts the first then leaves out. The parts of their backward
-pass are known by autograd's sequence numbers: each node that a whole call creates has a number between the
-counter before and after the call. Nothing is copied, cloned or computed twice. What cannot be read (nested tensors,
-for example) runs untouched and is named in `notes`. Example::
+A `TorchDispatchMode` sees every operation below autograd, forward and backward. A `TorchFunctionMode` sees the calls
+that are recorded whole (`signatures.py`); the dispatch mode then skips their parts. Parts of their backward pass are
+identified by autograd's sequence numbers: nodes that a whole call creates have numbers between the values of the
+counter before and after the call. Nothing is copied, cloned or computed twice. Operations that cannot be read (on
+nested tensors, for example) run unchanged and are listed in `notes`. Example::
 
     recorder = DispatchRecorder()
     recorder.start()
@@ -64,27 +64,28 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _OUTSIDE: Final = -1
-"""Number that torch gives for the running backward pass where none runs."""
+"""Value of torch's graph task id outside a backward pass."""
 
 _ACCUMULATES: Final = 2**64 - 1
-"""Sequence number of the nodes that add to `.grad`; they run between any others."""
+"""Sequence number of nodes that accumulate into `.grad`; they may run between any other nodes."""
 
 _NAMES_SHOWN: Final = 5
-"""Operations that a note names."""
+"""Maximum number of operations named in a note."""
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _ASKED_EVERY: Final = 8
-"""Operations after which the storages that the last ones used are asked whether they have been freed."""
+"""Interval, in operations, at which recently used storages are checked for being freed."""
 
 _SWEEP: Final = 64
-"""Operations after which all storages are asked, a multiple of the above; they are before a backward pass, too."""
+"""Interval, in operations, at which all storages are checked, a multiple of `_ASKED_EVERY`. They are also checked
+before a backward pass."""
 
 
 @final
 @dataclass(slots=True)
 class _Parts:
-    """The parts of a whole call that were seen."""
+    """Parts of a whole call seen so far."""
 
     ran: bool = False
     compute_dtype: str | None = None
@@ -93,7 +94,7 @@ class _Parts:
 @final
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """Autograd's nodes of one whole call: sequence numbers from `start` up to `end`."""
+    """Autograd nodes of one whole call: sequence numbers from `start` up to `end`, exclusive."""
 
     start: int
     end: int
@@ -101,13 +102,13 @@ class _Region:
 
 
 def _lies_in_columns(factor: Any) -> bool:
-    """Return whether a product's factor is an ordinary matrix, or batch of such, that lies transposed in memory."""
+    """Return whether a matmul factor is an ordinary matrix, or a batch of matrices, that is transposed in memory."""
     is_plain = type(factor) in _TENSORS and factor.layout is torch.strided and not factor.is_nested
     return is_plain and is_transposed(factor.shape, factor.stride())
 
 
 def _side_by_side(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
-    """Return how many elements that a block reads lie side by side; None where the operands lie alike."""
+    """Return how many elements that a block reads are contiguous; None if all operands have the same layout."""
     if any(one.layout is not torch.strided or one.is_nested for one in tensors):
         return None
     if all(one.is_contiguous() for one in tensors):
@@ -122,8 +123,8 @@ def _used_by(operations: Sequence[Operation]) -> set[int | None]:
 def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
     """Return whether a tensor with a gradient can be a parameter.
 
-    A backward pass that computes its forward pass again makes leaves of activations, and code without gradients sees
-    views of activations as leaves; keeping these would keep what they were computed from.
+    Activations also appear as leaves: recomputed ones in a backward pass with checkpointing, and views of them in code
+    without gradients. Keeping a reference to these would keep their inputs alive.
     """
     if in_backward or not tensor.is_leaf:
         return False
@@ -132,29 +133,29 @@ def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
 
 
 def _are_alike(one: Operation, other: Operation) -> bool:
-    """Return whether two calls take tensors of the same shapes and dtypes."""
+    """Return whether two calls have inputs of the same shapes and dtypes."""
     kinds = [[(tensor.shape, tensor.dtype) for tensor in each.inputs] for each in (one, other)]
     return kinds[0] == kinds[1]
 
 
 @final
 class DispatchRecorder:
-    """Records the operations between `start` and `stop`, which may be repeated.
+    """Records the operations between `start` and `stop`, which may be called repeatedly.
 
-    Whatever fails in here ends the recording and never reaches the step.
+    An error in the recorder ends the recording; it never reaches the step.
 
     Args:
-        model: Gives modules their names; None names them from the outermost modules that are called.
+        model: Model that defines module names; None uses the outermost modules that are called.
 
     Attributes:
-        operations: What ran, in order.
-        pauses: Times what the step does between operations.
-        optimizers: Watches the optimizers.
-        modules: Watches the modules.
-        leaves: Tensors that are leaves with gradients and were read: the parameters, where no module is known.
-        forward_gradient_bytes: Gradients that these had when they were first read.
-        autocast_dtype: dtype of an autocast that was on; None without.
-        failure: The error that ended the recording; None while all is well.
+        operations: Recorded operations, in order.
+        pauses: Times the code between operations.
+        optimizers: Tracks optimizer steps.
+        modules: Tracks module calls.
+        leaves: Leaf tensors with gradients that were read; these are the parameters if no module is known.
+        forward_gradient_bytes: Size of the gradients that these leaves had when first read.
+        autocast_dtype: dtype of an active autocast; None without.
+        failure: Error that ended the recording; None without.
     """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
@@ -173,13 +174,14 @@ class DispatchRecorder:
         self._regions: list[_Region] = []
         self._burst: _Region | None = None
         self._passed_over: Counter[str] = Counter()
-        self._held: dict[int, HeldNodes] = {}  # by backward pass
+        self._held: dict[int, HeldNodes] = {}  # by graph task id
         self._used_before: set[int | None] = set()
         self._was_in_backward = False
-        # What was freed later than after its last use, by the operation that ran before; what is alive at the end.
+        # Storages freed later than after their last use, by the index of the previous operation; storages alive at the
+        # end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
-        self._begins: int | None = None  # while it records
+        self._begins: int | None = None  # index of the first operation; None while not recording
         self._first_node = 0
         self._nodes = 0
         self._recorded_parts: list[Part] = []
@@ -187,15 +189,15 @@ class DispatchRecorder:
         self._burst_at = 0
         self.forward_gradient_bytes = 0
         self._last_number: int | None = None
-        # Autograd's counter after each forward operation, and the module that ran it: finds a node's module.
+        # Autograd's counter after each forward operation, and its module: finds the module of a backward node.
         self._counters: list[int] = []
         self._counted_modules: list[str | None] = []
 
     def start(self) -> None:
-        """Begin to record on this thread."""
+        """Start recording on this thread."""
         self._begins = len(self.operations)
         self._first_node = _sequence_number()
-        if self._begins:  # what was freed since the last stop was not freed in this part
+        if self._begins:  # storages freed since the last stop were not freed by this part
             self._guarded(self._note_freed, sweep=True)
         self.optimizers.open()
         self.modules.open()
@@ -205,8 +207,8 @@ class DispatchRecorder:
         self.pauses.open()
 
     def stop(self) -> None:
-        """Stop recording and leave nothing behind; stopping twice is harmless."""
-        with ExitStack() as parts:  # each stops even if others raise
+        """Stop recording and remove all modes and hooks; calling it again has no effect."""
+        with ExitStack() as parts:  # each callback runs even if others raise
             parts.callback(self.pauses.close, after=len(self.operations))
             parts.callback(self._take_failures)
             parts.callback(self._guarded, self._note_alive)
@@ -219,7 +221,7 @@ class DispatchRecorder:
         drain()
 
     def _note_alive(self) -> None:
-        """Note which storages are alive where the recording ends, and how many nodes autograd made."""
+        """Record which storages are alive at the end, and how many nodes autograd created."""
         if self._written_in_burst:
             self._end_burst()
         self._note_freed(sweep=True)
@@ -231,19 +233,19 @@ class DispatchRecorder:
         self._begins = None
 
     def _take_failures(self) -> None:
-        """Note hooks that failed: they have seen no more, so the recording is not whole."""
+        """Record failures of hooks, which make the recording incomplete."""
         for watch in (self.modules, self.optimizers):
             if watch.failure is not None:
                 self.fails(watch.failure)
 
     @property
     def has_cast_on_meta(self) -> bool:
-        """True if autocast was on for an operation on the meta device."""
+        """Whether autocast was active for an operation on the meta device."""
         return self._casts.has_cast
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the user on what could not be recorded."""
+        """Notes for the user about operations that were not recorded."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
@@ -259,7 +261,7 @@ class DispatchRecorder:
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments that an operation is to run with: others under autocast on the meta device only."""
+        """Return the arguments to run an operation with; they are changed only under autocast on the meta device."""
         casts = self._casts
         if self._parts is not None or not (casts.has_cast or casts.dtype):
             return args, kwargs
@@ -270,7 +272,7 @@ class DispatchRecorder:
             return casts.cast(schema.name, args, kwargs, in_backward=in_backward)
 
     def note_autocast(self) -> bool:
-        """Note whether autocast is on, which cannot be seen below autograd."""
+        """Record whether autocast is active, which is not visible below autograd."""
         dtype = self._casts.dtype = autocast_dtype()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)
@@ -279,7 +281,7 @@ class DispatchRecorder:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments that a function is to run with: others under autocast on the meta device only."""
+        """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
         if self._casts.dtype is None or self.failure is not None or self._parts is not None:
             return nullcontext((args, kwargs))
         return self._casts.cast_call(func, args, kwargs)
@@ -288,23 +290,23 @@ class DispatchRecorder:
         self.saw_operation(schema_of(torch.ops.aten._to_copy.default), (source,), {"dtype": copy.dtype}, copy)
 
     def fails(self, error: Exception) -> None:
-        """Record no more."""
+        """Stop recording after an error."""
         self.failure = self.failure or error
 
     def _part_ends(self) -> None:
-        """Divide a pause where an update begins or ends: the step's own code runs on one side only."""
+        """Split a pause at the start or end of an optimizer update, so that user code is attributed to one side."""
         self.pauses.ends(before=len(self.operations))
         self.pauses.begins()
 
     def _is_in_torch(self) -> bool:
-        """Return whether none of the step's own code ran since the last operation: in an update, or a backward pass."""
+        """Return whether no user code ran since the last operation: inside an update or a backward pass."""
         if self.optimizers.inside:
             return True
         return _graph_task() != _OUTSIDE and bool(self.operations) and self.operations[-1].phase == "backward"
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """The operations that ran, with the time that the step spent outside of them, and the storages they outlast."""
+        """The operations, with the Python time before each and the storages that were freed late."""
         timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves), nodes=self._nodes))
         for index, numbers in self._freed.items():
             timed[index] = replace(timed[index], freed=tuple(numbers))
@@ -312,7 +314,7 @@ class DispatchRecorder:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Storages that the step wrote and that were still there when it was stopped."""
+        """Storages that the step wrote and that were alive at `stop`."""
         given, written = set[int | None](), set[int | None]()
         for operation in self.operations:
             given.update([tensor.id for tensor in operation.inputs if tensor.id not in written])
@@ -320,7 +322,7 @@ class DispatchRecorder:
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
     def window(self, shown_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
-        """Return the operations of a window of micro-batches, each a part or shown by one, and the storages held."""
+        """Return the operations of all micro-batches of a step, recorded or copied, and the surviving storages."""
         timed, held = self.timed_operations, self.held
         if not shown_by:
             return timed, held
@@ -328,24 +330,24 @@ class DispatchRecorder:
         return laid_out(timed, self._recorded_parts, shown_by=shown_by, lasting=lasting, held=held)
 
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Return the storages of these that an operation read."""
+        """Return the storages of these tensors that an operation read."""
         read = {tensor.id for operation in self.operations for tensor in operation.inputs}
         numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
         return tuple(number for number in numbers if number is not None and number in read)
 
     def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Note that an operation has run."""
+        """Record an operation that has run."""
         if self.failure is not None:
             return
         try:
-            # Attributes of tensors are function calls, too: the step's function modes must not see ours.
+            # Accessing attributes of tensors calls torch functions, which function modes of the step must not see.
             with _NoFunctionModes():
                 self._record(schema, args, kwargs, output)
         except Exception as error:
             self.fails(error)
 
     def passed_over(self, schema: Schema) -> None:
-        """Note that an operation has run that cannot be shown."""
+        """Record that an operation ran which cannot be described."""
         if self.failure is None:
             self._guarded(self._pass_over, schema.name)
 
@@ -353,10 +355,10 @@ class DispatchRecorder:
         self._passed_over[name] += 1
 
     def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is recorded whole, its parts left out."""
+        """Run a call that is recorded whole, without its parts."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
-        parts = self._parts = _Parts()  # the casts are its own, too
+        parts = self._parts = _Parts()  # its casts belong to it, too
         try:
             self.note_autocast()
             first_number = _sequence_number()
@@ -372,13 +374,13 @@ class DispatchRecorder:
             output = call(*positional, **by_name)
         finally:
             self._parts = None
-            # Checkpointing stops a recomputation by an error as soon as it has what it needs: by then the parts ran.
+            # Checkpointing ends a recomputation early by raising an error; the parts have run by then.
             if output is not None or parts.ran:
                 self._guarded(self._record_whole, name, args, kwargs, output, parts, first_number)
         return output
 
     def _guarded(self, record: Callable[..., None], *values: Any, **named: Any) -> None:
-        """Record something; an error ends the recording and goes no further."""
+        """Run a recording function; an error ends the recording and is not raised."""
         try:
             with _NoFunctionModes():
                 record(*values, **named)
@@ -399,7 +401,7 @@ class DispatchRecorder:
             self._note_part_of_backward(output)
             return
         words, values = schema.words, args
-        if kwargs or not words:  # by name, or of an operator that names none
+        if kwargs or not words:  # keyword arguments, or an operator without argument names
             values = (*args, *schema.defaults[len(args) :])
             given = zip(words or map(str, range(len(values))), values, strict=True)
             named = {word: kwargs.get(word, value) for word, value in given}
@@ -417,7 +419,7 @@ class DispatchRecorder:
             else:
                 found = list(tensors_in(value))
                 tensors.extend(found)
-                if not found and kind is not torch.Generator:  # asking for its instances runs Python
+                if not found and kind is not torch.Generator:  # its instance check would run Python
                     arguments[word] = json_argument(value)
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
@@ -506,16 +508,16 @@ class DispatchRecorder:
         return operation
 
     def _look_for_freed(self, *, in_backward: bool) -> None:
-        """Find storages that have been freed; to be called before the next operation is added."""
+        """Find freed storages; must be called before the next operation is added."""
         count = len(self.operations)
-        turns = in_backward is not self._was_in_backward  # functions have returned, and their variables are gone
+        turns = in_backward is not self._was_in_backward  # functions have returned, freeing local variables
         if turns or count % _ASKED_EVERY == 0:
             self._note_freed(sweep=turns or count % _SWEEP == 0)
         self._was_in_backward = in_backward
 
     def _note_freed(self, *, sweep: bool) -> None:
-        """Note storages that have been freed, but for those that were used just before."""
-        drain()  # the rows of graphs that were kept for a second backward pass hold what they saved
+        """Record freed storages, except recently used ones."""
+        drain()  # rows of graphs retained for a second backward pass would keep saved tensors alive
         lately = _used_by(self.operations[-_ASKED_EVERY:])
         asked = self._numbers.alive if sweep else lately | self._used_before
         self._used_before = lately
@@ -524,13 +526,13 @@ class DispatchRecorder:
                 self._freed.setdefault(len(self.operations) - 1, []).append(number)
 
     def _note_gradient(self, leaf: torch.Tensor) -> None:
-        """Count the gradient that a leaf has as the forward pass first reads it."""
+        """Add the size of the gradient that a leaf has when the forward pass first reads it."""
         gradient = leaf.grad
         if gradient is not None:
             self.forward_gradient_bytes += gradient.numel() * gradient.element_size()
 
     def _described(self, tensors: list[torch.Tensor]) -> tuple[TensorInfo, ...] | None:
-        """Describe tensors; None if one cannot be described."""
+        """Describe tensors; None if one of them cannot be described."""
         described = []
         for tensor in tensors:
             one = self._numbers.describe(tensor)
@@ -540,7 +542,7 @@ class DispatchRecorder:
         return tuple(described)
 
     def _node_number(self) -> int | None:
-        """Read the sequence number of the autograd node that runs; None if it is not known."""
+        """Return the sequence number of the running autograd node; None if unknown."""
         node = _current_node()
         if node is None:
             return None
@@ -551,20 +553,20 @@ class DispatchRecorder:
         return number
 
     def _module(self, number: int | None, *, in_module: bool, grad_enabled: bool) -> str | None:
-        """Return the name of the module being called, or of the one whose backward pass this is."""
+        """Return the name of the module being called, or of the module whose backward pass is running."""
         if in_module or number is None:
             name = self.modules.name if in_module else None
         else:
             index = bisect_right(self._counters, number)
             is_known = number != _ACCUMULATES and index < len(self._counters)
             name = self._counted_modules[index] if is_known else None
-        if grad_enabled:  # in a backward pass, too: checkpointing computes again there and makes new nodes
+        if grad_enabled:  # in the backward pass as well: checkpointing recomputes there and creates new nodes
             self._counters.append(_sequence_number())
             self._counted_modules.append(name)
         return name
 
     def _computed_again(self, region: _Region) -> Operation:
-        """Find the call that checkpointing made in place of a region's, whose tensors its backward pass reads."""
+        """Find the recomputed call that replaces a region's call under checkpointing; the backward pass reads it."""
         first = region.operation
         if self._regions[-1].operation.phase == "backward":
             for later in reversed(self._regions):
@@ -576,14 +578,14 @@ class DispatchRecorder:
         return first
 
     def _is_part_of_backward(self, number: int) -> bool:
-        """Return whether it is part of a whole call's backward pass, recorded when its first part is met.
+        """Return whether an operation belongs to a whole call's backward pass, which is recorded at its first part.
 
-        Autograd runs the nodes of one call one after another, because it takes the highest number first; only the
-        nodes that add to `.grad` may come between.
+        Autograd runs the nodes of one call consecutively, because the highest sequence number runs first. Only nodes
+        that accumulate into `.grad` may come in between.
         """
         if number == _ACCUMULATES:
             return False
-        if torch.is_grad_enabled():  # a forward that checkpointing recomputes, or a backward of the backward
+        if torch.is_grad_enabled():  # recomputation under checkpointing, or a double backward
             return False
         index = bisect_right(self._regions, number, key=lambda region: region.start) - 1
         region = self._regions[index] if index >= 0 and number < self._regions[index].end else None
@@ -606,14 +608,14 @@ class DispatchRecorder:
         return region is not None
 
     def _note_part_of_backward(self, output: Any) -> None:
-        """Note what a part of a whole call's backward pass writes; what is left when the last has run is its result."""
+        """Record outputs of a part of a whole call's backward pass; those that survive its last part are the result."""
         for tensor in tensors_in(output):
             described = self._numbers.describe(tensor)
             if described is not None and described.id is not None:
                 self._written_in_burst[described.id] = described
 
     def _end_burst(self) -> None:
-        """Give the recorded backward pass of a whole call the tensors that its parts wrote and that are still there."""
+        """Set the outputs of a whole call's recorded backward pass: tensors that its parts wrote and that are alive."""
         written, self._written_in_burst = self._written_in_burst, {}
         self._numbers.find_freed(written)
         read = {tensor.id for tensor in self.operations[self._burst_at].inputs}

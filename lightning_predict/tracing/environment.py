@@ -1,4 +1,4 @@
-"""Describe what surrounds a step: parameters, lasting memory, global switches, software, and compiled code.
+"""Describes the environment of a step: parameters, persistent memory, global flags, software, and compiled code.
 
 Example::
 
@@ -29,22 +29,22 @@ from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
 _HOLD_NOTHING: Final = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter})
 _DICTIONARIES: Final = frozenset({dict, OrderedDict})
-"""Most members of a module are of these types, so that looking at them is what finding compiled code would take."""
+"""Common types of module attributes that cannot contain compiled code; skipping them saves most of the search time."""
 
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
-"""Packages whose own functions are not searched for compiled ones."""
+"""Packages whose functions are not searched for compiled ones."""
 
 MOST_PLACES: Final = 20_000
-"""Modules, classes and functions that are searched at most, some microseconds each; a model has hundreds."""
+"""Maximum number of modules, classes and functions to search, at some microseconds each; a model has hundreds."""
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 def read_flags(autocast_dtype: str | None) -> Flags:
-    """Return the global switches as they stand.
+    """Return the current global flags.
 
     Args:
-        autocast_dtype: What was seen of autocast while the step ran.
+        autocast_dtype: Autocast dtype seen while the step ran.
     """
     return Flags(
         matmul_tf32=_allows_tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul),
@@ -56,13 +56,13 @@ def read_flags(autocast_dtype: str | None) -> Flags:
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
-    """Return whether float32 work of a backend may use TF32; the older switch cannot be read once the newer was set."""
+    """Return whether a backend may use TF32 for float32; the old flag is unreadable once the new one is set."""
     precision = getattr(backend, "fp32_precision", None)
     return bool(legacy_backend.allow_tf32) if precision is None else precision == "tf32"
 
 
 def software_versions() -> dict[str, str]:
-    """Read the versions of what decides how a step runs."""
+    """Return the versions of software that affects how a step runs."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
@@ -73,10 +73,10 @@ def software_versions() -> dict[str, str]:
 
 
 def check_listed(roots: Sequence[nn.Module]) -> None:
-    """Refuse modules whose own way of listing what they hold fails.
+    """Check that modules can list their parameters and buffers.
 
     Raises:
-        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of one raised.
+        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of a module raised.
     """
     for root in roots:
         try:
@@ -92,7 +92,7 @@ def check_listed(roots: Sequence[nn.Module]) -> None:
 
 
 def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
-    """Describe parameters in the order of `named_parameters`, with the names of several roots before theirs."""
+    """Describe parameters in the order of `named_parameters`; with several roots, names are prefixed."""
     rows = []
     seen: set[int] = set()
     for prefix, root in name_roots(roots):
@@ -104,10 +104,10 @@ def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
 
 
 def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return what stands before the names in each of several outermost modules; nothing where there is one.
+    """Return each outermost module with its name prefix; a single module has an empty prefix.
 
-    That is its class, and a number where several are of one class: `Embedding.`, `Block.0.`, `Block.1.`, as if each
-    class were a `ModuleList` of one model, so that equal blocks are found by their numbers.
+    The prefix is the class name, numbered if several modules have the same class: `Embedding.`, `Block.0.`, `Block.1.`.
+    This looks like a `ModuleList` per class, so that equal blocks are found by their numbers.
     """
     if len(roots) == 1:
         return [("", roots[0])]
@@ -121,7 +121,7 @@ def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def describe_leaves(leaves: Iterable[torch.Tensor]) -> tuple[Parameter, ...]:
-    """Describe parameters that were seen without a module around them, numbered."""
+    """Describe parameters without a known module, with numbered names."""
     return tuple(_parameter(f"parameter_{index}", leaf) for index, leaf in enumerate(leaves))
 
 
@@ -144,16 +144,16 @@ def measure_memory(
     peak_bytes: int | None = None,
     reserved_bytes: int | None = None,
 ) -> Memory:
-    """Return the bytes that live through the step; None for what is unknown.
+    """Return the memory that persists through the step; None for unknown values.
 
     Args:
         roots: Outermost modules.
-        leaves: Parameters that were seen without a module; used where there are no roots.
-        optimizers: Those that stepped.
-        has_backward: The step ran a backward pass.
-        forward_gradient_bytes: Gradients that were there while the forward pass ran.
-        peak_bytes: Peak of the CUDA allocator.
-        reserved_bytes: Peak of what it reserved.
+        leaves: Parameters without a known module; used if there are no roots.
+        optimizers: Optimizers that stepped.
+        has_backward: Whether the step ran a backward pass.
+        forward_gradient_bytes: Size of the gradients that existed during the forward pass.
+        peak_bytes: Peak allocated memory of the CUDA allocator.
+        reserved_bytes: Peak reserved memory of the CUDA allocator.
     """
     tensors = {id(tensor): tensor for root in roots for tensor in (*root.parameters(), *root.buffers())}
     if not roots:
@@ -161,7 +161,7 @@ def measure_memory(
     if not tensors:
         return Memory(peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.is_leaf and tensor.grad is not None]
-    if has_backward and not gradients:  # cleared within the step: as large as what they are for
+    if has_backward and not gradients:  # cleared within the step: gradients have the size of their parameters
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
     return Memory(
         parameter_bytes=_total_bytes(tensors.values()),
@@ -187,56 +187,56 @@ def _total_bytes(tensors: Iterable[torch.Tensor]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """The graphs and the seconds of `torch.compile` in this process.
+    """Number of functions and seconds that `torch.compile` has processed in this process.
 
     Attributes:
-        frames: Functions that it looked at.
-        seconds: Time that it took; 0 where this torch does not say.
+        frames: Number of functions.
+        seconds: Compilation time; 0 if this torch does not report it.
     """
 
     frames: int = 0
     seconds: float = 0.0
 
     def frames_since(self, before: Compilations) -> int:
-        """Count functions compiled since then; all of them where the compiler was reset in between."""
+        """Return the number of functions compiled since `before`; all of them if the compiler was reset in between."""
         return self.frames - before.frames if self.frames >= before.frames else self.frames
 
     def seconds_since(self, before: Compilations) -> float | None:
-        """Return the seconds since then; None if it took none, or this torch does not say."""
+        """Return the compilation time since `before`; None if it is zero or this torch does not report it."""
         seconds = self.seconds - before.seconds if self.seconds >= before.seconds else self.seconds
         return seconds if seconds > 0 else None
 
 
 NO_COMPILATIONS: Final = Compilations()
-"""Nothing compiled yet."""
+"""State before any compilation."""
 
 
 def compilations() -> Compilations:
-    """Find what `torch.compile` has done in this process until now, by its own account."""
+    """Return what `torch.compile` has compiled in this process, as it reports."""
     utilities = sys.modules.get("torch._dynamo.utils")
     spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
     return Compilations(frames_compiled(), float(spent.get("total_wall_time", 0.0)))
 
 
 def frames_compiled() -> int:
-    """Count the pieces of code that `torch.compile` has compiled until now, without adding up what that took."""
+    """Return the number of functions that `torch.compile` has compiled; faster than `compilations`."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("frames", {}).get("total", 0))
 
 
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
-    """Return whether something compiled by `torch.compile` may run in a step.
+    """Return whether a step may run code compiled by `torch.compile`.
 
-    That is so where anything was compiled since, or a module of the model, one of its methods, or a function that these
-    call by name was compiled before.
+    This is the case if anything was compiled since, or if a module of the model, one of its methods, or a function that
+    these call by name was compiled before.
 
     Args:
-        model: Where to look: a model, or the function that runs the step; None looks at every live object, which takes
+        model: The model to search, or the function that runs the step; None searches every live object, which takes
             some milliseconds.
-        since: What had been compiled before the step's own training began, and says nothing of it.
+        since: Compilations before the step's training began, which are ignored.
     """
     frames = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    if frames is None:  # the compiler was never loaded
+    if frames is None:  # the compiler was never imported
         return False
     if compilations().frames_since(since):
         return True
@@ -246,9 +246,9 @@ def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: 
 
 
 def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
-    """Return the modules and functions that a model or a step may call: its parts, and what these refer to by name.
+    """Yield the modules and functions that a model or step may call: its parts, and objects they refer to by name.
 
-    Of containers and of other objects, the modules and functions that they hold themselves count. The code of torch and
+    Containers and other objects contribute the modules and functions that they hold directly. Code of torch and
     Lightning is not searched.
     """
     seen: set[int] = set()
@@ -278,7 +278,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
 
 
 def _parts_of(step: Any) -> list[Any]:
-    """Return a model or a step's function, and the object that it is bound to or the arguments that it was given."""
+    """Return a model or step function, with the object it is bound to or the arguments it was given."""
     if isinstance(step, partial):
         return [*_parts_of(step.func), *step.args, *step.keywords.values()]
     if isinstance(step, MethodType):
@@ -287,7 +287,7 @@ def _parts_of(step: Any) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """List modules and functions that a container or an object of the user's holds."""
+    """List modules and functions held by a container or by a user's object."""
     held: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         held = value
@@ -306,9 +306,9 @@ def _function(value: Any) -> FunctionType | None:
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:
-    """List globals, closed-over variables and members of modules that a function's code names."""
+    """Yield globals, closure variables and module members that a function's code refers to."""
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell
+        with suppress(ValueError):  # empty cell
             yield cell.cell_contents
     codes = [function.__code__]
     while codes:
@@ -339,20 +339,20 @@ def _is_compiled(item: Any, optimized_module: type) -> bool:
 
 
 def autograd_nodes() -> int:
-    """Count nodes that autograd has made on this thread; 0 where this torch does not count them.
+    """Return the number of autograd nodes created on this thread; 0 if this torch does not count them.
 
-    The same work makes as many again, so that the difference tells steps apart that compute different things.
+    Identical work creates the same number of nodes, so differences distinguish kinds of steps.
     """
     count = getattr(torch.autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())
 
 
 def makes_own_tensors() -> bool:
-    """Return whether some class of tensors, of the user's or another package's, is made by torch's own constructor.
+    """Return whether a tensor subclass outside torch is created by torch's own constructor.
 
-    `class Labelled(torch.Tensor)` whose `__new__` calls `super().__new__(cls, data)`, or that has none, cannot be made
-    while a dispatch mode is on: "Creating a new Tensor subclass Labelled but the raw Tensor object is already
-    associated to a python object". Those that are made by `as_subclass` or `_make_subclass` can.
+    `class Labelled(torch.Tensor)` without `__new__`, or with one that calls `super().__new__(cls, data)`, cannot be
+    created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor object is
+    already associated to a python object". Subclasses created by `as_subclass` or `_make_subclass` can.
     """
     pending: list[type] = list(torch.Tensor.__subclasses__())
     while pending:
@@ -375,7 +375,7 @@ def _is_made_by_torch(kind: type) -> bool:
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:
-    """Return whether a part in evaluation mode would leave torch's fused path while a function mode is on."""
+    """Return whether a module in evaluation mode would leave torch's fused path while a function mode is active."""
     return model is not None and any(
         isinstance(module, _FAST_IN_EVALUATION) and not module.training for module in model.modules()
     )

@@ -1,9 +1,8 @@
-"""Events of a Kineto (Chrome trace) JSON file: calls on the host as trees, and work on the device.
+"""Events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
 
-Calls on one thread nest by time. What the device ran is tied to the call that launched it by a correlation number.
-Where a file holds several steps and none is asked for, the median one is taken: the last is often cut short, the first
-warms up. Files of all releases of torch since 1.8 are read; older ones spell categories and keys in another way.
-Example::
+Calls on one thread nest by time. Device work is linked to its launch by a correlation id. If a file has several steps
+and none is requested, the median step is used: the first is a warm-up, and the last is often truncated. Files of all
+torch releases since 1.8 can be read; older ones spell categories and keys differently. Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},
     ...         {"ph": "X", "cat": "cpu_op", "name": "aten::transpose", "pid": 1, "tid": 1, "ts": 2, "dur": 5}]
@@ -37,30 +36,30 @@ _HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NUMBERS: Final = (int, float)
 NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "GenericList", "TensorList", "None", "Device", "String"})
-"""Types of arguments that have no sizes of their own."""
+"""Argument types without sizes."""
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
-"""Runtime functions that return once the device has done what was launched before."""
+"""Runtime functions that return when the device has finished all earlier work."""
 
 
 @final
 @dataclass(slots=True, eq=False)
 class Call:
-    """Something that the host did, with what it called inside.
+    """A host call and the calls inside it.
 
     Attributes:
         name: Name of the operation, annotation or runtime function.
-        is_launch: A function of the CUDA runtime or driver.
-        is_annotation: A range that a program marked.
+        is_launch: Whether it is a function of the CUDA runtime or driver.
+        is_annotation: Whether it is a range marked by the program.
         thread: Process and thread.
         start: Start in microseconds.
         end: End in microseconds.
         details: Its `args`, with keys in lower case.
         children: Calls made directly inside, in order.
-        parent: Call that it was made in.
-        device_work: What the device ran for it, where it is a launch.
+        parent: Enclosing call.
+        device_work: Device work that it launched.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Call:
 
     @property
     def sequence_number(self) -> int | None:
-        """Number that autograd's next node has; None if gradients were off."""
+        """Number of the next autograd node; None if gradients were disabled."""
         number = self.details.get("sequence number")
         return number if isinstance(number, int) and number >= 0 else None
 
@@ -90,7 +89,7 @@ class Call:
 @final
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """A kernel, copy or fill; times in microseconds."""
+    """A kernel, copy or fill on the device; times in microseconds."""
 
     name: str
     start: float
@@ -105,15 +104,15 @@ class Profile:
 
     Attributes:
         roots: Outermost calls of all threads, by start.
-        stray_work: Device work that no call of the step launched, though it ran within the step.
+        stray_work: Device work within the step that no call of the step launched.
         start: Start of the step in microseconds.
-        end: Its end.
-        flows: Pairs of (thread and start) that link a forward call to its backward call.
-        header: The file's other fields.
+        end: End of the step in microseconds.
+        flows: Pairs of (thread, start) that link a forward call to its backward call.
+        header: Other fields of the file.
         step: Number of the `ProfilerStep#`; None if the file marks none.
         marked_steps: Numbers of all steps that the file marks.
-        earlier_work: Device work that ran within the step and belongs to the step before.
-        waited: Microseconds that the host waited for the step before, which are not part of this one.
+        earlier_work: Device work within the step that belongs to the previous step.
+        waited: Microseconds that the host waited for the previous step; excluded from this step.
     """
 
     roots: tuple[Call, ...]
@@ -138,13 +137,13 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     """Return one step of a parsed file.
 
     Args:
-        document: The parsed JSON: an object with `traceEvents`, or their list alone.
+        document: The parsed JSON: an object with `traceEvents`, or only their list.
         source: Name of the file, for errors.
-        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
-            whole file where none is marked.
+        step: Number of the `ProfilerStep#` to read; None reads the median of the steps with work, or the whole file if
+            no step is marked.
 
     Raises:
-        TraceFormatError: No events, an event without its times, or no such step.
+        TraceFormatError: There are no events, an event has no times, or the step does not exist.
     """
     checked = Checked(document, File(source, TraceFormatError))
     rows = checked if isinstance(document, list) else checked.member("traceEvents")
@@ -165,7 +164,7 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     roots = tuple(_nest(inside))
     stray = [item for item in _attach_device_work(calls, inside, work) if start <= item.start < end]
     begun = _end_of_leading_wait(inside) if step is not None else None
-    if begun is not None:  # the next step waits for this one in the same way, until its last work is done
+    if begun is not None:  # the next step begins with the same wait, until the last work of this one is done
         end = max([end, *(item.start + item.duration for call in inside for item in call.device_work)])
     earlier = _earlier_work(stray, inside)
     kept = set(map(id, earlier))
@@ -201,13 +200,13 @@ def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
             work.append(DeviceWork(name, start, duration, details))
             continue
         thread = _thread(row)
-        is_annotation = category == "user_annotation" or "#" in name  # older files have one category for both
+        is_annotation = category == "user_annotation" or "#" in name  # older files use one category for both
         calls.append(Call(name, category in _LAUNCHES, is_annotation, thread, start, start + duration, details))
     return calls, work
 
 
 def _thread(row: Checked) -> Thread:
-    """Process and thread of an event."""
+    """Return process and thread of an event."""
     thread = (row.value.get("pid"), row.value.get("tid"))
     if not all(map(is_label, thread)):
         raise row.problem(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
@@ -221,7 +220,7 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
     usual = type(name) is str and type(start) in _NUMBERS and type(duration) in _NUMBERS and type(arguments) is dict
     if usual and math.isfinite(start + duration):
         return name, start, duration, arguments
-    # Something is wrong: the slow way says what.
+    # The fast check failed: the slow path raises an error with the reason.
     return (
         row.member("name").text(),
         row.member("ts").any_number(),
@@ -231,7 +230,7 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
 
 
 def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event's arguments with keys in lower case, and refuse wrong kinds of those that are read."""
+    """Return an event's arguments with keys in lower case, after checking the types of those that are used."""
     details = {key.lower(): value for key, value in arguments.items()}
     for key in details.keys() & _CHECKS.keys():
         is_good, expected = _CHECKS[key]
@@ -244,12 +243,12 @@ def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_label(value: Any) -> bool:
-    """Return whether a value of a file can stand for a process, thread, device or stream."""
+    """Return whether a value can be the label of a process, thread, device or stream."""
     return value is None or isinstance(value, str | int | float)
 
 
 def is_shape(value: Any) -> bool:
-    """Return whether a value of a file is the sizes of a tensor."""
+    """Return whether a value is the shape of a tensor."""
     return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_INTEGER for size in value)
 
 
@@ -277,13 +276,13 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "input type": (_are_texts, "an array of strings"),
     "concrete inputs": (lambda value: isinstance(value, list), "an array"),
 }
-"""Kinds of the arguments that are read."""
+"""Expected types of the arguments that are used."""
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
-    """Return the number of the step of median length among those that did something; of two in the middle the later.
+    """Return the number of the step of median length among steps with work; the later one of two.
 
-    A step did something where it launched work on the device, or, in a file without such, where an operation began.
+    A step has work if it launched device work or, in a file without any, if an operation began.
     """
     launched = {item.details.get("correlation") for item in work} - {None}
     launches = [call.start for call in calls if call.is_launch and call.details.get("correlation") in launched]
@@ -299,13 +298,13 @@ def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[Device
 
 
 def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, float]:
-    """Start and end of everything in a file."""
+    """Return start and end of all events in a file."""
     ends = [*(call.end for call in calls), *(item.start + item.duration for item in work)]
     return min(call.start for call in calls), math.nextafter(max(ends), math.inf)
 
 
 def _end_of_leading_wait(inside: list[Call]) -> float | None:
-    """Return time until which the host waited for the step before, before it did anything else; None if it did not."""
+    """Return the end of the host's initial wait for the previous step, or None."""
     begun = min((call.start for call in inside if not call.is_launch and not call.is_annotation), default=math.inf)
     begun = min(begun, min((call.start for call in inside if call.device_work), default=math.inf))
     waits = [call.end for call in inside if call.name in _WAITS_FOR_DEVICE and call.end <= begun]
@@ -313,10 +312,10 @@ def _end_of_leading_wait(inside: list[Call]) -> float | None:
 
 
 def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWork]:
-    """Find work without a launch that the step before had queued.
+    """Find work without a launch that the previous step had queued.
 
-    A stream runs what it was given in order, so what began before the first work that the step launched on its stream
-    was launched earlier. On a stream that the step did not use, it is what began before the step's first launch.
+    Streams execute in order, so work that began before this step's first work on the stream was launched earlier. On a
+    stream that the step does not use, this is work that began before the step's first launch.
     """
     first_launch = min((call.start for call in inside if call.device_work), default=-math.inf)
     first_on: dict[Any, float] = {}
@@ -327,9 +326,9 @@ def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWor
 
 
 def _nest(calls: list[Call]) -> Iterator[Call]:
-    """Link calls that nest by time on their thread; yields the outermost ones by start."""
+    """Nest calls by time on their thread; yields the outermost ones by start."""
     open_calls: dict[Thread, list[Call]] = {}
-    # Of two calls with one start the longer is the outer; of two alike the one that was numbered first.
+    # If two calls start together, the longer one is outside; if they also end together, the one numbered first.
     for call in sorted(calls, key=lambda one: (one.start, one.start - one.end, one.details.get("external id", 0))):
         stack = open_calls.setdefault(call.thread, [])
         while stack and stack[-1].end <= call.start:
@@ -343,7 +342,7 @@ def _nest(calls: list[Call]) -> Iterator[Call]:
 
 
 def _attach_device_work(calls: list[Call], inside: list[Call], work: list[DeviceWork]) -> list[DeviceWork]:
-    """Give device work to the launches of the step; returns what no launch or call of the file names."""
+    """Attach device work to the launches of the step; return work without a known launch or call."""
     launches = {call.details["correlation"]: call for call in calls if call.is_launch and "correlation" in call.details}
     by_external_id = {
         call.details["external id"]: call
@@ -361,7 +360,7 @@ def _attach_device_work(calls: list[Call], inside: list[Call], work: list[Device
 
 
 def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, float]]]:
-    """Find links from forward calls to backward calls: two events with one id."""
+    """Yield links from forward to backward calls: pairs of events with the same id."""
     starts: dict[Any, tuple[Thread, float]] = {}
     for row in rows.items():
         event = row.value

@@ -1,8 +1,9 @@
-"""Marry a profile of a GPU with the same step seen by the dispatch recorder, which knows which tensor goes where.
+"""Combines a GPU profile with the same step seen by the dispatch recorder, which knows the data flow.
 
-The profiler times operations and does not see their results; the dispatch recorder sees them and slows the step. So on
-a GPU one step more is run under it, or the same step is captured on the meta device. Both list the same calls in the
-same order, apart from what only one of them sees: operations are matched by name and shapes, in order.
+The profiler times operations but does not see their results. The dispatch recorder sees results but slows the step. On
+a GPU, one more step is therefore run under the dispatch recorder, or the same step is captured on the meta device. Both
+list the same calls in the same order, except calls that only one of them sees. Operations are matched by name and
+shapes, in order.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Operation, Trace
 
 LEAST_MATCHED: Final = 0.9
-"""Share of the operations with kernels that must be found in the other step."""
+"""Minimum share of the operations with kernels that must be matched."""
 
 
 def with_followed(trace: Trace, followed: Trace) -> Trace:
-    """Return a recorded step whose operations know their tensors and modules, from the same step captured elsewhere.
+    """Add tensors and modules to a profile, from the same step captured by the dispatch recorder.
 
     Args:
         trace: A profile of a GPU.
-        followed: The same step, with tensors that were followed.
+        followed: The same step, with tensor ids.
 
     Raises:
-        InvalidArgumentError: `followed` saw no tensors, or is another step.
+        InvalidArgumentError: `followed` has no output tensors, or is a different step.
     """
     if not any(one.outputs for one in followed.operations):
         raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")
@@ -57,12 +58,12 @@ def with_followed(trace: Trace, followed: Trace) -> Trace:
 
 
 def knows_tensors(trace: Trace) -> bool:
-    """Return whether it was seen which operation hands which tensor to which."""
+    """Return whether the trace contains the data flow between operations."""
     return any(one.outputs for one in trace.operations)
 
 
 def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
-    """Map places of recorded operations to those of the followed ones."""
+    """Map indices of recorded operations to indices of followed operations."""
     one, other = ([_key(operation) for operation in side] for side in (recorded, followed))
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     return {a + step: b + step for a, b, length in matcher.get_matching_blocks() for step in range(length)}

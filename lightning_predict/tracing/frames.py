@@ -1,10 +1,10 @@
-"""Leave a step as many Python frames as it has when nobody records it: a recorder's own come on top of the step's.
+"""Raises Python's recursion limit by the stack frames that a recorder needs.
 
-A step that calls itself nearly as deep as Python allows would end in a RecursionError of our making. Example::
+Otherwise a step that recurses almost to the limit would raise a RecursionError only because it is recorded. Example::
 
     room = FramesOfRecorder()
     room.open()   # the limit is higher by FRAMES
-    room.close()  # and as it was, unless someone else has set it since
+    room.close()  # the limit is restored, unless other code has changed it since
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from threading import Lock
 from typing import Final, final
 
 FRAMES: Final = 200
-"""Frames that a recorder, and torch on its behalf, may need within one operation: 30 were seen."""
+"""Stack frames that a recorder, and torch on its behalf, may need within one operation; up to 30 were observed."""
 
 _LOCK: Final = Lock()
-_RECORDERS: Final[list[int]] = []  # the limit that each found; it is one for all threads of a process
+_RECORDERS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads
 
 
 @final
 class FramesOfRecorder:
-    """Frames for one recorder; opening and closing twice is harmless."""
+    """Additional stack frames for one recorder; repeated calls of open and close have no effect."""
 
     _is_open = False
 
     def open(self) -> None:
-        """Raise the limit, once for all that record at the same time."""
+        """Raise the limit, once for all concurrent recorders."""
         with _LOCK:
             if self._is_open:
                 return
@@ -38,12 +38,12 @@ class FramesOfRecorder:
                 sys.setrecursionlimit(_RECORDERS[0] + FRAMES)
 
     def close(self) -> None:
-        """Put the limit back where the last recorder stops."""
+        """Restore the limit when the last recorder stops."""
         with _LOCK:
             if not self._is_open:
                 return
             self._is_open = False
             limit = _RECORDERS.pop()
             if not _RECORDERS and sys.getrecursionlimit() == limit + FRAMES:
-                with suppress(RecursionError):  # stopped deeper than that: it stays higher
+                with suppress(RecursionError):  # the current depth exceeds the old limit: keep the higher one
                     sys.setrecursionlimit(limit)

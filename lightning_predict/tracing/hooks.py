@@ -1,7 +1,8 @@
-"""Watch optimizers and modules around the operations of a step, through torch's global hooks.
+"""Tracks optimizers and modules during a step, through torch's global hooks.
 
-Both watchers are open only while a step is recorded; closing them removes every hook. What fails in a hook is kept in
-`failure`, and the hook does nothing from then on: torch calls it within the step, which must not see it. Example::
+Both watchers are open only while a step is recorded; closing them removes all hooks. An error in a hook is stored in
+`failure`, and the hook does nothing from then on: torch calls it within the step, which must not see the error.
+Example::
 
     watch = OptimizerWatch()
     watch.open()
@@ -47,7 +48,7 @@ _AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
 def _unseen_by_the_step(
     hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
 ) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
-    """Return the hook, which keeps what fails in it and does nothing after that."""
+    """Wrap a hook so that it stores its first error and does nothing afterwards."""
 
     @wraps(hook)
     def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
@@ -64,14 +65,14 @@ def _unseen_by_the_step(
 
 @final
 class OptimizerWatch:
-    """Watch which optimizers step, and whether one is stepping right now.
+    """Tracks which optimizers step, and whether one is stepping now.
 
     Attributes:
-        optimizers: Those that stepped, in the order of their first step.
+        optimizers: Optimizers that stepped, in the order of their first step.
         steps: Number of finished steps.
         on_step_end: Called after each step.
-        before_change: Called before `inside` becomes another.
-        failure: What failed in a hook; None while all is well.
+        before_change: Called before `inside` changes.
+        failure: First error in a hook; None without.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class OptimizerWatch:
         self.steps = 0
         self.on_step_end = on_step_end
         self.before_change = before_change
-        # Number of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
+        # Graph task id of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
         self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
         self._thread = threading.get_ident()
@@ -90,11 +91,11 @@ class OptimizerWatch:
 
     @property
     def inside(self) -> bool:
-        """True inside a step and outside its closure."""
+        """Whether an optimizer step is running, outside its closure."""
         return bool(self._open) and self._open[-1] == _graph_task()
 
     def open(self) -> None:
-        """Begin to watch, on this thread: another may train a model of its own."""
+        """Register the hooks; only this thread is tracked, since others may train another model."""
         self._thread = threading.get_ident()
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -102,7 +103,7 @@ class OptimizerWatch:
         ]
 
     def close(self) -> None:
-        """Remove the hooks; closing twice is harmless."""
+        """Remove the hooks; calling it again has no effect."""
         _remove(self._handles)
         self._open = []
         self._stepping = []
@@ -133,16 +134,16 @@ class OptimizerWatch:
             self._open.pop()
         if self._stepping:
             self._stepping.pop()
-        # An optimizer's own step may call its parent class's, which torch hooks as well: one update all the same.
+        # An optimizer's step may call its parent's step, which torch hooks as well: this counts as one update.
         if not any(outer is optimizer for outer in self._stepping):
             self.steps += 1
             self.on_step_end()
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the closure, known to be no part of the update."""
+        """Wrap a closure so that it does not count as part of the update."""
 
         def watched() -> Any:
-            with suppress(*FAILURES):  # each keeps its own failure; what fails before it begins is here
+            with suppress(*FAILURES):  # hooks store their own errors; this catches errors before they begin
                 self._enter_closure()
             try:
                 return closure()
@@ -165,11 +166,11 @@ class OptimizerWatch:
 
 
 _CLOSURE: Final = None
-"""Stands for the inside of a step's closure; no backward pass has it as its number."""
+"""Marks the inside of a step's closure; different from every graph task id."""
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
-    """Remove every hook of a list and empty it, whatever one of them raises."""
+    """Remove all hooks of a list and empty it, even if some removals raise."""
     with ExitStack() as parts:
         while handles:
             parts.callback(handles.pop().remove)
@@ -177,18 +178,19 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 @final
 class ModuleWatch:
-    """Watch which module is being called, by its qualified name.
+    """Tracks the module being called, by its qualified name.
 
-    Without a model the names are of the modules that are outermost until then, and `final_names` has those that
-    parameters get: a model may be called after one of its parts, and a step may call several models.
+    Without a model, names are relative to the outermost module seen at the time of the call. `final_names` translates
+    them to the names of parameters, because a model may be called after one of its parts, and a step may call several
+    models.
 
     Args:
-        model: Gives the names; None names modules from each outermost module that is called.
-        marks: Mark each call for a profiler that is running, which costs about a microsecond each.
+        model: Model that defines the names; None uses the outermost modules that are called.
+        marks: Mark each call for a running profiler, at about a microsecond each.
 
     Attributes:
         roots: Outermost modules that were called, in the order of their first call.
-        failure: What failed in a hook; None while all is well.
+        failure: First error in a hook; None without.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, marks: bool = False) -> None:
@@ -197,7 +199,7 @@ class ModuleWatch:
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
         self._names: dict[int, str] = {}
-        self._count = 0  # of modules that were taken as outermost
+        self._count = 0  # number of modules taken as outermost
         self._parts: set[int] = set()
         self._named_by_model = model is not None
         self._calls: list[torch.nn.Module] = []
@@ -208,12 +210,12 @@ class ModuleWatch:
 
     @property
     def inside(self) -> bool:
-        """True inside a module's call."""
+        """Whether a module is being called."""
         return bool(self._calls)
 
     @property
     def name(self) -> str | None:
-        """Qualified name of the innermost module being called that has one."""
+        """Qualified name of the innermost named module being called."""
         for module in reversed(self._calls):
             name = self._names.get(id(module))
             if name:
@@ -221,9 +223,9 @@ class ModuleWatch:
         return None
 
     def final_names(self) -> dict[str, str | None]:
-        """Return, by names that were given while watching, those that they are not called in the end.
+        """Map names given while recording to final names, for those that differ.
 
-        None is for the only outermost module, which has no name.
+        None stands for the only outermost module, which has no name.
         """
         if self._named_by_model:
             return {}
@@ -236,7 +238,7 @@ class ModuleWatch:
         return {given: final for given, final in finals.items() if given != final}
 
     def open(self) -> None:
-        """Begin to watch."""
+        """Register the hooks."""
         self._thread = threading.get_ident()
         self._handles = [
             register_module_forward_pre_hook(self._before_call),
@@ -244,7 +246,7 @@ class ModuleWatch:
         ]
 
     def close(self) -> None:
-        """Remove the hooks; closing twice is harmless."""
+        """Remove the hooks; calling it again has no effect."""
         with ExitStack() as parts:
             while self._open_marks:
                 parts.push(self._open_marks.pop())
@@ -255,7 +257,7 @@ class ModuleWatch:
     def _before_call(self, module: torch.nn.Module, _args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        # A part of a root may be called alone: checkpointing calls layers again while autograd runs.
+        # A part of a root may be called directly: checkpointing calls layers again during the backward pass.
         if not self._calls and id(module) not in self._parts:
             self._add_root(module)
         self._calls.append(module)
@@ -272,12 +274,12 @@ class ModuleWatch:
                 self._open_marks.pop().__exit__(None, None, None)
 
     def _add_root(self, module: torch.nn.Module) -> None:
-        """Take a module as outermost, in the place of those of its parts that were taken before."""
+        """Add an outermost module, replacing its parts that were added before."""
         parts = {id(part) for part in _parts_of(module)} | {id(module)}
         self.roots = [*(root for root in self.roots if id(root) not in parts), module]
         self._parts |= parts
         if not self._named_by_model:
-            # Modules of the first have their final names, if it stays the only one; the others' are told apart.
+            # Names in the first module are final unless more follow; later modules get a number as prefix.
             prefix = f"{self._count}:"
             for name, part in _named_parts_of(module):
                 self._names.setdefault(id(part), name if name and not self._count else f"{prefix}{name}")
@@ -285,14 +287,14 @@ class ModuleWatch:
 
 
 def _named_parts_of(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """List modules inside a module by name; none if the model's own way of listing them fails: names are a courtesy."""
+    """List named modules inside a module; empty if the model fails to list them, since names are optional."""
     with suppress(Exception):
         return list(root.named_modules())
     return []
 
 
 def _parts_of(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """List modules inside a module; none if the model's own way of listing them fails."""
+    """List modules inside a module; empty if the model fails to list them."""
     with suppress(Exception):
         return list(root.modules())
     return []

@@ -1,8 +1,8 @@
-"""Read other tools' files as Traces, told apart by what they hold. Pure Python.
+"""Reads files of other tools as Traces; the format is detected from the content. Pure Python.
 
-An execution trace (a file of `torch.profiler.ExecutionTraceObserver`) has every call with its tensors, but no times and
-no kernels. Its nodes are numbered in the order in which they begin, so the numbers stand in for times: the nodes become
-events of a profile, and `kineto.py`'s reader does the rest.
+An execution trace (written by `torch.profiler.ExecutionTraceObserver`) has every call with its tensors, but no times
+and no kernels. Node numbers follow the order in which calls begin, so they replace times: nodes become events of a
+profile, which the reader of `kineto.py` processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_predict.tracing.recorded_on import with_named_gpu
 from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 
 _SCHEMA: Final = "1.1."
-"""Beginning of `schema` in the files that are read: those of torch 2.4 and later."""
+"""Prefix of `schema` in supported files, written by torch 2.4 and later."""
 
 _ROOT: Final = "[pytorch|profiler|execution_trace|"
 _NODE: Final = "autograd::engine::evaluate_function: "
@@ -31,11 +31,11 @@ _TENSOR: Final = re.compile(r"Tensor\(([^()]*)\)")
 
 
 def trace_of_execution(parsed: Any, source: str, *, step: int | None) -> Trace:
-    """Read one step of an execution trace. Operations have tensors and outputs, but neither kernels nor times.
+    """Read one step of an execution trace. Operations have input and output tensors, but no kernels or times.
 
     Raises:
-        TraceVersionError: A file of another version of the format.
-        TraceFormatError: Not such a file, or it has no such step.
+        TraceVersionError: The file has another version of the format.
+        TraceFormatError: The file is not an execution trace, or the step does not exist.
     """
     document = Checked(parsed, File(source, TraceFormatError))
     schema = document.mapping().get("schema")
@@ -62,7 +62,7 @@ def _name(node: Checked) -> str:
 
 
 def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
-    """Yield the nodes as events; a call lasts until the last call inside it has begun."""
+    """Yield nodes as events; a call ends after the last call inside it begins."""
     number = {id(node): node.member("id").integer() for node in nodes}
     parents = {number[id(node)]: node.member("ctrl_deps").integer() for node in nodes}
     last = {own: own for own in parents}
@@ -71,7 +71,7 @@ def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
         if parent in last:
             last[parent] = max(last[parent], last[own])
     attributes = {number[id(node)]: _attributes(node) for node in nodes}
-    # An engine's record leaves the sequence number to the node inside it.
+    # The engine's node has no sequence number; the node inside it does.
     inner = {parents[own]: row for own, row in attributes.items() if row.get("seq_id", -1) >= 0}
     for node in nodes:
         own, name = number[id(node)], _name(node)
@@ -105,7 +105,7 @@ def _attributes(node: Checked) -> dict[str, Any]:
 
 
 def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's tensors and values as a profile's events have them."""
+    """Return a call's tensors and values in the format of profiler events."""
     inputs, outputs = node.member("inputs"), node.member("outputs")
     values = [None if item.value == "<None>" else item.value for item in inputs.member("values").items()]
     arguments: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_rows(group: Checked) -> list[list[list[Any]]]:
-    """Give, for each position, the tensors there: shape, dtype, storage number and kind of device."""
+    """Return the tensors at each position as rows: shape, dtype, storage id and device type."""
     values = group.member("values").items()
     shapes, kinds = (group.member(key).items(length=len(values)) for key in ("shapes", "types"))
     return [list(_rows(*row)) for row in zip(values, shapes, kinds, strict=True)]
@@ -146,18 +146,18 @@ def _is_tensor(value: Any) -> bool:
 
 
 def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: str | None = None) -> Trace:
-    """Read one step of a file that `torch.profiler` or `ExecutionTraceObserver` wrote.
+    """Read one step of a file written by `torch.profiler` or `ExecutionTraceObserver`.
 
     Args:
         path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to take; None takes the median one of those that did something, or the
-            whole file where none is marked.
-        gpu: The GPU that it was recorded on, where the file does not name it or the catalogue does not know the name.
+        step: Number of the `ProfilerStep#` to read; None reads the median of the steps with work, or the whole file if
+            no step is marked.
+        gpu: GPU of the recording, if the file does not name it or the catalogue does not know the name.
 
     Raises:
-        TraceFormatError: Neither of the two, it has no such step, or it was not recorded on an NVIDIA GPU.
+        TraceFormatError: The file has another format or no such step, or was not recorded on an NVIDIA GPU.
         UnknownGpuError: `gpu` is not in the catalogue.
-        TraceVersionError: An execution trace of another version of the format.
+        TraceVersionError: The file is an execution trace of another format version.
         OSError: The file cannot be read.
     """
     source = os.fspath(path)

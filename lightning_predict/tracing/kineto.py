@@ -1,11 +1,11 @@
-"""Kineto JSON files (what `torch.profiler` exports) as Traces. Pure Python: no torch is needed to read one.
+"""Reads Kineto JSON files (exported by `torch.profiler`) as Traces. Pure Python: torch is not needed.
 
-The operations are those that a recorder below autograd would see: the outermost call that is not a composite, and,
-whole, recurrent layers, attention and RMS normalisation with their backward passes (found by autograd's sequence
-numbers). What a call launched, directly or through the calls inside it, are its kernels. What a file holds that no
-prediction can use is said in the trace's notes. Example::
+The operations are those that a recorder below autograd sees: the outermost calls that are not composites. Recurrent
+layers, attention and RMS normalisation are read as whole calls, with their backward passes (matched by autograd's
+sequence numbers). Kernels belong to the operation that launched them, directly or through inner calls. Content that
+predictions cannot use is reported in the trace's notes. Example::
 
-    trace = import_trace("rank0.pt.trace.json.gz", step=5)  # which finds out what the file holds
+    trace = import_trace("rank0.pt.trace.json.gz", step=5)  # detects the format
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
     trace.operations[7].kernels      # (Kernel(name='ampere_sgemm_128x64_tn', seconds=1.2e-05, ...),)
 """
@@ -48,15 +48,15 @@ _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
 def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
-    """Read one step of a profile that `torch.profiler` exported.
+    """Read one step of a profile exported by `torch.profiler`.
 
-    What the file does not say stays unknown: tensor ids, outputs, samples, and the TF32 and cuDNN switches (left at
-    their defaults, with a note). Time inside a DataLoader's next is the loader's. Collectives are left out where the
-    file does not say how many GPUs took part. A GPU that is not in the catalogue is warned of: without it, the measured
-    kernels are of no use.
+    Values that the file lacks remain unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults,
+    with a note). Time inside a DataLoader's `__next__` is loader time. Collectives are removed if the file does not
+    state the number of GPUs. A GPU that is not in the catalogue causes a warning, since its measured kernels cannot be
+    used.
 
     Raises:
-        TraceFormatError: Not such a file, it has no such step, or it was not recorded on an NVIDIA GPU.
+        TraceFormatError: The file is not a profile, has no such step, or was not recorded on an NVIDIA GPU.
         UnknownGpuError: `gpu` is not in the catalogue.
     """
     profile = read_profile(document, source, step=step)
@@ -79,11 +79,11 @@ _TF32_BY_KERNELS: Final = "The file does not say whether TF32 was on; the kernel
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
-"""Kernels that round float32 to TF32 on the way into the tensor cores."""
+"""Kernels that round float32 to TF32 for the tensor cores."""
 
 
 def _ran_tf32(operations: Sequence[Operation]) -> bool:
-    """Tell by its kernels whether products of float32 used TF32, as only a switch lets them."""
+    """Return whether float32 matmuls used TF32, judged by their kernels; only the TF32 flag permits it."""
     products = (
         one for one in operations if one.name in _PRODUCTS and {each.dtype for each in one.inputs} == {"float32"}
     )
@@ -99,7 +99,7 @@ _AMD_WAVEFRONT: Final = 64
 
 
 def _refuse_other_vendors(profile: Profile, source: str) -> None:
-    """Raise for what AMD's GPUs recorded: their kernels follow other rules."""
+    """Raise an error for recordings of AMD GPUs, whose kernels follow other rules."""
     rows = _device_rows(profile)
     names = [str(row.get("name", "")) for row in rows]
     is_amd = any(name.lower().startswith(_AMD) for name in names)
@@ -113,7 +113,7 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
 
 
 def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
-    """Say which part of a file was taken."""
+    """Yield notes on which part of a file was read."""
     marked = profile.marked_steps
     if profile.step is None:
         updates = len(_updates(profile))
@@ -159,7 +159,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
 @final
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """An optimizer's step: from the end of the last backward pass inside it (the closure's) to its own end."""
+    """An optimizer step: from the end of the last backward pass inside it (the closure's) to its own end."""
 
     start: float
     end: float
@@ -184,7 +184,7 @@ def _phases(found: Sequence[FoundOperation], updates: Sequence[_Update]) -> list
     phases: list[Phase] = []
     ended = 0
     for item in found:
-        if item.call is None:  # nothing is known of the host
+        if item.call is None:  # no host call is known
             phases.append("other")
             continue
         while ended < len(updates) and updates[ended].end <= item.start:
@@ -196,7 +196,7 @@ def _phases(found: Sequence[FoundOperation], updates: Sequence[_Update]) -> list
             in_optimizer=index >= 0 and item.start < updates[index].end,
             in_backward=item.in_backward,
             builds_graph=item.builds_graph,
-            # Files tell gradients on by the sequence number, which calls without a tensor never have.
+            # In files, a sequence number indicates enabled gradients; calls without tensors never have one.
             grad_enabled=item.grad_enabled or not tensors_of(item.call),
             in_module=item.module is not None and not item.in_backward,
             between_devices=_is_between_devices(item),
@@ -212,7 +212,7 @@ def _is_between_devices(item: FoundOperation) -> bool:
 def _copied(
     item: FoundOperation, inputs: tuple[TensorInfo, ...]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Place the source and the result of a copy over the host link, which files do not; inputs, and outputs if made."""
+    """Return inputs and outputs of a host-device copy with their devices, which files omit."""
     to_gpu = any("HtoD" in work.name for work, _ in item.work)
     if not inputs or any(one.device for one in inputs) or not (to_gpu or _is_between_devices(item)):
         return inputs, ()
@@ -261,7 +261,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
 
 
 def _three(value: Any) -> tuple[int, int, int]:
-    """Read sizes in x, y, z; zeros for copies and fills, which have none."""
+    """Parse sizes in x, y, z; zeros for copies and fills, which have none."""
     if not isinstance(value, list) or len(value) != 3:
         return 0, 0, 0
     x, y, z = map(_whole, value)
@@ -269,12 +269,12 @@ def _three(value: Any) -> tuple[int, int, int]:
 
 
 def _whole(value: Any) -> int:
-    """Read a whole number; 0 if the file has none."""
+    """Parse an integer; 0 if the file has none."""
     return int(value) if isinstance(value, int | float) and 0 <= value <= MAX_INTEGER else 0
 
 
 def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
-    """Find the kind of device that most of the step ran on."""
+    """Return the device type on which most of the step ran."""
     if devices:
         return "cuda"
     kinds = Counter(tensor.device for operation in operations for tensor in operation.inputs if tensor.device)
@@ -282,7 +282,7 @@ def _device(operations: Sequence[Operation], devices: Counter[Any]) -> str:
 
 
 def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
-    """Return the file's row for the GPU that ran most; empty off CUDA."""
+    """Return the file's row for the GPU with the most work; empty without CUDA."""
     if not devices:
         return {}
     number = devices.most_common(1)[0][0]
@@ -290,18 +290,18 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
     for row in rows:
         if row.get("id") == number:
             return row
-    # Some files number the visible GPUs in one place and all of them in the other.
+    # Some files number the visible GPUs in one place and all GPUs in the other.
     return rows[0] if len({row.get("name") for row in rows}) == 1 else {}
 
 
 def _device_rows(profile: Profile) -> list[dict[str, Any]]:
-    """Return the file's rows on the machine's GPUs."""
+    """Return the file's rows for the machine's GPUs."""
     rows = profile.header.get("deviceProperties", profile.header.get("computeProperties"))
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _processes(profile: Profile) -> tuple[int, int]:
-    """Count processes that trained together and the machines that they ran on; one where the file does not say."""
+    """Return the numbers of processes and machines in the training; one each if the file does not state them."""
     distributed = profile.header.get("distributedInfo")
     size = distributed.get("world_size") if isinstance(distributed, dict) else None
     if not isinstance(size, int) or size < 2:
@@ -311,7 +311,7 @@ def _processes(profile: Profile) -> tuple[int, int]:
 
 
 def _loader_microseconds(profile: Profile) -> float:
-    """Return the time inside a DataLoader's next, loaders that read from other loaders counted once."""
+    """Return the time inside DataLoader `__next__` calls; nested loaders are counted once."""
     total, ended = 0.0, profile.start
     for call in sorted(profile.calls(), key=lambda call: call.start):
         if call.name.startswith(LOADER_MARK) and call.start >= ended:
@@ -320,11 +320,11 @@ def _loader_microseconds(profile: Profile) -> float:
 
 
 _SHORT_WAIT: Final = 0.01
-"""Share of the step below which a wait for the step before is not worth a word."""
+"""Minimum share of the step for which a wait for the previous step is reported."""
 
 
 def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
-    """Find what the step's window holds that is not the step's."""
+    """Yield notes on content of the step's window that does not belong to the step."""
     if profile.earlier_work:
         seconds = microseconds_to_seconds(math.fsum(work.duration for work in profile.earlier_work))
         yield (
@@ -343,9 +343,10 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
 
 
 def _waits(profile: Profile) -> Iterator[HostWait]:
-    """List calls that synchronize with the device, and the loader's for the next batch, in their order.
+    """Yield host waits in order: calls that synchronise with the device, and waits for the data loader.
 
-    A thread that launches nothing (one that pins memory, a watchdog of collectives) waits for itself alone.
+    Threads that launch nothing (for pinning memory, or a watchdog of collectives) are ignored, because they do not
+    delay the step.
     """
     working = {call.thread for call in profile.calls() if call.device_work}
     for call in sorted(profile.calls(), key=lambda call: call.start):
@@ -358,7 +359,7 @@ def _waits(profile: Profile) -> Iterator[HostWait]:
 
 
 def _has_python_stacks(document: Any) -> bool:
-    """Return whether the profiler traced every Python call; newer files state it, older ones show it."""
+    """Return whether the profiler traced Python calls; newer files state it, older ones contain such events."""
     if isinstance(document, dict) and document.get("with_stack"):
         return True
     rows = document if isinstance(document, list) else document["traceEvents"]
@@ -366,7 +367,7 @@ def _has_python_stacks(document: Any) -> bool:
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
-    """Return the 16-bit type that tensors with a history were cast to; None if none was."""
+    """Return the 16-bit dtype to which tensors with gradients were cast, or None."""
     if not any(call.name == "ToCopyBackward0" for call in profile.calls()):
         return None
     casts = Counter(
@@ -404,7 +405,7 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _most_time(kernels: Sequence[Kernel]) -> str:
-    """Return short names of the kernels that took most of the time."""
+    """Return short names of the kernels with the most time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
         name = _short_name(kernel.name)
@@ -414,7 +415,7 @@ def _most_time(kernels: Sequence[Kernel]) -> str:
 
 
 def _short_name(name: str) -> str:
-    """Return a kernel's name without its return type, namespaces, template arguments and parameters."""
+    """Return a kernel's name without return type, namespaces, template arguments and parameters."""
     return _TAIL.sub("", name.removeprefix("void ")).rpartition("::")[2]
 
 

@@ -1,7 +1,7 @@
-"""Record a step whose sequences have many lengths, as the mean of a few steps that stand for all of them.
+"""Records a step with variable sequence lengths as the mean of a few representative lengths.
 
-A step of batches that are as long as their longest sequence is short or long by turns. Each kind stands for the batches
-nearest to it in length, and the longest length is a kind of its own: it decides what memory is needed. Example::
+If each batch is as long as its longest sequence, steps vary in length. Each recorded length represents the batches
+nearest to it. The longest length is always recorded, since it determines the required memory. Example::
 
     trace = capture_lengths(lambda length: step_of(batch, length), lengths={64: 500, 128: 900, 512: 80})
     predict(trace, iterations=1480)  # the mean step, and the memory of the longest
@@ -29,18 +29,18 @@ def capture_lengths(
     samples_per_step: int | None = None,
     precision: str | None = None,
 ) -> Trace:
-    """Record a step at a few lengths, which stand for all of a histogram.
+    """Record a step at a few lengths that represent a histogram of lengths.
 
     Args:
-        step: Runs one step of batches of a length.
-        lengths: How often each length of a batch occurs; or the lengths of batches, one by one.
-        kinds: Lengths to record at most.
-        warmup_steps: As of `capture`, at each of them.
-        samples_per_step: As of `capture`.
-        precision: As of `capture`.
+        step: Runs one step with batches of the given length.
+        lengths: Frequency of each batch length, or a list of batch lengths.
+        kinds: Maximum number of lengths to record.
+        warmup_steps: As for `capture`, at each length.
+        samples_per_step: As for `capture`.
+        precision: As for `capture`.
 
     Raises:
-        InvalidArgumentError: No length, one below 1, or a count that is not above 0; or as `capture`.
+        InvalidArgumentError: No length, a length below 1, a count that is not positive, or as `capture`.
         CaptureError: As `capture`.
     """
     if kinds < 1:
@@ -63,14 +63,14 @@ def capture_lengths(
 
 
 def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) -> dict[int, float]:
-    """Choose lengths that stand for all, each with its share of the batches.
+    """Choose representative lengths, each with its share of the batches.
 
-    The longest stands for itself. The others are put in groups of about as many batches each, by length, for which
-    their mean stands, rounded up.
+    The longest length represents itself. The others are grouped by length, with about the same number of batches per
+    group. Each group is represented by its mean length, rounded up.
 
     Args:
-        lengths: How often each length occurs, or lengths one by one.
-        kinds: Lengths to choose at most.
+        lengths: Frequency of each length, or a list of lengths.
+        kinds: Maximum number of lengths to choose.
     """
     counts: dict[int, float] = {}
     for length, count in lengths.items() if isinstance(lengths, Mapping) else ((one, 1.0) for one in lengths):

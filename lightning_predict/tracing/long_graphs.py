@@ -1,13 +1,13 @@
-"""Let autograd's nodes be shown to Python without their release becoming recursive.
+"""Avoids a stack overflow when Python frees a long chain of autograd nodes.
 
-torch keeps a Python object for every node that Python has seen, and a chain of such nodes is freed recursively, at
-about 165 bytes of stack each (torch 2.13 survives 40,000 and dies at 50,000 on a stack of 8 MiB). So some nodes in a
-row are held, again and again, by an object that the graph itself carries: where a release comes to them it ends, and
-what is behind them is freed afterwards, once the release is over. A row of them, as a shortcut may lead past one.
-Example::
+torch keeps a Python object for every node that Python has accessed. A chain of such nodes is freed recursively, with
+about 165 bytes of stack per node (torch 2.13 survives 40,000 nodes and crashes at 50,000 with a stack of 8 MiB).
+Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. Recursion stops at
+such a row, and the nodes behind it are freed afterwards. A single node is not enough, because a skip connection may
+bypass it. Example::
 
     held = HeldNodes()
-    held.saw(node)  # each node of a backward pass, in its order
+    held.saw(node)  # each node of a backward pass, in order
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any, Final, final
 from weakref import ref
 
 INTERVAL: Final = 2_000
-"""Nodes from one row to the next: at most some 0.4 MB of stack where no shortcut leads past a row."""
+"""Number of nodes between two rows; this needs about 0.4 MB of stack if no skip connection bypasses a row."""
 
 ROW: Final = 64
-"""Nodes of a row: more than a transformer block has, so that a path without any is short."""
+"""Number of nodes in a row. It exceeds the nodes of a transformer block, so that a path that bypasses the row is
+short."""
 
 _KEY: Final = "lightning_predict"
 
 _released: deque[list[Any]] = deque()
 _keepers: set[int] = set()
-"""Of graphs that live."""
+"""Ids of the keepers of live graphs."""
 
 
 @final
 class _Keeper:
-    """Holds the next row; released by the graph, it leaves the row to `drain`."""
+    """Holds the next row of nodes; when the graph releases it, it leaves the row to `drain`."""
 
     __slots__ = ("__weakref__", "row")
 
@@ -40,7 +41,7 @@ class _Keeper:
         self.row: list[Any] = []
         _keepers.add(id(self))
 
-    # Bound here, as an interpreter that ends has no globals left.
+    # Default arguments, since globals may be gone at interpreter shutdown.
     def __del__(self, released: deque[list[Any]] = _released, keepers: set[int] = _keepers) -> None:
         keepers.discard(id(self))
         if self.row:
@@ -49,35 +50,35 @@ class _Keeper:
 
 @final
 class HeldNodes:
-    """Sees the nodes of one backward pass and has the graph hold some of them."""
+    """Holds rows of nodes of one backward pass, attached to its graph."""
 
     __slots__ = ("_count", "_keeper")
 
     def __init__(self) -> None:
         self._count = 0
-        # The graph's own: held here, it would keep a graph that the step releases.
+        # A weak reference: the graph owns the keeper, and a strong one would keep the graph alive.
         self._keeper: ref[_Keeper] | None = None
 
     def saw(self, node: Any) -> None:
-        """Note the next node."""
+        """Register the next node of the backward pass."""
         position = self._count % INTERVAL
         self._count += 1
         keeper = None if self._keeper is None else self._keeper()
         if keeper is not None and position < ROW:
             keeper.row.append(node)
-        if keeper is None or position == ROW:  # the next row is held behind this one
+        if keeper is None or position == ROW:  # this node's keeper will hold the next row
             self._keeper = ref(node.metadata.setdefault(_KEY, _Keeper()))
             if _after_collection not in gc.callbacks:  # for graphs that outlive their recording
                 gc.callbacks.append(_after_collection)
 
 
 def drain() -> None:
-    """Free the rows that were released, and what was behind them, one after another."""
+    """Free the released rows and the nodes behind them, iteratively."""
     while _released:
         row = _released.popleft()
         row.reverse()
         while row:
-            row.pop()  # those nearest to the loss first: the others are still held
+            row.pop()  # nodes nearest to the loss first, while later ones are still held
 
 
 def _after_collection(phase: str, _info: dict[str, int]) -> None:

@@ -1,20 +1,22 @@
-"""Let the meta device behave as a GPU where it does not: autocast's casts, and the memory format of convolutions.
+"""Makes the meta device behave like a GPU in two respects: autocast, and the memory format of convolutions.
 
-Torch's own autocast does nothing on the meta device. `AutocastOnMeta` changes the arguments of an operation on meta
-tensors as CUDA's autocast would, says which copies that takes, and leaves everything else alone. A result has the dtype
-that it would have on a GPU, so that what follows, the backward pass and code that asks for a dtype included, follows by
-itself: where a gradient has another dtype than the tensor that it is for, autograd copies it, as it does for autocast's
-own casts. Copies of parameters are kept until the next backward pass, as Lightning leaves the context there. The lists
-(`precision.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on products,
-convolutions and attention; layer and group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16 bits
-on the CPU. `cross_entropy` asks for the log-softmax in the dtype of its input, which CUDA's autocast then leaves.
+Torch's autocast has no effect on the meta device. `AutocastOnMeta` casts the arguments of operations on meta tensors as
+autocast on CUDA would, and reports the copies that this needs. Results then have the dtype that they have on a GPU, so
+later code and the backward pass behave the same. If a gradient's dtype differs from its tensor's, autograd copies it,
+as it does for autocast's own casts. Copies of parameters are kept until the next backward pass, because Lightning
+leaves the autocast context there.
 
-On CUDA a convolution gives channels last where its images or its weight lie so (`cudnn_conv_suggest_memory_format` in
-`ATen/native/ConvUtils.h`; float64 never does); on the meta device every other operation of torch keeps the format, and
-this one loses it. Example::
+The lists (`precision.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on matmuls,
+convolutions and attention. Layer norm, group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16
+bits on the CPU. `cross_entropy` requests the log-softmax in its input's dtype, which autocast on CUDA then respects.
+
+On CUDA, a convolution's output is channels last if its images or its weight are (`cudnn_conv_suggest_memory_format` in
+`ATen/native/ConvUtils.h`; never for float64). On the meta device, all other torch operations keep the memory format,
+but convolutions lose it. Example::
 
     casts = AutocastOnMeta(saw_copy)
     args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
+
     >>> images = torch.empty(2, 8, 4, 4, device="meta").to(memory_format=torch.channels_last)
     >>> as_on_cuda("aten::convolution", (images, torch.empty(6, 8, 1, 1, device="meta")),
     ...            torch.empty(2, 6, 4, 4, device="meta")).stride()
@@ -58,11 +60,11 @@ _BACKWARD: Final = "aten::convolution_backward"
 CONVOLUTIONS: Final = _FORWARD | {_BACKWARD}
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By the number of dimensions."""
+"""Memory format by number of dimensions."""
 
 
 def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
-    """Return the result of an operation on meta tensors with the strides that it would have on a GPU."""
+    """Return the result of an operation on meta tensors with the strides that it has on a GPU."""
     if name in _FORWARD and _is_meta(output) and _is_last(args[:2]):
         return _laid_out(output)
     if name == _BACKWARD and isinstance(output, tuple) and _is_meta(output[0]) and _is_last(args[1:3]):
@@ -71,14 +73,14 @@ def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def _is_meta(tensor: object) -> bool:
-    """Return whether it is an ordinary tensor of four or five dimensions on the meta device."""
+    """Return whether a value is an ordinary meta tensor of four or five dimensions."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
         return False
     return tensor.dim() in _CHANNELS_LAST and is_dense(tensor)
 
 
 def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
-    """Return whether cuDNN would compute in channels last."""
+    """Return whether cuDNN would use channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
     return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
         one.dtype is not torch.float64 for one in tensors
@@ -93,7 +95,7 @@ _CONVOLUTIONS_BELOW: Final = tuple(
     getattr(torch.ops.aten, name)
     for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
-"""The same by the names that exported and traced programs call them by."""
+"""Convolutions under the names used by exported and traced programs."""
 
 _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
@@ -108,7 +110,7 @@ _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         torch.chain_matmul,
         torch.linalg.multi_dot,
         torch.linalg.vecdot,
-        # Convolutions check above autograd that images and bias are of one dtype.
+        # Convolutions check above autograd that images and bias have the same dtype.
         torch.conv1d,
         torch.conv2d,
         torch.conv3d,
@@ -117,7 +119,7 @@ _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         torch.conv_transpose3d,
     }
 )
-"""Functions that autocast runs in 16 bits and that torch takes apart, or checks, above the level of `cast`."""
+"""16-bit functions of autocast that torch decomposes, or checks, above the level of `cast`."""
 
 _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
@@ -132,22 +134,22 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         functional.triplet_margin_loss,
     }
 )
-"""Functions that autocast runs in float32 and that torch takes apart above the level of `cast`."""
+"""float32 functions of autocast that torch decomposes above the level of `cast`."""
 
 _INTO_FLOAT32: Final = named("_softmax _log_softmax")
-"""On CUDA these read float16 and give float32 without a copy, as their third argument says."""
+"""On CUDA, these read float16 and return float32 without a copy, if their third argument says so."""
 
 _INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
     "aten::_softmax_backward_data": 3,
     "aten::_log_softmax_backward_data": 3,
 }
-"""Position of the dtype of the forward pass's input, float32 under autocast."""
+"""Position of the dtype of the forward pass's input, which is float32 under autocast."""
 
 _CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def autocast_dtype() -> torch.dtype | None:
-    """Return the dtype of an autocast that is on, for CUDA or else for the CPU; None if none is."""
+    """Return the dtype of the active autocast, for CUDA or else for the CPU; None without."""
     if not torch._C._is_any_autocast_enabled():
         return None
     for device in ("cuda", "cpu"):
@@ -158,15 +160,15 @@ def autocast_dtype() -> torch.dtype | None:
 
 @final
 class AutocastOnMeta:
-    """Casts the arguments of operations on meta tensors as CUDA's autocast would.
+    """Casts the arguments of operations on meta tensors as autocast on CUDA would.
 
     Args:
-        saw_copy: Told of each copy that autocast makes, with its source and its result.
-        number: Gives a tensor's storage a number.
+        saw_copy: Called with the source and the result of each copy that autocast makes.
+        number: Returns the storage id of a tensor.
 
     Attributes:
-        dtype: dtype of the autocast that is on; None if none is.
-        has_cast: Autocast was on for an operation on the meta device.
+        dtype: dtype of the active autocast; None without.
+        has_cast: Whether autocast was active for an operation on the meta device.
     """
 
     def __init__(
@@ -184,13 +186,14 @@ class AutocastOnMeta:
     def cast(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, in_backward: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments under autocast; the same where it is off or does not hold for the operation.
+        """Return the arguments under autocast; unchanged if it is off or does not apply to the operation.
 
         Args:
             name: Qualified name of the operation.
-            args: Its arguments by position.
-            kwargs: Its arguments by name.
-            in_backward: A backward pass runs it, where autocast is off and saved tensors are those of the forward.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            in_backward: Whether a backward pass runs it. Autocast is off there, and saved tensors come from the forward
+                pass.
 
         Raises:
             CaptureError: Autocast on CUDA refuses the operation.
@@ -222,7 +225,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
-        """Cast the arguments of a call that is recorded whole, above autograd; return the dtype that it computes in."""
+        """Cast the arguments of a whole call above autograd; return them and its compute dtype."""
         lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return values, None
@@ -235,7 +238,7 @@ class AutocastOnMeta:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield the arguments of a function that torch takes apart above the level of `cast`, while it runs."""
+        """Yield the arguments of a function that torch decomposes above the level of `cast`, while it runs."""
         if func in _LOWER_FUNCTIONS and self.dtype is not None:
             yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
         elif func in _FLOAT32_FUNCTIONS:
@@ -250,7 +253,7 @@ class AutocastOnMeta:
             yield args, kwargs
 
     def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
-        """Return a value with its tensors cast under autograd; parameters once until the backward pass."""
+        """Cast the tensors in a value under autograd; parameters are cast once until the backward pass."""
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
@@ -303,7 +306,7 @@ class AutocastOnMeta:
         return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
 
     def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
-        """Return a tensor in another dtype; report the copy unless the forward pass or an earlier operation made it."""
+        """Cast a tensor; report the copy unless the forward pass or an earlier operation made it."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)
@@ -322,17 +325,17 @@ class AutocastOnMeta:
 
 _REPLACING: Final = threading.Lock()
 _REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
-"""What was there before it was replaced, by its place, and how many need the replacement."""
+"""Original attributes and the number of users of each replacement, by place."""
 
 
 @contextmanager
 def replaced(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute of torch's as long as any thread needs it: the first one does so, the last one puts it back.
+    """Replace an attribute of torch while any thread needs it; the last thread restores the original.
 
     Args:
         owner: A module or a class.
-        name: Its attribute.
-        replacement_of: Makes what stands for the attribute, for all threads alike.
+        name: Name of the attribute.
+        replacement_of: Returns the replacement for the original value; it is used by all threads.
     """
     place = id(owner), name
     with _REPLACING:
@@ -353,13 +356,13 @@ def replaced(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Ite
 
 @contextmanager
 def fused_optimizers_on_meta() -> Iterator[None]:
-    """Let optimizers with `fused=True` take parameters on the meta device, which torch refuses.
+    """Let optimizers with `fused=True` accept parameters on the meta device, which torch refuses.
 
-    Adam's and AdamW's kernels are known there; the others' are not, and torch says so.
+    Meta kernels exist for Adam and AdamW; for other optimizers torch raises an error.
     """
     name = "_get_fused_kernels_supported_devices"
     module = import_module("torch.optim.optimizer")
-    if not hasattr(module, name):  # an older torch, which checks for CUDA alone
+    if not hasattr(module, name):  # an older torch, which only checks for CUDA
         yield
         return
     with replaced(module, name, lambda devices: lambda: [*devices(), "meta"]):
@@ -368,18 +371,18 @@ def fused_optimizers_on_meta() -> Iterator[None]:
 
 @dataclass
 class CudaAutocasts:
-    """What became of the autocasts for CUDA that a step entered on a machine without.
+    """State of CUDA autocasts that a step entered on a machine without CUDA.
 
     Attributes:
-        entered: One that is on.
-        lost: One that is off, and may be so because torch turned it off.
+        entered: Whether an enabled one was entered.
+        lost: Whether a disabled one was entered that torch may have disabled.
     """
 
     entered: bool = False
     lost: bool = False
 
     def told(self, trace: Trace) -> Trace:
-        """Return the trace with what its user should know of them."""
+        """Return the trace with notes for the user about them."""
         notes = list(trace.notes)
         if self.entered and trace.device == "cpu":
             trace = replace(trace, flags=replace(trace.flags, autocast_dtype=None))
@@ -396,21 +399,21 @@ class CudaAutocasts:
 
 
 _AUTOCASTS: Final[ContextVar[CudaAutocasts | None]] = ContextVar("_AUTOCASTS", default=None)
-"""What a step that is recorded in this thread enters."""
+"""State of the step being recorded in this thread."""
 
 _MADE: Final[WeakSet[torch.autocast]] = WeakSet()
-"""Autocasts for CUDA that recorded steps made."""
+"""CUDA autocasts created by recorded steps."""
 
 
 @contextmanager
 def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
-    """Let `torch.autocast("cuda")` be on where there is no CUDA; torch turns it off as it is made, with a warning.
+    """Keep `torch.autocast("cuda")` enabled on machines without CUDA, where torch disables it with a warning.
 
-    It acts on tensors of the meta device alone, through `AutocastOnMeta`, and on steps of this thread alone. One that
-    was made before cannot be told from one that is off by its user's will: it stays off, and that is said.
+    It affects only meta tensors, through `AutocastOnMeta`, and only steps of this thread. An autocast created earlier
+    cannot be distinguished from one that the user disabled: it stays off, and a note says so.
 
     Yields:
-        What was entered, as far as the step has run.
+        State of the autocasts that were entered so far.
     """
     found = CudaAutocasts()
     if torch.cuda.is_available():
@@ -461,7 +464,7 @@ def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpointed_for_cuda(plain: Callable[..., str]) -> Callable[..., str]:
-    """Take the meta device for CUDA: checkpointing enters its tensors' autocast again when it computes them again."""
+    """Treat the meta device as CUDA, so that checkpointing re-enters CUDA autocast for a recomputation."""
 
     @wraps(plain)
     def infer(*args: Any) -> str:
@@ -480,6 +483,6 @@ def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a transposed or reshaped view shows all of: autocast casts before the view is taken."""
+    """Return the base of a view that shows all of its elements: autocast casts before the view is taken."""
     base = tensor._base if tensor._is_view() else None
     return tensor if base is None or base.numel() != tensor.numel() else base

@@ -1,8 +1,9 @@
-"""Lay out a window of which some micro-batches were recorded and show what the others did.
+"""Builds a complete step with gradient accumulation from the micro-batches that were recorded.
 
-Two micro-batches with the same shapes do the same, but for the first and the last of a window: the first makes the
-gradients that the others add to, and the update follows the last. So a copy of a recorded one stands for each that was
-not, without an update, and with tensors of its own where the recorded one made them or was given them. Example::
+Micro-batches with the same shapes run the same operations, except the first and the last. The first creates the
+gradients to which the others add, and the optimizer update follows the last. Each missing micro-batch is a copy of a
+recorded one without the update. It gets new storage ids for tensors that the recorded one created or received.
+Example::
 
     laid_out(operations, parts, shown_by=(0, 3, 3, 3))     # the first and the last of four were recorded
 """
@@ -21,7 +22,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Hold the garbage collector back while many small objects are made; it would look at all of them repeatedly."""
+    """Pause the garbage collector while many small objects are created, which it would scan repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -37,9 +38,9 @@ class Part:
     """A recorded micro-batch.
 
     Attributes:
-        begins: Its first operation.
-        ends: The operation behind its last.
-        alive: Storages that were there when it ended.
+        begins: Index of its first operation.
+        ends: Index after its last operation.
+        alive: Ids of storages alive at its end.
     """
 
     begins: int
@@ -48,17 +49,17 @@ class Part:
 
 
 def backward_ends(operations: Sequence[Operation]) -> int:
-    """Return the place behind the last operation of a backward pass; behind all where there is none."""
+    """Return the index after the last operation of a backward pass; the number of operations if there is none."""
     places = range(len(operations), 0, -1)
     return next((place for place in places if operations[place - 1].phase == "backward"), len(operations))
 
 
 def without_update(operations: Sequence[Operation], *, like: Sequence[Operation] = ()) -> tuple[Operation, ...]:
-    """Return what a micro-batch does if no update follows it.
+    """Return the operations of a micro-batch without the optimizer update.
 
     Args:
-        operations: Those of one that an update follows, or may.
-        like: Those of one that none follows: of what comes after its backward pass, the same is kept.
+        operations: Operations of a micro-batch that may include an update.
+        like: Operations of a micro-batch without an update; the same operations are kept after the backward pass.
     """
     end = backward_ends(operations)
     rest = iter(operations[end:])
@@ -78,14 +79,14 @@ def laid_out(
     lasting: Collection[int | None] = (),
     held: Collection[int] = (),
 ) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
-    """Return the operations of a whole window, and the storages that it leaves behind.
+    """Return the operations of the complete step, and the storages that survive it.
 
     Args:
-        operations: What was recorded.
-        parts: The recorded micro-batches in these.
-        shown_by: For each micro-batch of the window the one that shows what it did: itself where it was recorded.
-        lasting: Storages that belong to no micro-batch: the parameters.
-        held: Storages that what was recorded leaves behind.
+        operations: The recorded operations.
+        parts: The recorded micro-batches.
+        shown_by: For each micro-batch, the index of the recorded one to copy; its own index if it was recorded.
+        lasting: Storages that belong to no micro-batch (parameters).
+        held: Storages that survive the recorded operations.
     """
     recorded = dict(zip(sorted({*shown_by}), parts, strict=True))
     first = operations[parts[0].begins : parts[0].ends]
@@ -121,12 +122,12 @@ def laid_out(
 @final
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """A micro-batch as those behave that no update follows.
+    """A micro-batch without the update, to be copied.
 
     Attributes:
-        operations: What it does.
-        own: Storages that it made or was given.
-        collected: Those of them that each micro-batch leaves behind, as those that the first one made still are there.
+        operations: Its operations.
+        own: Storages that it created or received.
+        collected: Those that survive in every micro-batch, because their counterparts from the first one survive.
     """
 
     operations: tuple[Operation, ...]
@@ -152,7 +153,7 @@ def _added(
 
 
 def _collected(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
-    """Find storages of a micro-batch that each one leaves behind, as those that the first one made still are there."""
+    """Find storages of a micro-batch whose counterparts in the first one survive; each micro-batch leaves these."""
     return frozenset(
         its.id
         for one, same in zip(first, other, strict=False)
@@ -171,8 +172,8 @@ def _touched(operations: Iterable[Operation]) -> Iterator[int | None]:
 
 
 def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> Iterator[Operation]:
-    """Give operations storages of their own in place of those that they were recorded with."""
-    known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing takes longer
+    """Return operations with new storage ids."""
+    known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing is slower
 
     def its(tensor: TensorInfo) -> TensorInfo:
         found = known.get(id(tensor))
@@ -181,7 +182,7 @@ def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> It
             found = known[id(tensor)] = tensor if number is None else replace(tensor, id=number)
         return found
 
-    for operation in operations:  # `replace` takes four times as long, for each operation of each micro-batch
+    for operation in operations:  # `replace` would take four times as long
         yield Operation(
             name=operation.name,
             phase=operation.phase,

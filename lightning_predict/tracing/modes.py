@@ -1,9 +1,9 @@
-"""The two torch modes that show a recorder what a step does, and the operators' schemas.
+"""The two torch modes through which a recorder sees a step, and the operators' schemas.
 
-`OperationMode` shows each operation below autograd; `WholeCallMode` shows the calls that are recorded whole, before
-torch takes them apart. Both run every call unchanged, but for autocast and the memory format of
-convolutions (`meta_device.py`) on the meta device. Tensor subclasses that run Python of their own (jagged tensors,
-DTensor, quantized weights) take their operations apart first, and the operations inside are shown. Example::
+`OperationMode` reports each operation below autograd. `WholeCallMode` reports calls that are recorded whole, before
+torch decomposes them. Both run every call unchanged, except for autocast and the memory format of convolutions on the
+meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged tensors, DTensor, quantized weights)
+decompose their operations first, and the inner operations are reported. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
@@ -41,8 +41,8 @@ _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
     **{getattr(torch, name.removeprefix("aten::")): name for name in RECURRENT},
 }
 
-# A Python function of torch runs its body with the function mode taken off, so whole calls inside would not be seen.
-# These have some inside: attention directly, and what checkpointing recomputes while autograd runs.
+# Torch runs the body of its Python functions with the function mode disabled, so whole calls inside them would be
+# missed. These functions contain some: attention, and recomputations under checkpointing during the backward pass.
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
@@ -54,34 +54,34 @@ class Recorder(Protocol):
     """The recorder that the modes report to.
 
     Attributes:
-        operations: What was recorded.
-        pauses: Is told when an operation begins, and when it has run and is recorded.
+        operations: Recorded operations.
+        pauses: Notified when an operation begins, and when it has run and is recorded.
     """
 
     operations: list[Operation]
     pauses: Pauses
 
     def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Note that an operation has run. Must not raise."""
+        """Record an operation that has run. Must not raise."""
 
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments that an operation is to run with: others under autocast on the meta device only."""
+        """Return the arguments to run an operation with; they are changed only under autocast on the meta device."""
 
     def note_autocast(self) -> bool:
-        """Note whether autocast is on, which cannot be seen below autograd."""
+        """Record whether autocast is active, which is not visible below autograd."""
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments that a function is to run with: others under autocast on the meta device only."""
+        """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
 
     def passed_over(self, schema: Schema) -> None:
-        """Note that an operation has run that cannot be shown. Must not raise."""
+        """Record that an operation ran which cannot be described. Must not raise."""
 
     def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is recorded whole and return what it returns."""
+        """Run a call that is recorded whole and return its result."""
 
     def fails(self, error: Exception) -> None:
         """Stop recording after an internal failure. Must not raise."""
@@ -90,17 +90,17 @@ class Recorder(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The part of an operator's schema that is needed.
+    """The parts of an operator's schema that the recorder needs.
 
     Attributes:
         name: Qualified name without the overload.
-        words: Names of its arguments.
-        defaults: Their defaults; None if there is none.
-        decomposes: It only calls others, and torch would take it apart if a tensor with autograd came in.
-        asks: It asks for a device or a layout, and computes nothing.
-        marks: It only marks a range for profilers.
-        is_convolution: Its memory format is another one on the meta device (`meta_device.py`).
-        left_out: For each number of positional arguments, the defaults of those after them, as JSON values.
+        words: Argument names.
+        defaults: Default values; None without a default.
+        decomposes: Whether it is a composite, which torch decomposes for tensors with autograd.
+        asks: Whether it only queries a device or layout and computes nothing.
+        marks: Whether it only marks a range for profilers.
+        is_convolution: Whether its memory format must be corrected on the meta device (`meta_device.py`).
+        left_out: For each number of positional arguments, the defaults of the remaining ones, as JSON values.
     """
 
     name: str
@@ -114,10 +114,11 @@ class Schema:
 
 
 _MARKERS: Final = "profiler::"
-"""Operators that only mark a range for profilers."""
+"""Namespace of operators that only mark a range for profilers."""
 
 _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
-"""By the operator's address, as its own hash is computed in Python; the operator is kept, and with it the address."""
+"""Schemas by the address of the operator, since hashing an operator runs Python. Keeping the operator keeps its address
+valid."""
 
 
 def schema_of(operator: Any) -> Schema:
@@ -154,22 +155,22 @@ def _read_schema(operator: Any) -> Schema:
 def _has_kernel(name: str, key: str) -> bool:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    except RuntimeError:  # an operator of Python alone, such as those that ask for symbolic sizes
+    except RuntimeError:  # an operator implemented in Python, such as queries of symbolic sizes
         return False
 
 
 class _Way(Enum):
-    """How an operation is handled."""
+    """How to handle an operation."""
 
     RECORDED = auto()
     RUN = auto()
     DECOMPOSED = auto()
     LEFT = auto()
-    """Left to its subclass, which runs it; this mode sees the operations inside."""
+    """The tensor subclass runs it; this mode sees the operations inside."""
     PASSED_OVER = auto()
 
 
-# A member costs a descriptor's call each time that it is asked for by name, and these are for each operation.
+# Module constants, because accessing an enum member is slow and happens for every operation.
 _RECORDED: Final = _Way.RECORDED
 _RUN: Final = _Way.RUN
 
@@ -179,17 +180,17 @@ def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return _RUN
     for kind in types:
         if runs_python(kind):
-            # Someone else's mode expects the operation unchanged.
+            # Another dispatch mode expects the operation unchanged.
             return _Way.LEFT if torch._C._len_torch_dispatch_stack() == 0 else _Way.PASSED_OVER
     if schema.decomposes and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
-        # Inference mode skips autograd, and with it the place where composites are taken apart.
+        # Inference mode skips autograd, which would decompose composites.
         return _Way.DECOMPOSED
     return _RECORDED
 
 
 @final
 class OperationMode(TorchDispatchMode):
-    """Runs every operation and shows it to the recorder."""
+    """Runs every operation and reports it to the recorder."""
 
     supports_higher_order_operators = True
 
@@ -199,12 +200,12 @@ class OperationMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would wrap each call of this mode and import the compiler; compiled steps are never recorded this way.
+        # True would wrap each call of this mode and import the compiler; compiled steps never use this mode.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Leave compiled code alone that cannot be known of."""
+        """Tell torch that this mode need not see the inside of compiled code."""
         return True
 
     def __torch_dispatch__(
@@ -214,12 +215,12 @@ class OperationMode(TorchDispatchMode):
         recorder = self._recorder
         try:
             try:
-                recorder.pauses.ends(before=len(recorder.operations))  # what the step did in between is timed
+                recorder.pauses.ends(before=len(recorder.operations))  # times the code since the last operation
                 schema = schema_of(func)
                 way = _way(schema, types, args, kwargs)
                 if way is _RECORDED:
                     args, kwargs = recorder.cast(schema, args, kwargs)
-            except FAILURES as error:  # ours, so the step must not see it
+            except FAILURES as error:  # the recorder's error must not reach the step
                 recorder.fails(as_error(error))
                 return func(*args, **kwargs)
             if way is _RECORDED:
@@ -259,12 +260,12 @@ class OperationMode(TorchDispatchMode):
 
 @final
 class OwnCall:
-    """A call of the step's own, which runs exactly once whatever fails of ours around it.
+    """A call of the step, which runs exactly once even if the recorder fails around it.
 
     Attributes:
-        has_run: It has been called.
-        has_raised: It raised, so that an error that comes out is the step's.
-        output: What it returned; None before.
+        has_run: Whether it was called.
+        has_raised: Whether it raised, so that an error belongs to the step.
+        output: Its result; None before the call.
     """
 
     def __init__(self, call: TorchFunction) -> None:
@@ -285,7 +286,7 @@ class OwnCall:
 
 @final
 class WholeCallMode(TorchFunctionMode):
-    """Hands the calls that are recorded whole to the recorder and runs every other."""
+    """Passes the calls that are recorded whole to the recorder and runs all others."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -300,7 +301,7 @@ class WholeCallMode(TorchFunctionMode):
             has_autocast = recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
             is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
-        except FAILURES as error:  # ours, so the step must not see it
+        except FAILURES as error:  # the recorder's error must not reach the step
             recorder.fails(as_error(error))
             return func(*args, **kwargs)
         if is_plain:
@@ -318,7 +319,7 @@ class WholeCallMode(TorchFunctionMode):
             return own.output if own.has_run else func(*args, **kwargs)
 
     def _inside(self, func: Any) -> AbstractContextManager[None]:
-        """Show what a function of torch calls inside, which runs with this mode taken off."""
+        """Report calls inside a torch function, whose body runs with this mode disabled."""
         if func is _HOLDS_ATTENTION:
             return _shown(functional, "scaled_dot_product_attention", self._attend, self._recorder)
         if func in _RUN_AUTOGRAD:
@@ -337,11 +338,11 @@ class WholeCallMode(TorchFunctionMode):
 
 @final
 class _Dispatcher:
-    """A function of torch's while at least one thread shows what it calls: each thread its own, others the original.
+    """Replacement of a torch function that calls a per-thread substitute, or the original on other threads.
 
     Attributes:
-        original: The function.
-        by_thread: What is called in its place, the innermost last, and the recorder that hears of its failures.
+        original: The torch function.
+        by_thread: Stack of substitutes per thread, innermost last, each with the recorder that receives its errors.
     """
 
     def __init__(self, original: TorchFunction) -> None:
@@ -349,7 +350,7 @@ class _Dispatcher:
         self.by_thread: dict[int, list[tuple[TorchFunction, Recorder]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what this thread has in the function's place."""
+        """Call this thread's substitute, or the original."""
         stack = self.by_thread.get(threading.get_ident())
         if not stack:
             return self.original(*args, **kwargs)
@@ -370,12 +371,11 @@ _DISPATCHERS_LOCK: Final = threading.Lock()
 
 @contextmanager
 def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
-    """Call `instead(original, ...)` for a function of torch, on this thread only.
+    """Call `instead(original, ...)` in place of a torch function, on this thread only.
 
-    The original is put back by the last thread that leaves, whichever came first; what someone else has put there since
-    stays.
+    The last thread to leave restores the original, unless other code has replaced the function since.
     """
-    if getattr(holder, name, None) is None:  # a release of torch without it
+    if getattr(holder, name, None) is None:  # this torch release does not have it
         yield
         return
     thread, key = threading.get_ident(), (holder, name)
@@ -400,7 +400,7 @@ def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
-    """Take both modes off their stacks, also where someone's mode was entered after them and is still on top."""
+    """Exit both modes, even if another mode was entered later and is still on top of the stack."""
     try:
         _leave(operations, _python_dispatch._get_current_dispatch_mode, _python_dispatch)
     finally:
@@ -408,7 +408,7 @@ def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
 
 
 def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
-    """Take a mode off its stack and put back what lay above; without effect where it is not on the stack."""
+    """Remove a mode from its stack and keep the modes above it; no effect if it is not on the stack."""
     above = []
     try:
         while current() not in (None, mode):

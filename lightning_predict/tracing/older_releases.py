@@ -1,8 +1,8 @@
-"""Bring profiles of older releases of torch to today's names and arguments.
+"""Converts profiles of older torch releases to current names and arguments.
 
-* torch 1.8 and 1.9 call a convolution's backward pass after its library, with the image before the gradient.
-* Before torch 2.1 no profile holds the strides and paddings of a convolution: they follow from the sizes of image,
-  filter and result; the result is the gradient of the backward pass, else what the next operation reads.
+* torch 1.8 and 1.9 name a convolution's backward pass after its library, with the image before the gradient.
+* Before torch 2.1, profiles lack strides and paddings of convolutions. They are derived from the sizes of image, filter
+  and result. The result is the gradient of the backward pass, or else the input of a following operation.
 
 Pure Python. Example::
 
@@ -22,15 +22,16 @@ CONVOLUTION: Final = "aten::convolution"
 CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
 
 _IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkldnn_convolution_backward"})
-"""Backward passes of (image, gradient, weight), where today's is of (gradient, image, weight)."""
+"""Backward passes with inputs (image, gradient, weight); the current order is (gradient, image, weight)."""
 
 _LARGEST_STRIDE: Final = 32
 _NEXT_READERS: Final = 3
-"""Operations after a convolution among which one reads its result: a bias or a normalisation comes next."""
+"""Number of operations after a convolution to search for one that reads its result, usually a bias or a
+normalisation."""
 
 
 def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Rename what older releases call otherwise, and complete convolutions without strides."""
+    """Rename operations of older releases, and add missing strides to convolutions."""
     renamed = [_renamed(operation) for operation in operations]
     if not any(_lacks_strides(operation) for operation in renamed):
         return tuple(renamed)
@@ -79,7 +80,7 @@ def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | N
 
 
 def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
-    """Find the shape that one of the next operations reads, if it can be the result."""
+    """Return the first shape read by the following operations that can be the convolution's result."""
     for operation in after:
         for tensor in operation.inputs[:1]:
             shape = tensor.shape
@@ -89,11 +90,11 @@ def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo
 
 
 def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
-    """Solve for the arguments of the convolution that turns an image into a result of this shape; None if none does.
+    """Derive the arguments of a convolution from its shapes; None without a solution.
 
     Args:
         image: Shape (batch, channels, *sizes).
-        weight: Shape (channels of the result, channels of a group, *sizes).
+        weight: Shape (output channels, channels per group, *sizes).
         result: Shape (batch, channels, *sizes).
     """
     solved = [
@@ -113,10 +114,10 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 
 
 def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
-    """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None if none does.
+    """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None without a solution.
 
-    Several pairs may solve it. Patches side by side come first; then, for an odd filter, half of it as padding, as in
-    nearly all networks; then less padding before more. The smallest stride counts.
+    If there are several solutions, non-overlapping patches come first. Then, for an odd filter, half of it as padding,
+    as in almost all networks; then the smallest padding. The smallest stride is used.
     """
     if image == taps * result:
         return taps, 0

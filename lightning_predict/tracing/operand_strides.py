@@ -1,14 +1,13 @@
-"""How operands lie in memory, which kernels depend on: images, factors of products, and operands beside each other.
+"""Memory layout of operands, which kernels depend on: images, matmul factors and element-wise operands.
 
-Images lie channels first (N, C, H, W) or channels last, as tensor cores want them. A convolution whose images are
-channels last bears the argument `channels_last`, whichever way it was recorded, and a product whose second factor is
-transposed `second_transposed`.
+Images are stored channels first (N, C, H, W), or channels last, as tensor cores need them. A convolution with
+channels-last images has the argument `channels_last`, and a matmul with a transposed second factor `second_transposed`.
+All recorders set these arguments.
 
-Operands of element-wise calls and copies lie alike, or so that a kernel reads them apart. PyTorch's kernels load
-several elements at once where all operands lie alike without gaps, and one by one elsewhere. There the blocks of a
-kernel share what they read by the way: neighbours of the result that are neighbours in an operand come in one sector,
-others in a sector each. A call whose operands do not lie alike bears the argument `strided`, whichever way it was
-recorded: how many elements lie side by side that one block reads. Example::
+PyTorch's element-wise and copy kernels load several elements at once if all operands have the same layout without gaps,
+and one by one otherwise. In the second case, a block reads contiguous elements of an operand in one memory sector, and
+others in a sector each. A call with mixed layouts has the argument `strided`: the number of contiguous elements that a
+block reads. All recorders set it. Example::
 
     >>> rows = (64, 128), (128, 1)                        # sizes and strides
     >>> columns = (64, 128), (1, 64)
@@ -26,10 +25,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-# --- Images and factors
+# --- Images and matmul factors
 
 CHANNELS_LAST: Final = "channels_last"
-"""Argument of a convolution or batch norm that reads images in this layout; left out for channels first."""
+"""Argument of a convolution or batch norm with channels-last images; absent for channels first."""
 
 IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution": 0,
@@ -37,7 +36,7 @@ IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::cudnn_convolution": 0,
     "aten::convolution_backward": 1,
 }
-"""Convolutions, with the position of the images among their arguments."""
+"""Convolutions, with the position of the images in their arguments."""
 
 LAYOUT_AT: Final[Mapping[str, int]] = {
     **IMAGES_AT,
@@ -49,21 +48,21 @@ LAYOUT_AT: Final[Mapping[str, int]] = {
     "aten::batch_norm_backward": 1,
     "aten::cudnn_batch_norm_backward": 0,
 }
-"""Calls whose kernels depend on the layout of their images, with the position of these."""
+"""Operations whose kernels depend on the layout of their images, with the position of the images."""
 
 SECOND_TRANSPOSED: Final = "second_transposed"
-"""Argument of a product A·Bᵀ, whose second factor lies column by column, as a linear layer's; left out for others."""
+"""Argument of a matmul A·Bᵀ whose second factor is stored by columns, as in a linear layer; absent otherwise."""
 
 FACTORS_AT: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
-"""Products, with the position of the second factor among their arguments."""
+"""Matmuls, with the position of the second factor in their arguments."""
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether neighbours in memory are channels; False where both layouts are the same, too.
+    """Return whether adjacent elements in memory are channels; False if both layouts are identical.
 
     Args:
-        shape: Sizes (N, C, *sizes) in two or three dimensions.
-        strides: Elements between neighbours in each dimension.
+        shape: Shape (N, C, *sizes), with two or three spatial dimensions.
+        strides: Strides in elements.
     """
     if len(shape) not in (4, 5) or len(strides) != len(shape):
         return False
@@ -71,11 +70,11 @@ def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether neighbours in memory are the rows of matrices; False where both orders are the same, too.
+    """Return whether matrices are stored by columns; False if both orders are identical.
 
     Args:
-        shape: Sizes (rows, columns), or of batches of such.
-        strides: Elements between neighbours in each dimension.
+        shape: Shape (rows, columns), or (batch, rows, columns).
+        strides: Strides in elements.
     """
     if len(shape) not in (2, 3) or len(strides) != len(shape):
         return False
@@ -85,16 +84,16 @@ def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
 # --- Operands of element-wise calls and copies
 
 STRIDED: Final = "strided"
-"""Argument of a call whose operands do not lie alike: elements that one block reads and that lie side by side."""
+"""Argument of a call whose operands have different layouts: number of contiguous elements that one block reads."""
 
 BLOCK_ELEMENTS: Final = 512
-"""Elements of a block of an element-wise kernel that loads one by one: 128 threads, 4 elements each."""
+"""Elements per block of an element-wise kernel with scalar loads: 128 threads, 4 elements each."""
 
 TO_ROWS: Final = {"memory_format": "contiguous_format"}
-"""Arguments of a copy into rows."""
+"""Arguments of a copy to row-major layout."""
 
 POINTWISE: Final = frozenset(
-    # Those with torch's own tag `pointwise`, less the special functions, which compute for long.
+    # Operations with torch's tag `pointwise`, except special functions, which are compute-bound.
     "__ilshift_ __ixor_ __lshift_ __rshift_ __xor_ _conj_physical abs acos acosh add addcdiv addcmul angle asin asinh "
     "atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu "
     "clamp clamp_max clamp_min clip clone conj_physical copysign cos cosh deg2rad div elu eq equal erf erfc erfinv exp "
@@ -105,7 +104,7 @@ POINTWISE: Final = frozenset(
     "remainder round rrelu rsqrt rsub selu sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh "
     "softplus softshrink sqrt square sub tan tanh tanh_backward threshold threshold_backward true_divide trunc where "
     "xlogy "
-    # And those that lack it.
+    # Element-wise operations without that tag.
     "_fused_dropout _prelu_kernel _prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward "
     "binary_cross_entropy_with_logits dropout elu_backward floor_divide glu glu_backward hardshrink_backward "
     "hardsigmoid_backward hardswish hardswish_backward hardtanh_backward huber_loss huber_loss_backward kl_div l1_loss "
@@ -113,29 +112,29 @@ POINTWISE: Final = frozenset(
     "mse_loss_backward native_dropout prelu rrelu_with_noise rrelu_with_noise_backward smooth_l1_loss "
     "smooth_l1_loss_backward soft_margin_loss softplus_backward softshrink_backward".split()
 )
-"""Element-wise calls, without `aten::`."""
+"""Element-wise operations, without `aten::`."""
 
 LAID_OUT: Final = frozenset(
     f"aten::{name}{suffix}" for name in {*POINTWISE, "_to_copy", "copy", "cat", "stack"} for suffix in ("", "_")
 ) - {"aten::equal", "aten::positive"}
-"""Calls whose kernels depend on how their operands lie."""
+"""Operations whose kernels depend on the layout of their operands."""
 
 Operand = tuple[Sequence[int], Sequence[int]]
-"""Sizes of a tensor and its strides, in elements."""
+"""Sizes and strides of a tensor, in elements."""
 
 
 def side_by_side(name: str, operands: Sequence[Operand], arguments: Mapping[str, Any]) -> int | None:
-    """Return how many elements that a block reads lie side by side; None where the operands lie alike without gaps.
+    """Return the number of contiguous elements that a block reads; None if all operands have one layout without gaps.
 
     Args:
         name: One of `LAID_OUT`.
-        operands: The call's tensors, in the schema's order; a copy's destination is the first.
+        operands: The call's tensors, in schema order; the destination of a copy comes first.
         arguments: The call's other arguments.
     """
     found = [_merged(sizes, strides) for sizes, strides in operands if len(sizes) == len(strides) and 0 not in sizes]
     if not found:
         return None
-    # Operands that are broadcast are told by their sizes.
+    # Broadcast operands have fewer elements.
     largest = max(math.prod(sizes) for sizes, _ in found)
     whole = [one for one in found if math.prod(one[0]) == largest] if name not in _JOINING else found
     orders = {tuple(_order(strides)) for _, strides in whole}
@@ -150,18 +149,18 @@ _JOINING: Final = frozenset({"aten::cat", "aten::stack"})
 
 
 def _merged(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Leave out dimensions of one element, whose strides mean nothing."""
+    """Remove dimensions of size 1, whose strides are meaningless."""
     kept = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     return tuple(size for size, _ in kept), tuple(stride for _, stride in kept)
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """List dimensions from the slowest to the fastest."""
+    """List dimensions in order of decreasing stride."""
     return sorted(range(len(strides)), key=lambda place: -strides[place])
 
 
 def _is_whole(operand: Operand) -> bool:
-    """Return whether a tensor has neither gaps nor elements that it shares."""
+    """Return whether a tensor has no gaps and no overlapping elements."""
     expected = 1
     for place in reversed(_order(operand[1])):
         if operand[1][place] != expected:
@@ -171,10 +170,10 @@ def _is_whole(operand: Operand) -> bool:
 
 
 def _run(operand: Operand, order: Sequence[int]) -> int:
-    """Count elements of one block that lie side by side in an operand, the result's dimensions from slow to fast."""
+    """Count the contiguous elements of an operand that one block reads; `order` lists dimensions from slow to fast."""
     sizes, strides = operand
     beside = next((place for place in order if strides[place] == 1), None)
-    if beside is None:  # one element of each row, or one for all
+    if beside is None:  # one element per row, or one for all
         return BLOCK_ELEMENTS if 0 in strides or not sizes else 1
     faster = math.prod(sizes[place] for place in order[list(order).index(beside) + 1 :])
     return max(min(BLOCK_ELEMENTS // faster, sizes[beside]), 1)

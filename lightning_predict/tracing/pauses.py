@@ -1,13 +1,13 @@
-"""Times in which a recorded step runs no operation: Python code of its own, such as an environment or a tokenizer.
+"""Times the user's Python code in a recorded step, between operations: for example an environment or a tokenizer.
 
 Example::
 
     pauses = Pauses()
     pauses.open()
-    # ... the step's own code works for 30 ms ...
-    pauses.ends(before=0)      # its first operation begins
+    # ... user code runs for 30 ms ...
+    pauses.ends(before=0)      # the first operation begins
     pauses.close(after=1)
-    pauses.placed(operations)  # the first one has python_seconds of 0.03
+    pauses.placed(operations)  # the first operation has python_seconds of 0.03
 """
 
 from __future__ import annotations
@@ -24,39 +24,43 @@ from lightning_predict.tracing.trace import Operation
 from lightning_predict.units import nanoseconds_to_seconds
 
 SHORTEST_PAUSE_SECONDS: Final = 5e-3
-"""A shorter pause is PyTorch's own, a hook's, or a slice of time (3-4 ms) that a virtual machine lost to another: on
-one with six times as many programs as processors, pauses of a step that does nothing else were 4.5 ms at most."""
+"""Minimum pause that is recorded. Shorter ones come from PyTorch, from hooks, or from time slices (3-4 ms) lost to
+other virtual machines. With six times more programs than CPUs, pauses of a step without user code were at most 4.5
+ms."""
 
 PARAMETER_SECONDS: Final = 3e-5
-"""What PyTorch takes at most for a parameter where it passes through all of them, as `zero_grad` between two steps and
-`clip_grad_norm_` before an update do. 3 to 7 us were seen of the former; the latter takes 7 to 9 ms for the 393
-parameters of BERT-large under a recorder, of which a pause's 5 ms are a part, and 12 to 16 ms in three of thirteen
-recordings, on a virtual machine whose processors ran at half speed for a while. Less would make the same step 24 %
-slower in one recording than in the next; what is lost is less than the update itself takes of a host."""
+"""Upper bound on PyTorch's time per parameter in loops over all parameters, such as `zero_grad` between two steps and
+`clip_grad_norm_` before an update.
+
+`zero_grad` was seen to take 3 to 7 us. `clip_grad_norm_` takes 7 to 9 ms under a recorder for the 393 parameters of
+BERT-large, including the first 5 ms of a pause. It took 12 to 16 ms in three of thirteen recordings, on a virtual
+machine whose CPUs temporarily ran at half speed. A smaller bound would make the same step 24 % slower in one recording
+than in the next. User code that is lost this way takes less host time than the update itself.
+"""
 
 NODE_SECONDS: Final = 5e-6
-"""What autograd takes at most for a node before the first one of a backward pass runs, and to free it: 0.5 to 1.4 us
-were seen alone, 3.9 in a crowded process on a busy machine."""
+"""Upper bound on autograd's time per node, before the first node of a backward pass runs and when nodes are freed. It
+was 0.5 to 1.4 us in isolation, and 3.9 us in a large process on a busy machine."""
 
 STALE_SECONDS: Final = 5e-4
-"""Age up to which a reading of what other programs took of the processor counts as new."""
+"""Maximum age of a reading of the time lost to other programs."""
 
 _SCHEDULER: Final = "/proc/thread-self/schedstat"
-"""Where Linux says, second, for how many nanoseconds a thread was ready to run and another program ran."""
+"""Linux file whose second number is the time in nanoseconds that a thread was runnable but did not run."""
 
 
 @final
 class Pauses:
     """Measures the pauses between operations on one thread.
 
-    A pause counts as it would on an idle machine: time in which other programs had the processor is left out (on Linux,
-    which tells), and so are garbage collections, which a recorder brings about.
+    Pauses are measured as on an idle machine: time lost to other programs is excluded (on Linux, which reports it), and
+    so is garbage collection, which recording increases.
 
     Args:
-        is_framework: Asked at the end of a pause, says whether only PyTorch ran in it, which a recorder slows down: in
-            an update of 148 parameters, 6.4 ms before its first operation on a machine that has nothing else to do.
+        is_framework: Called at the end of a pause; returns whether only PyTorch ran in it, which a recorder slows down.
+            For example, an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
         clock: Monotonic clock, in seconds.
-        others: Seconds in which others had the processor; None asks the system.
+        others: Returns the seconds lost to other programs; None reads them from the system.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class Pauses:
         self._collected = 0.0
 
     def open(self) -> None:
-        """Begin to measure: no operation runs."""
+        """Start measuring, with no operation running."""
         self.close(after=0)
         try:
             self._scheduler = os.open(_SCHEDULER, os.O_RDONLY)
@@ -88,7 +92,7 @@ class Pauses:
         self.begins()
 
     def close(self, *, after: int) -> None:
-        """Stop measuring; closing twice is harmless."""
+        """Stop measuring; calling it again has no effect."""
         self.ends(before=after)
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)
@@ -97,19 +101,19 @@ class Pauses:
             os.close(scheduler)
 
     def begins(self) -> None:
-        """Note that no operation runs any longer."""
+        """Record that no operation is running."""
         now = self._clock()
-        # Reading the file after each operation costs more than all else; what others took of the processor in less
-        # than a millisecond is at most that.
+        # Reading the file after each operation would be the largest cost. Within half a millisecond, other programs can
+        # take at most that time.
         if now - self._read_at > STALE_SECONDS:
             self._waited = self._others()
-            # Another program may run as soon as the file is read: the pause begins after that.
+            # Another program may run as soon as the file is read, so the pause begins after that.
             now = self._read_at = self._clock()
         self._since = now
         self._own_since = now - self._waited - self._collected
 
     def ends(self, *, before: int) -> None:
-        """Note that an operation begins, or the recording ends."""
+        """Record that an operation begins, or that the recording ends."""
         since, self._since = self._since, None
         if since is None or self._clock() - since < SHORTEST_PAUSE_SECONDS:
             return
@@ -118,15 +122,16 @@ class Pauses:
             self._found.append((before, seconds))
 
     def placed(self, operations: Sequence[Operation], *, parameters: int = 0, nodes: int = 0) -> tuple[Operation, ...]:
-        """Give each operation the pauses before it; the first one those behind the last, as steps repeat.
+        """Add each pause to the operation after it.
+
+        Pauses after the last operation are added to the first one, since steps repeat. Pauses that PyTorch's own work
+        can explain are left out.
 
         Args:
-            operations: Those of the step.
-            parameters: How many parameters it has: PyTorch's own work before an update and between two steps grows with
-                their number.
-            nodes: How many nodes autograd made for it: its own work before a backward pass, and where a step ends and
-                they are freed, grows with their number. On the meta device one operation may make thousands, as an
-                LSTM does.
+            operations: Operations of the step.
+            parameters: Number of parameters. PyTorch's own work before an update and between two steps grows with it.
+            nodes: Number of autograd nodes. Autograd's own work before a backward pass, and at the end of a step where
+                nodes are freed, grows with it. On the meta device one operation may create thousands, such as an LSTM.
         """
         timed = list(operations)
         for position, seconds in self._found if timed else ():
@@ -142,11 +147,11 @@ class Pauses:
         return tuple(timed)
 
     def _own_clock(self) -> float:
-        """Return the seconds that stand still while others have the processor, or garbage is collected."""
+        """Return the time in seconds, without time lost to other programs and garbage collection."""
         return self._clock() - self._others() - self._collected
 
     def _waiting_seconds(self) -> float:
-        """Read for how long this thread was ready to run and did not."""
+        """Return how long this thread was runnable but did not run."""
         if self._scheduler is None:
             return 0.0
         try:

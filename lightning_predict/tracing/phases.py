@@ -1,16 +1,17 @@
-"""Tell an operation's phase of the step from what any recorder can see. Pure Python.
+"""Determines the phase of an operation from information that every recorder has. Pure Python.
 
 The rules, in this order:
 
-1. Inside `Optimizer.step`, but not inside its closure: `optimizer`. Scaling for mixed precision counts as well.
-2. While an autograd node runs: `backward`; a forward that checkpointing recomputes there counts as backward.
-3. With gradients on and an input that needs them: `forward`. Reading a loss (`item`, `detach`) does not count.
+1. Inside `Optimizer.step`, except in its closure: `optimizer`. This includes scaling for mixed precision.
+2. While an autograd node runs: `backward`, including recomputation under checkpointing.
+3. With gradients enabled and an input that requires them: `forward`. Reading a loss (`item`, `detach`) does not count.
 4. In-place zeroing and copies between devices: `other`.
-5. After a backward pass and before the next forward: `optimizer` with gradients off (clipping), else `other` (metrics).
-6. After an optimizer's step and before the next forward: `other` (averaged weights, metrics).
-7. What is left, such as a validation-like forward without gradients: `forward`.
+5. After a backward pass and before the next forward: `optimizer` if gradients are disabled (clipping), else `other`
+  (metrics).
+6. After an optimizer step and before the next forward: `other` (averaged weights, metrics).
+7. Everything else, such as a forward pass without gradients in validation: `forward`.
 
-Rules 5 and 6 do not hold inside a module's call, which is a forward. Example::
+Rules 5 and 6 do not apply inside a module's call, which is a forward pass. Example::
 
     >>> rules = PhaseRules()
     >>> rules.phase_of("aten::mm", builds_graph=True, grad_enabled=True), rules.phase_of("aten::mm", in_backward=True)
@@ -26,14 +27,14 @@ from typing import Final, Literal, final
 from lightning_predict.tracing.trace import Phase
 
 READS: Final = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::alias", "aten::is_nonzero"})
-"""Operations that look at a tensor with a history without adding to it."""
+"""Operations that read a tensor with a graph without extending the graph."""
 
 ZEROING: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 
 @final
 class PhaseRules:
-    """The rules above as a small state machine: ask for each operation in the order of the host."""
+    """The rules above as a state machine; call `phase_of` for each operation in host order."""
 
     __slots__ = ("_after",)
 
@@ -41,7 +42,7 @@ class PhaseRules:
         self._after: Literal["forward", "backward", "step"] = "forward"
 
     def step_ended(self) -> None:
-        """Say that an optimizer's step has ended."""
+        """Record that an optimizer step has ended."""
         self._after = "step"
 
     def phase_of(
@@ -55,16 +56,16 @@ class PhaseRules:
         in_module: bool = False,
         between_devices: bool = False,
     ) -> Phase:
-        """Find the phase of the next operation.
+        """Return the phase of the next operation.
 
         Args:
             name: Qualified name.
-            in_optimizer: It runs inside an optimizer's step and outside the step's closure.
-            in_backward: An autograd node runs it.
-            builds_graph: Gradients are on and one of its inputs needs them.
-            grad_enabled: Gradients are on.
-            in_module: It runs inside a module's call.
-            between_devices: It copies from one kind of device to another.
+            in_optimizer: Whether it runs inside an optimizer step and outside its closure.
+            in_backward: Whether an autograd node runs it.
+            builds_graph: Whether gradients are enabled and one of its inputs requires them.
+            grad_enabled: Whether gradients are enabled.
+            in_module: Whether it runs inside a module's call.
+            between_devices: Whether it copies between device types.
         """
         if in_optimizer or name.startswith("aten::_amp_"):
             return "optimizer"

@@ -1,11 +1,11 @@
-"""Words for precision, and what if a model were trained in half precision.
+"""Names of precisions, and the what-if of training in half precision.
 
-`precision_of` reads Lightning's words. `in_precision` gives a Trace the dtypes that autocast would give it: matrix
-products, convolutions, attention and recurrent layers, with their backward passes, take and give 16-bit tensors; layer
-norm, softmax and losses take and give float32; all else computes in the widest dtype that it is given, so that 16 bits
-flow on through batch norm, activations, additions and pooling. Autocast's casts between them are added. What it casts
-is listed by the name of the operation below autograd; the lists are torch's (`ATen/autocast_mode.h`, release 2.13):
-`linear`, `matmul` and `einsum` are known by the products inside. Example::
+`precision_of` parses Lightning's names. `in_precision` gives a Trace the dtypes that it would have under autocast.
+Matmuls, convolutions, attention and recurrent layers, with their backward passes, read and write 16-bit tensors. Layer
+norm, softmax and losses use float32. All other operations use the widest input dtype, so 16 bits propagate through
+batch norm, activations, additions and pooling. Casts between the two are added. The lists contain names below autograd
+and are torch's (`ATen/autocast_mode.h`, release 2.13); `linear`, `matmul` and `einsum` are covered by the matmuls
+inside. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def named(text: str) -> frozenset[str]:
-    """Return the qualified names of operations in a text."""
+    """Return the qualified names of operations listed in a text."""
     return frozenset(f"aten::{name}" for name in text.split())
 
 
@@ -31,7 +31,7 @@ LOWER: Final = named(
     "convolution _convolution conv_tbc _prelu_kernel addmm addmv addr mm mv addbmm baddbmm bmm linear "
     "_thnn_fused_lstm_cell _thnn_fused_gru_cell"
 ) | {ATTENTION, *RECURRENT}
-"""Run in 16 bits."""
+"""Operations that run in 16 bits."""
 
 LOWER_BACKWARD: Final = LOWER | named("convolution_backward _prelu_kernel_backward")
 
@@ -43,7 +43,7 @@ FLOAT32: Final = named(
     "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
     "_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa _softmax _log_softmax"
 ) | {RMS_NORM}
-"""Run in float32."""
+"""Operations that run in float32."""
 
 FLOAT32_BACKWARD: Final = named(
     "native_layer_norm_backward native_group_norm_backward nll_loss_backward nll_loss2d_backward mse_loss_backward "
@@ -53,12 +53,12 @@ FLOAT32_BACKWARD: Final = named(
 )
 
 SUMS: Final = named("sum prod cumsum cumprod linalg_vector_norm")
-"""Read 16 bits and give float32, unless they are told a dtype."""
+"""Operations that read 16 bits and return float32, unless a dtype is given."""
 
 WIDEST: Final = named(
     "addcdiv addcmul atan2 linalg_cross dot vdot grid_sampler_2d grid_sampler_3d index_put scatter_add"
 )
-"""Run in the widest dtype of their tensors."""
+"""Operations that run in the widest dtype of their tensors."""
 
 BANNED: Final = "aten::binary_cross_entropy"
 
@@ -69,12 +69,12 @@ PRECISIONS: Final = ("bfloat16", "float16")
 @final
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The meaning of a name for a precision.
+    """A precision of Lightning's Trainer.
 
     Attributes:
-        word: Lightning's word.
+        word: Lightning's name.
         dtype: dtype of the parameters.
-        autocast: dtype that autocast runs products in; None without autocast.
+        autocast: Autocast dtype of matmuls; None without autocast.
     """
 
     word: str
@@ -92,17 +92,17 @@ _WORDS_OF_PRECISION: Final = (
 )
 
 _SHORT_WORDS: Final = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-"""Lightning reads these older words in this way."""
+"""Lightning's older names and their current equivalents."""
 
 
 def precision_of(word: str | int) -> Precision:
-    """Find what a word for precision means, as Lightning's Trainer reads it.
+    """Parse the name of a precision, as Lightning's Trainer does.
 
     Args:
         word: For example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
 
     Raises:
-        InvalidArgumentError: Another word.
+        InvalidArgumentError: The name is unknown.
     """
     name = _SHORT_WORDS.get(str(word), str(word))
     for precision in _WORDS_OF_PRECISION:
@@ -113,10 +113,10 @@ def precision_of(word: str | int) -> Precision:
 
 
 _WORDS: Final = ("attention", "lstm", "gru", "rnn")
-"""Parts of the names of other operations that autocast runs in 16 bits: backward passes of those recorded whole."""
+"""Substrings of other operations that autocast runs in 16 bits: backward passes of calls recorded whole."""
 
 _BATCH_NORM: Final = "batch_norm"
-"""Part of the names of norms that keep their parameters and statistics in float32 with 16-bit data."""
+"""Substring of norms that keep parameters and statistics in float32 with 16-bit data."""
 
 _FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
 
@@ -128,10 +128,10 @@ _WEIGHT_AT: Final[Mapping[str, int]] = {
     "aten::cudnn_convolution_backward": 2,
     "aten::addmm": 2,
 }
-"""Products of layers, with the place of the layer's weight among their tensors."""
+"""Matmuls and convolutions of layers, with the position of the weight in their tensors."""
 
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
-"""Read float16 and give float32 without a copy."""
+"""Operations that read float16 and return float32 without a copy."""
 
 
 def is_cast_by_autocast(operation: Operation) -> bool:
@@ -145,15 +145,15 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 def in_precision(trace: Trace, dtype: str) -> Trace:
     """Return the trace as it would be under autocast.
 
-    What was measured (kernels, times, the GPU, the peak of memory) holds for the old precision only and is left out, so
-    that everything is predicted again.
+    Measurements (kernels, times, the GPU, the memory peak) apply only to the old precision and are removed, so that
+    everything is predicted again.
 
     Args:
         trace: A trace in float32.
         dtype: `bfloat16` or `float16`.
 
     Raises:
-        InvalidArgumentError: Another dtype, or a trace that runs in 16 bits already.
+        InvalidArgumentError: Another dtype, or a trace that already runs in 16 bits.
     """
     if dtype not in PRECISIONS:
         raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
@@ -174,7 +174,7 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
 
 @final
 class _Autocast:
-    """Gives the operations of a trace new dtypes, one after the other."""
+    """Converts the operations of a trace to autocast dtypes, in order."""
 
     def __init__(self, trace: Trace, dtype: str) -> None:
         self._trace = trace
@@ -188,7 +188,7 @@ class _Autocast:
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
-        # A profiler sees no outputs, so that nothing can be followed: what flows between products is taken as 16-bit.
+        # A profiler records no outputs, so data flow is unknown: activations between matmuls are assumed to be 16-bit.
         self._is_blind = not any(one.outputs for one in trace.operations)
 
     def operations(self) -> Iterator[Operation]:
@@ -196,7 +196,7 @@ class _Autocast:
         for operation in self._trace.operations:
             operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
             if operation.phase == "optimizer":
-                yield operation  # Gradients are cast back for it.
+                yield operation  # gradients are cast back before the optimizer
             elif is_cast_by_autocast(operation):
                 yield from self._in_half(operation)
             elif operation.name in _FLOAT32_OPERATIONS and not self._keeps_softmax(operation):
@@ -206,24 +206,24 @@ class _Autocast:
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _keeps_softmax(self, operation: Operation) -> bool:
-        """Return whether it is the log-softmax of a cross entropy, which asks for the dtype of its input."""
+        """Return whether the operation is the log-softmax of a cross entropy, which uses its input's dtype."""
         return operation.name == "aten::_log_softmax" and any(
             tensor.id in self._kept_softmax for tensor in operation.outputs
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor in the dtype that it has by now."""
+        """Return the tensor with its current dtype."""
         flows = self._is_blind and len(tensor.shape) > 1 and tensor.shape not in self._weights
         is_half = (flows or tensor.id in self._half) and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor as the forward pass kept it: the float32 copy, where a float32 operation made one."""
+        """Return the tensor as saved by the forward pass: the float32 copy if a float32 operation made one."""
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
     def _blindly(self, operation: Operation) -> Iterator[Operation]:
-        """Cast all that a product reads, with the copy of its weight before, or of the weight's gradient behind it."""
+        """Cast all inputs of a matmul, with the copy of its weight before it or of the weight gradient after it."""
         inputs = tuple(replace(one, dtype=self._dtype) if one.dtype == "float32" else one for one in operation.inputs)
         changed = replace(operation, inputs=inputs)
         place = _WEIGHT_AT.get(operation.name)
@@ -250,7 +250,7 @@ class _Autocast:
             result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
             if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in self._weights:
                 result = replace(result, id=self._number())
-                after.append(_copy(operation, result, tensor))  # the gradient of a weight, in the weight's dtype
+                after.append(_copy(operation, result, tensor))  # weight gradient in the weight's dtype
             elif tensor.id is not None and tensor.dtype == "float32":
                 self._half.add(tensor.id)
             outputs.append(result)
@@ -274,7 +274,7 @@ class _Autocast:
         first = replace(operation.outputs[0], id=self._number())
         yield replace(operation, inputs=tuple(inputs), outputs=(first, *operation.outputs[1:]))
         self._half.add(operation.outputs[0].id)
-        yield _copy(operation, first, self._now(operation.outputs[0]))  # the gradient in the dtype of what it is for
+        yield _copy(operation, first, self._now(operation.outputs[0]))  # gradient in the dtype of its tensor
 
     def _in_widest(self, operation: Operation) -> Operation:
         inputs = tuple(map(self._saved if operation.phase == "backward" else self._now, operation.inputs))
@@ -289,9 +289,9 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """Return the tensor in a dtype, and the copy that it takes.
+        """Return the tensor in a dtype, and the copy that is needed.
 
-        Copies of parameters are kept, and those of the forward pass are there in the backward pass.
+        Copies of parameters are kept, and copies of the forward pass exist in the backward pass.
         """
         others = {"float32", self._dtype} - {dtype}
         if tensor.dtype not in others or (not tensor.shape and dtype != "float32"):
@@ -311,5 +311,5 @@ class _Autocast:
 
 
 def _copy(operation: Operation, source: TensorInfo, result: TensorInfo) -> Operation:
-    """Make the copy that a cast for an operation, or behind it, takes."""
+    """Create the copy operation of a cast before or after an operation."""
     return replace(operation, name="aten::_to_copy", inputs=(source,), outputs=(result,), arguments={})

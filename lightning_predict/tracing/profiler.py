@@ -1,8 +1,8 @@
 """`ProfilerRecorder`: records a step with `torch.profiler`, for CUDA and for compiled code.
 
-The profiler watches; it changes nothing that runs, so compiled code stays compiled. Its events go through the same
-file format and the same reader as files that others recorded; what the format leaves out (storage numbers, devices,
-dtypes of lists) is added on the way. Example::
+The profiler does not change what runs, so compiled code stays compiled. Its events use the same file format and the
+same reader as imported files. Information that the format lacks (storage ids, devices, dtypes of lists) is added.
+Example::
 
     recorder = ProfilerRecorder(cuda=True)
     recorder.start()
@@ -35,32 +35,32 @@ from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"
-"""The mark that readers of profiles take for the extent of a step."""
+"""Marker that readers of profiles interpret as the extent of a step."""
 
 
 MAX_EVENTS: Final = 500_000
-"""Most events of a recorded step; each takes 3 to 4 KiB of memory while it is read."""
+"""Maximum number of events of a recorded step; each takes 3 to 4 KiB of memory while it is read."""
 
 
 _torchs: Final[Any] = torch.autograd.profiler
-"""The module in which torch notes that a profiler runs."""
+"""Module in which torch stores whether a profiler runs."""
 
 
 _STARTING: Final = threading.Lock()
 
 
 class _Ours(int):
-    """Stands for True in torch's own note that a profiler runs, so that it is known whose note it is."""
+    """A value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
 
 
 def refuse_second_profiler() -> None:
-    """Raise where a profiler is running or about to: a second one would take its events, and end the process.
+    """Raise an error if a profiler is running or scheduled; a second one would steal its events and crash the process.
 
-    A scheduled profiler prepares torch's in its warm-up, which torch itself does not tell of; the next to start would
-    take that away, and its own start or stop would then be of nothing.
+    A scheduled profiler prepares torch's in its warm-up, which torch does not report. If another profiler starts then,
+    it takes over, and the scheduled one later starts or stops a profiler that does not exist.
 
     Raises:
-        CaptureError: Another profiler is running, or warming up.
+        CaptureError: Another profiler is running or warming up.
     """
     if torch._C._autograd._profiler_enabled() or _RECORDING or _others_under_way():
         raise CaptureError(
@@ -71,7 +71,7 @@ def refuse_second_profiler() -> None:
 
 
 def _others_under_way() -> bool:
-    """Return whether a profiler of someone else's is prepared or runs, in any thread."""
+    """Return whether another profiler is prepared or running, in any thread."""
     kinds, pending = [], [_torchs.profile]
     while pending:
         kinds.append(pending.pop())
@@ -84,27 +84,27 @@ def _others_under_way() -> bool:
 
 
 _RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
-"""Those of ours that run, in any thread: torch has one profiler in a process."""
+"""Running recorders of this class, in any thread; torch has one profiler per process."""
 
 _OWN: Final[WeakSet[Any]] = WeakSet()
-"""Our own profilers: one that another has displaced never ends."""
+"""torch profilers of this class; one that another profiler displaced never ends."""
 
 _NEVER_ENDED: Final[list[record_function]] = []
-"""Marks of recordings that a running profiler has displaced. To end one, or to let it go, writes into freed memory."""
+"""Markers of recordings that another profiler displaced. Ending or freeing one would write to freed memory."""
 
 
 @final
 class ProfilerRecorder:
-    """Profiles what runs between `start` and `stop`, which may be repeated.
+    """Profiles the code between `start` and `stop`, which may be called repeatedly.
 
-    A profiler of the user's that starts in between displaces this one. What it has recorded is lost then, and torch's
-    profiler is left alone: stopping it, or asking for events that are not there, would end the process.
+    If the user starts a profiler in between, it displaces this one. The recording is then lost, and torch's profiler is
+    left alone: stopping it, or asking for missing events, would crash the process.
 
     Args:
-        cuda: Record what runs on the GPU as well.
+        cuda: Also record GPU work.
 
     Attributes:
-        peak_bytes: Most memory allocated on a GPU at once; None if no allocation on one was recorded.
+        peak_bytes: Peak memory allocated on a GPU; None if no GPU allocation was recorded.
     """
 
     def __init__(self, *, cuda: bool) -> None:
@@ -121,7 +121,7 @@ class ProfilerRecorder:
         """Start the profiler.
 
         Raises:
-            CaptureError: Another profiler is running, or warming up.
+            CaptureError: Another profiler is running or warming up.
         """
         with _STARTING:
             refuse_second_profiler()
@@ -129,13 +129,13 @@ class ProfilerRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         self._begin()
-        # From here on the step's own time counts, before its first operation, too.
+        # The step's time counts from here, including code before its first operation.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
 
     def _begin(self) -> None:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
-        # Memory events give tensors their storage numbers.
+        # Memory events provide the storage ids of tensors.
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
         try:
             self._profile.start()
@@ -146,7 +146,7 @@ class ProfilerRecorder:
                 _OWN.add(self._profile.profiler)
 
     def _abandon(self) -> None:
-        """Leave nothing of a profiler that could not be started."""
+        """Clean up a profiler that could not be started."""
         self._profile, self._has_begun = None, False
         if torch._C._autograd._profiler_enabled():
             torch._C._autograd._disable_profiler()
@@ -154,7 +154,7 @@ class ProfilerRecorder:
 
     @property
     def _is_displaced(self) -> bool:
-        """Whether another profiler has started since: every start and stop in Python notes itself."""
+        """Whether another profiler has started since; every start and stop in Python sets torch's flag."""
         return (
             _torchs._is_profiler_enabled is not self._token
             or not torch._C._autograd._profiler_enabled()
@@ -162,10 +162,10 @@ class ProfilerRecorder:
         )
 
     def stop(self) -> None:
-        """Stop the profiler and keep its events; stopping twice is harmless.
+        """Stop the profiler and keep its events; calling it again has no effect.
 
         Raises:
-            CaptureError: Another profiler has displaced it, or it has too many events.
+            CaptureError: Another profiler displaced this one, or there are too many events.
         """
         running, self._profile = self._profile, None
         window, self._window = self._window, None
@@ -177,12 +177,12 @@ class ProfilerRecorder:
     def _end(self, running: profile | None, window: record_function | None) -> None:
         if running is None:
             return
-        if not self._has_begun:  # it was interrupted while it started
+        if not self._has_begun:  # interrupted while starting
             self._abandon()
             return
         self._has_begun = False
         displaced = self._is_displaced
-        with ExitStack() as parts:  # each ends even if others raise; the last one first
+        with ExitStack() as parts:  # in reverse order; each runs even if others raise
             if not displaced:
                 parts.callback(_stop, running)
             if window is not None and displaced and torch._C._autograd._profiler_enabled():
@@ -203,7 +203,7 @@ class ProfilerRecorder:
             self._parts.append(self._read(running))
 
     def _read(self, stopped: profile) -> Trace:
-        """Turn the events of a part into operations at once, which take a small share of their memory."""
+        """Convert the events of a part to operations at once, which take a fraction of their memory."""
         assert stopped.profiler is not None
         assert stopped.profiler.kineto_results is not None
         self._events += len(stopped.profiler.kineto_results.events())
@@ -217,10 +217,11 @@ class ProfilerRecorder:
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self, *, shown_by: Sequence[int] = ()) -> Trace:
-        """Return the recorded step, its parts one after another.
+        """Return the recorded step with its parts joined.
 
         Args:
-            shown_by: For each micro-batch of a window the one that shows what it did: itself where it is a part.
+            shown_by: For each micro-batch of the step, the index of the recorded one to copy; its own index if it was
+                recorded.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -237,7 +238,7 @@ class ProfilerRecorder:
 
 
 def _stop(running: profile) -> None:
-    """Stop a profiler; where its own way of stopping fails, torch's is taken, so that none stays on."""
+    """Stop a profiler; if that fails, disable torch's profiler so that none stays active."""
     try:
         running.stop()
     except BaseException:
@@ -248,11 +249,11 @@ def _stop(running: profile) -> None:
 
 
 def _without_update(last: Trace) -> Trace:
-    """Return the last micro-batch of a window up to the end of its backward pass, which those before it did, too."""
+    """Return the last micro-batch up to the end of its backward pass, as a copy for earlier micro-batches."""
     left_out = last.operations[backward_ends(last.operations) :]
     until = left_out[0].host_start_seconds if left_out else None
     operations = without_update(last.operations)
-    # The next micro-batch was recorded on an idle device, too.
+    # The next micro-batch was also recorded on an idle device.
     ends = [kernel.start_seconds + kernel.seconds for operation in operations for kernel in operation.kernels]
     seconds = (last.profiled_seconds or 0.0) if until is None else max([until, *ends])
     return replace(
@@ -266,7 +267,7 @@ def _without_update(last: Trace) -> Trace:
 
 
 def _joined(first: Trace, others: Sequence[Trace]) -> Trace:
-    """Join the parts of one step; each begins where the one before ends."""
+    """Join the parts of one step; each begins at the end of the previous one."""
     operations, waits, offset = list(first.operations), list(first.waits), first.profiled_seconds or 0.0
     for part in others:
         operations.extend(_later(operation, offset) for operation in part.operations)
@@ -296,7 +297,7 @@ def _later(operation: Operation, offset: float) -> Operation:
         )
         for kernel in operation.kernels
     )
-    # `replace` takes four times as long, for each operation of each of 64 micro-batches.
+    # `replace` would take four times as long, for each operation of up to 64 micro-batches.
     return Operation(
         name=operation.name,
         phase=operation.phase,
@@ -313,7 +314,7 @@ def _later(operation: Operation, offset: float) -> Operation:
 
 
 def _export(stopped: profile) -> dict[str, Any]:
-    """Return the events of a stopped profiler as its file would hold them, with each call's tensors added."""
+    """Return the events of a stopped profiler as in its file, with the tensors of each call added."""
     with tempfile.TemporaryDirectory(prefix="lightning-predict-") as folder:
         path = os.path.join(folder, "profile.json")
         stopped.export_chrome_trace(path)
@@ -326,22 +327,22 @@ def _export(stopped: profile) -> dict[str, Any]:
 
 
 _CUDA: Final = 1
-"""Type of a device in memory events."""
+"""Device type of CUDA in memory events."""
 
 
 def _peak_of(document: dict[str, Any]) -> int | None:
-    """Return the highest total that any allocation or release on a GPU left, in bytes; None without any."""
+    """Return the peak of allocated GPU memory in bytes, from allocation events; None without any."""
     totals = (
         (event["args"]["Total Allocated"], event["args"].get("Bytes", 0))
         for event in document["traceEvents"]
         if event.get("name") == "[memory]" and event["args"].get("Device Type") == _CUDA
     )
-    # A release tells of the total after it: before, it was larger by what was released.
+    # A release reports the total after it; the total before was larger by the released size.
     return max((int(total) + max(0, -int(size)) for total, size in totals), default=None)
 
 
 def _recorded_tensors(stopped: profile) -> Iterator[tuple[int, list[list[list[Any]]]]]:
-    """Yield each call's number in the file, and the tensors at each position of its schema."""
+    """Yield each call's id in the file, and the tensors at each position of its schema."""
     results = stopped.profiler and stopped.profiler.kineto_results
     pending = list(results.experimental_event_tree()) if results else []
     while pending:

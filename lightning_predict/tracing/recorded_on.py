@@ -1,14 +1,14 @@
-"""Where a trace was recorded, on which GPU and with which release of torch, and what follows for predictions.
+"""Where a trace was recorded (GPU, torch release, code path), and the consequences for predictions.
 
-**The GPU.** Measured kernels are scaled from one GPU to another, so without the first they are of no use: then
-operations are predicted from their shapes, and the user is told; a trace without shapes cannot be predicted at all.
+**GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, they cannot be used:
+operations are predicted from shapes, with a note. A trace without shapes cannot be predicted then.
 
-**The release.** Before torch 2.0 `zero_grad` filled gradients with zeros, one by one, and backward added to them, where
-it now leaves none; and `torch.optim` updated tensors one by one, where it now takes them together. A step of today can
-be taken to such a release (`under_release`).
+**Release.** Before torch 2.0, `zero_grad` zeroed gradients one by one and the backward pass accumulated into them; now
+it frees them. `torch.optim` updated tensors one by one; now it updates them together. `under_release` converts a step
+of a current release to such a release.
 
-**The code path.** Compiled or not, with which layout and choice of algorithms: predictions follow the trace on each;
-where they cannot, `code_path_notes` say so. Example::
+**Code path.** Compiled or eager, memory layout and algorithm selection: predictions follow the trace for each. If they
+cannot, `code_path_notes` reports it. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="Tesla V100-SXM2-16GB")
@@ -43,9 +43,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def gpu_in_use(trace: Trace) -> Gpu | None:
-    """Find the catalogue's row of the GPU that was recorded on; None off CUDA and for GPUs that it does not hold.
+    """Return the catalogue row of the recording GPU; None without CUDA, or if the catalogue does not have it.
 
-    None for other makers' GPUs, too: their kernels and times follow other rules, and correct nothing here.
+    Also None for other vendors' GPUs: their kernels and times cannot be used to correct predictions for NVIDIA GPUs.
     """
     if trace.gpu_reported_name is None:
         return None
@@ -57,10 +57,10 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
-    """Say which GPU a recording is from, where its file does not, or in a way that the catalogue does not know.
+    """Set the recording GPU of a trace whose file does not name it, or names it differently from the catalogue.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not hold.
+        UnknownGpuError: The catalogue does not have this GPU.
     """
     if name is None:
         return trace
@@ -77,7 +77,7 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
 
 
 def unknown_gpu_note(trace: Trace) -> str | None:
-    """Describe what is lost because the GPU of a recording is unknown, and the remedy; None if nothing is lost."""
+    """Describe what cannot be used because the recording GPU is unknown, and how to fix it; None if nothing is lost."""
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
@@ -96,11 +96,11 @@ def unknown_gpu_note(trace: Trace) -> str | None:
 
 
 def check_predictable(trace: Trace) -> None:
-    """Refuse a trace that nothing can be predicted from.
+    """Check that a trace can be predicted.
 
     Raises:
-        UnknownGpuError: Measured kernels of an unknown GPU, and no shapes.
-        TraceError: No operations, or neither shapes nor kernels.
+        UnknownGpuError: The trace has measured kernels of an unknown GPU, and no shapes.
+        TraceError: The trace has no operations, or neither shapes nor kernels.
     """
     if not trace.operations:
         raise TraceError(
@@ -144,27 +144,27 @@ def _named(trace: Trace) -> str:
 # --- The release of torch
 
 FREES_GRADIENTS: Final = (2, 0)
-"""First release whose `zero_grad` leaves no gradients, and whose optimizers take all tensors together on CUDA."""
+"""First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
 
 _FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 
 def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the release of torch among the versions of a trace; None where it is not known.
+    """Return the torch release from the versions of a trace; None if unknown.
 
     Args:
-        software: Versions, as `Trace.software` holds them.
+        software: Versions, as in `Trace.software`.
     """
     version = re.match(r"(\d+)\.(\d+)", software.get("torch", ""))
     return None if version is None else (int(version[1]), int(version[2]))
 
 
 _RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+)?")
-"""A release as `torch.__version__` says it, or its beginning."""
+"""A release as in `torch.__version__`, or a prefix of it."""
 
 
 def check_release(release: str | None) -> None:
-    """Check that a release of torch is one.
+    """Check that a text is a torch release.
 
     Raises:
         InvalidArgumentError: It is not.
@@ -177,17 +177,17 @@ def check_release(release: str | None) -> None:
 
 
 def updates_one_by_one(trace: Trace) -> bool:
-    """Return whether the optimizer launches its kernels for each tensor, as before torch 2.0."""
+    """Return whether the optimizer launches kernels per tensor, as before torch 2.0."""
     release = release_of(trace.software)
     return release is not None and release < FREES_GRADIENTS
 
 
 def under_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another release of torch would run it; one with measured kernels as it is, with a note.
+    """Return a step as another torch release would run it; a step with measured kernels is only given a note.
 
     Args:
         trace: The step.
-        release: Release of torch; None for that of the trace.
+        release: torch release; None keeps the trace's.
     """
     if release is None:
         return trace
@@ -204,9 +204,10 @@ def under_release(trace: Trace, release: str | None) -> Trace:
 
 
 def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
-    """Fill gradients with zeros before the step, and add to them in the backward pass.
+    """Zero gradients before the step, and accumulate into them in the backward pass.
 
-    A step that already fills them with zeros says what its own loop does, and a step without a backward pass has none.
+    A step that already zeroes gradients shows its own loop's behaviour and is unchanged, as is a step without a
+    backward pass.
     """
     operations = trace.operations
     is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
@@ -220,7 +221,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     added = tuple(
         Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
     )
-    # Spread as they come, the last parameter's first; behind the backward pass the host would seem to wait less.
+    # Spread over the backward pass, last parameter first. At its end, they would hide host waits.
     last = backward[-1] + 1
     return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
 
@@ -228,7 +229,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
 def _spread(
     operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
 ) -> Iterator[Operation]:
-    """Give all operations up to the last of the backward pass, the added ones evenly among those of that pass."""
+    """Yield operations up to the end of the backward pass, with the added ones spread evenly over that pass."""
     taken, passed = 0, 0
     is_backward = frozenset(backward)
     for index, operation in enumerate(operations[: backward[-1] + 1]):
@@ -247,11 +248,11 @@ def _device_of(operations: Sequence[Operation]) -> str | None:
 # --- The code path
 
 OLDEST_TORCH: Final = (2, 1)
-"""Release of the oldest of the products and layers that the networks learnt from; the newest ran on 2.9."""
+"""Oldest torch release in the networks' training data for matmuls and layers; the newest is 2.9."""
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:
-    """Note the step's code paths, nothing for a plain eager step without convolutions on a current torch."""
+    """Return notes on the code path; empty for an eager step without convolutions on a current torch."""
     return (*_of_software(trace), *_of_convolutions(trace), *_of_compilation(trace))
 
 
@@ -267,7 +268,7 @@ def _of_software(trace: Trace) -> Iterator[str]:
 def _of_convolutions(trace: Trace) -> Iterator[str]:
     convolutions = [operation for operation in trace.operations if operation.name in IMAGES_AT]
     if trace.has_measured_kernels or not convolutions:
-        return  # what ran was measured, with the conversions and the algorithms that it took
+        return  # measured kernels include conversions and algorithm selection
     if any(_converts(operation) for operation in convolutions):
         yield (
             "Convolutions in 16 bits read images channels first: cuDNN converts most of them for the tensor cores, "

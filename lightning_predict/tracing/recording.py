@@ -1,4 +1,4 @@
-"""`capture`: runs a training step of your own and returns its Trace.
+"""`capture`: runs a training step and returns its Trace.
 
 Example::
 
@@ -37,7 +37,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.waiting import wait_for
 
 STEPS_TIMED_ALONE: Final = 2
-"""Steps after the cold one that wait for the device, before a block of steps that does not."""
+"""Warm-up steps that are timed one by one, each with a wait for the device, before a block of steps without waits."""
 
 _FLOATING: Final = ("float", "bfloat")
 
@@ -49,30 +49,33 @@ def capture(
     samples_per_step: int | None = None,
     precision: str | None = None,
 ) -> Trace:
-    """Run a step `warmup_steps + 1` times and return what the last one did.
+    """Run a step `warmup_steps + 1` times and record the last one.
 
-    Works on CUDA (with the kernels' times), on the CPU and on the meta device, eager or compiled. The step may be
-    anything up to the next optimizer update: several batches under accumulation, or two optimizers of a GAN. Your
-    parameters advance by as many steps, on CUDA by one more, in which tensors are followed: what-ifs ask which one is
-    handed to which operation, and the profiler does not see it. The first step is never timed, because it is cold; with
-    `warmup_steps` of 2 or more the others are, and become the anchor of predictions for the same GPU. On a GPU, with 6
-    or more, all but two of these run as in a training loop, which does not wait for the device between its steps.
+    Works on CUDA (with kernel times), on the CPU and on the meta device, eager or compiled. A step is everything up to
+    the next optimizer update: for example, several batches with gradient accumulation, or two optimizers of a GAN.
+
+    The parameters are updated in every run. On CUDA there is one more run, which records the data flow between
+    operations for what-ifs, because the profiler does not see it.
+
+    The first run is cold and never timed. With `warmup_steps` of 2 or more, the other warm-up steps are timed, and
+    calibrate predictions for the same GPU. On a GPU with 6 or more, all but two of them run as in a training loop,
+    without waiting for the device between steps.
 
     Args:
-        step: Runs one step; what it returns is ignored.
-        warmup_steps: Steps before the one that is recorded, so that memory, autotuning and optimizer state settle.
-        samples_per_step: Samples of one step, for throughput; None if it is not needed.
-        precision: Lightning's word. `bf16-mixed` and `16-mixed` run the step under autocast; on the meta device, where
-            torch's autocast does nothing, the casts of CUDA's are applied (`meta_device.py`); it is off in `backward`,
-            as in Lightning. The others (`32-true`,
-            `bf16-true`, ...) only check that the parameters have that dtype. None leaves precision to the step; an
-            autocast that it enters holds on the meta device, too.
+        step: Runs one step; its return value is ignored.
+        warmup_steps: Steps before the recorded one, so that memory, autotuning and optimizer state reach a steady
+            state.
+        samples_per_step: Samples per step, for throughput; None if not needed.
+        precision: Lightning's name of a precision. `bf16-mixed` and `16-mixed` run the step under autocast. On the meta
+            device, where torch's autocast has no effect, the casts of CUDA are applied (`meta_device.py`). Autocast is
+            off in `backward`, as in Lightning. Others (`32-true`, `bf16-true`, ...) only check that the parameters have
+            that dtype. None leaves precision to the step; an autocast that it enters also applies on the meta device.
 
     Raises:
-        InvalidArgumentError: A step that cannot be called, a negative `warmup_steps`, no samples, or an unknown
-            precision.
-        CaptureError: Another profiler is running, nothing was recorded, or the parameters have another dtype than
-            `precision` says.
+        InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1, or the
+            precision is unknown.
+        CaptureError: Another profiler is running, nothing was recorded, or the parameters' dtype differs from
+            `precision`.
     """
     if not callable(step):
         raise InvalidArgumentError(
@@ -113,9 +116,9 @@ def capture(
 
 
 def _with_casts_on_meta(step: Callable[[], object]) -> Callable[[], object]:
-    """Return the step with autocast's casts on the meta device, without which torch may refuse it.
+    """Apply autocast's casts to a step on the meta device, where torch may refuse it otherwise.
 
-    Elsewhere nothing is cast, and only the first step, which is cold, runs under a recorder to tell.
+    On other devices nothing is cast; only the first, cold step runs under a recorder to find out.
     """
     may_cast = True
 
@@ -123,7 +126,7 @@ def _with_casts_on_meta(step: Callable[[], object]) -> Callable[[], object]:
         nonlocal may_cast
         if not may_cast:
             return step()
-        recorder = DispatchRecorder()  # what it records is thrown away
+        recorder = DispatchRecorder()  # its recording is discarded
         recorder.start()
         try:
             return step()
@@ -135,7 +138,7 @@ def _with_casts_on_meta(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
-    """Run one step more to see which operation hands which tensor to which; what cannot be seen is a note."""
+    """Run one more step to record the data flow between operations; if that fails, add a note."""
     session = CaptureSession(device=torch.device(trace.device), follows=True)
     try:
         session.start()
@@ -149,15 +152,15 @@ def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
 
 
 _HAS_NO_VALUE: Final = "cannot be called on meta tensors"
-"""What torch says of a call that asks a tensor of the meta device for its values, such as `item`."""
+"""torch's error for a call that reads values of a meta tensor, such as `item`."""
 
 
 _CANNOT_RUN: Final = ("with Meta tensors", "from the 'Meta' backend", "must be on supported devices")
-"""What torch says of an operation that the meta device lacks, and of a capturable optimizer there."""
+"""torch's errors for operations that the meta device lacks, and for capturable optimizers there."""
 
 
 def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
-    """Return the step with words of our own where it asks the meta device for what that lacks, which name the line."""
+    """Wrap a step so that unsupported operations on the meta device raise an error that names the line."""
 
     def run() -> object:
         try:
@@ -181,7 +184,7 @@ def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _asking_line(error: BaseException) -> str:
-    """Name the innermost line outside of torch and this package that led to an error."""
+    """Describe the innermost line of the traceback outside torch and this package."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
     frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
     if not frames:
@@ -191,10 +194,10 @@ def _asking_line(error: BaseException) -> str:
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
-    """Return the step with autocast on, for the CPU (and with it the meta device) and, where there is one, the GPU.
+    """Wrap a step in autocast, for the CPU (and thus the meta device) and the GPU if there is one.
 
-    Its backward passes run without: what they compute again by themselves, as reversible layers do, is in the dtype of
-    the parameters. Checkpointing turns autocast on again where it was on.
+    Backward passes run without autocast: recomputations of their own, as in reversible layers, use the parameters'
+    dtype. Checkpointing re-enables autocast for recomputation.
     """
 
     def cast() -> object:
@@ -213,7 +216,7 @@ def _autocast_devices() -> tuple[str, ...]:
 
 @contextmanager
 def _backward_without_autocast() -> Iterator[None]:
-    """Turn autocast off while `backward` runs, which trainers call outside of it."""
+    """Disable autocast during `backward`, which trainers call outside of it."""
 
     def without(plain: Callable[..., None]) -> Callable[..., None]:
         @wraps(plain)
@@ -230,7 +233,7 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    """Refuse a trace whose parameters have another dtype than its precision promises."""
+    """Check that the parameters have the dtype of the precision."""
     others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
     if others:
         raise CaptureError(
@@ -241,7 +244,7 @@ def _check_dtype(trace: Trace, wanted: Precision) -> None:
 
 
 def _cuda_allocations() -> list[int]:
-    """Return number of blocks that this process has ever taken from each GPU's allocator; none before it uses CUDA."""
+    """Return the number of blocks ever allocated on each GPU by this process; empty before CUDA is initialised."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     statistics = (torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count()))
@@ -249,7 +252,7 @@ def _cuda_allocations() -> list[int]:
 
 
 def _device_in_use(before: list[int]) -> torch.device:
-    """Return the GPU that allocated most since `before`; the CPU, which stands for the meta device too, if none did."""
+    """Return the GPU with most new allocations since `before`; the CPU (also for the meta device) if there are none."""
     after = _cuda_allocations()
     grown = [count - (before[index] if index < len(before) else 0) for index, count in enumerate(after)]
     most = max(grown, default=0)
@@ -257,11 +260,11 @@ def _device_in_use(before: list[int]) -> torch.device:
 
 
 def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], StepBlock | None]:
-    """Run steps: the first is cold, a few are timed until the device is done, and the rest, if enough, as a block.
+    """Run warm-up steps: the first is cold, a few are timed with a wait for the device, and the rest form a block.
 
     Returns:
-        Seconds of each timed step until the device was done, those until the host was done (none without a device to
-        wait for), and the block.
+        Time of each timed step until the device was done, time until the host was done (empty without a device to wait
+        for), and the block if there were enough steps.
     """
     seconds: list[float] = []
     hosts: list[float] = []
@@ -276,7 +279,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
             return seconds[1:], hosts[1:], block
         step()
         if number == 0:
-            wait = _wait_in_use()  # the first step may be the one that uses a GPU first
+            wait = _wait_in_use()  # the first step may initialise the GPU
         host_done = time.perf_counter()
         if wait is not None:
             hosts.append(host_done - begin)
@@ -286,7 +289,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
 
 
 def _wait_in_use() -> Callable[[], object] | None:
-    """Return a function that waits for this process's device; None where it uses none."""
+    """Return a function that waits for this process's device; None if it uses none."""
     if torch.cuda.is_available():
         return torch.cuda.synchronize if torch.cuda.is_initialized() else None
     accelerator: Any = getattr(torch, "accelerator", None)

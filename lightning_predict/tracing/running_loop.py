@@ -1,9 +1,8 @@
-"""The step of a running loop and the host without a profiler, from clock readings alone.
+"""Step time in a running loop and host time without a profiler, derived from clock readings only.
 
-A step that is timed until the device is done begins and ends with an idle device. A running loop does not wait: its
-host is ahead, and launches one step while the device works on the one before. Two readings tell them apart. In a timed
-step the clock is read before the device is waited for, too, which is when the host was done; and a block of steps is
-timed with one wait, at its end. Example::
+An isolated step begins and ends with an idle device. A running loop does not wait: the host launches one step while the
+device executes the previous one. Two readings distinguish them. In an isolated step, the clock is also read before
+waiting for the device, when the host is done. A block of steps is timed with a single wait at its end. Example::
 
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8, batches=1)
     running_step_seconds(block, standing=0.12, host=0.03)   # 0.106: (0.86 - 0.12) / 7
@@ -19,34 +18,35 @@ from typing import Final, final
 from lightning_predict.tracing.trace import Trace
 
 BLOCK_BATCHES: Final = 8
-"""Batches of a block: what its beginning with an idle device adds is an eighth of a step before it is taken out."""
+"""Batches per block. The idle device at the start lengthens the mean by at most an eighth of a step, before the
+correction."""
 
 FEWEST_BATCHES: Final = 3
-"""Of fewer, the one wait is too large a part."""
+"""Minimum number of batches in a block; with fewer, the single wait has too much weight."""
 
 BLOCKS_OF_A_RUN: Final = 4
-"""A run that leaves less than so many blocks is too short to wait for one before something is said of it."""
+"""Minimum length of the remaining run, in blocks; shorter runs do not wait for a block before the first prediction."""
 
 WAITED_SHARE: Final = 0.02
-"""A block that waited longer for its batches is no loop that the step bounds: the device caught up meanwhile."""
+"""Maximum share of a block spent waiting for batches; with longer waits, the device catches up with the host."""
 
 MOST_TRIES: Final = 2
-"""Blocks that are begun at most: where epochs are shorter than a block, there is none."""
+"""Maximum number of attempts to time a block, since none fits into epochs that are shorter than a block."""
 
 IDLE_SHARE: Final = 0.02
-"""A device that is done within this share of a step after the host follows the host's pace."""
+"""If the device finishes within this share of a step after the host, the step is host-bound."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
-    """Steps that ran one after the other, with one wait for the device, at their end.
+    """Consecutive steps with a single wait for the device, at their end.
 
     Attributes:
-        seconds: From the beginning of the first, with an idle device, until the device had done the last.
-        waited_seconds: Waits for a batch between them, which the device may have used.
-        steps: Steps in it.
-        batches: Batches of each.
+        seconds: Time from the start of the first step, with an idle device, until the device finished the last.
+        waited_seconds: Time spent waiting for batches, which the device may have used.
+        steps: Number of steps.
+        batches: Batches per step.
     """
 
     seconds: float
@@ -57,11 +57,11 @@ class StepBlock:
 
 @final
 class BlockTimer:
-    """Times one block, told of steps and batches; a break in it discards it.
+    """Times one block of steps from notifications; an interruption discards the block.
 
     Attributes:
-        block: The block once it is whole.
-        is_running: A block is under way.
+        block: The block once it is complete.
+        is_running: Whether a block is being timed.
     """
 
     def __init__(self) -> None:
@@ -75,21 +75,21 @@ class BlockTimer:
 
     @property
     def may_begin(self) -> bool:
-        """There is no block yet, and a try is left."""
+        """Whether a block may begin: none was completed yet, and an attempt is left."""
         return self.block is None and not self.is_running and self._tries > 0
 
     @property
     def is_at_last_step(self) -> bool:
-        """The step under way is the last of the block: the device is waited for at its end."""
+        """Whether the current step is the last of the block, after which to wait for the device."""
         return self.is_running and self._steps == self._steps_wanted - 1
 
     def begins(self, now: float, *, steps: int, batches: int) -> None:
-        """Note that a block begins, with an idle device.
+        """Record that a block begins, with an idle device.
 
         Args:
             now: Seconds on a monotonic clock.
-            steps: Steps that it is to have.
-            batches: Batches of each.
+            steps: Number of steps in the block.
+            batches: Batches per step.
         """
         self.is_running = True
         self._tries -= 1
@@ -97,16 +97,16 @@ class BlockTimer:
         self._began, self._waited, self._last_end = now, 0.0, None
 
     def batch_starts(self, now: float) -> None:
-        """Note that a batch is about to be trained."""
+        """Record that a batch begins."""
         if self._last_end is not None:
             self._waited += now - self._last_end
 
     def batch_ends(self, now: float) -> None:
-        """Note that the host is done with a batch."""
+        """Record that the host is done with a batch."""
         self._last_end = now
 
     def step_ends(self, now: float) -> None:
-        """Note that a step ended; the last one's time is when the device was done."""
+        """Record that a step ended; for the last one, `now` is the time at which the device was done."""
         self._steps += 1
         if self._steps < self._steps_wanted:
             return
@@ -116,16 +116,16 @@ class BlockTimer:
         )
 
     def breaks(self) -> None:
-        """Discard a block under way: something else came between its steps."""
+        """Discard the current block because other work ran between its steps."""
         self.is_running = False
 
 
 def block_steps(*, batches: int, steps_after: int | None) -> int:
-    """Return how many steps a block should have; 0 where the run is too short for one.
+    """Return the number of steps for a block; 0 if the run is too short.
 
     Args:
-        batches: Batches of a step.
-        steps_after: Steps until the run ends; None if unknown.
+        batches: Batches per step.
+        steps_after: Steps until the end of the run; None if unknown.
     """
     wanted = max(BLOCK_BATCHES // batches, 1)
     enough = wanted * batches >= FEWEST_BATCHES and (steps_after is None or steps_after >= BLOCKS_OF_A_RUN * wanted)
@@ -133,16 +133,16 @@ def block_steps(*, batches: int, steps_after: int | None) -> int:
 
 
 def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> float | None:
-    """Return the seconds of a step in the block once it runs; None if the block does not say.
+    """Return the step time in a running loop; None if the block is unsuitable.
 
-    Each of the b batches of a standing step waits once for what the device still has to do, w = (standing - running) /
-    b; the block waits once: seconds = steps * running + w. As a standing step takes no longer than host and device one
-    after the other, a running one takes at least half of it.
+    An isolated step waits once per batch for the device's remaining work, w = (standing - running) / b with b batches.
+    The block waits once: seconds = steps * running + w. An isolated step takes at most the sum of host and device time,
+    so a running one takes at least half of it.
 
     Args:
         block: The block.
-        standing: Seconds of one step that waits for the device at its end (and after each of its batches).
-        host: Seconds of it until the host is done.
+        standing: Time of one isolated step, which waits for the device at its end (and after each of its batches).
+        host: Time of an isolated step until the host is done.
     """
     if block.steps * block.batches < FEWEST_BATCHES or block.waited_seconds > WAITED_SHARE * block.seconds:
         return None
@@ -154,12 +154,12 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
 
 
 def with_running_loop(trace: Trace, *, hosts: Sequence[float], block: StepBlock | None) -> Trace:
-    """Return the trace with what the clock readings say of the host and of the loop.
+    """Add host times and the step time in a running loop to a trace, from clock readings.
 
     Args:
-        trace: A trace with the seconds of steps that were timed one by one.
-        hosts: Seconds of each of them until the host was done; empty if not read.
-        block: A block of such steps; None if none was timed.
+        trace: A trace with times of isolated steps.
+        hosts: Time of each isolated step until the host was done; empty if not measured.
+        block: A block of steps; None if none was timed.
     """
     trace = replace(trace, host_seconds_unprofiled=tuple(hosts))
     if block is None or not hosts or not trace.step_seconds or block.batches != trace.batches:

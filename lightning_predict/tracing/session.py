@@ -1,9 +1,8 @@
-"""`CaptureSession`: records one step of a loop that it does not own and gives it back as a Trace.
+"""`CaptureSession`: records one step of a loop that other code runs, and returns its Trace.
 
-It picks the recorder: `torch.profiler` on CUDA and wherever compiled code runs, the dispatch modes on the CPU and the
-meta device, and on CUDA for a step that is to be followed. Where the profiler itself fails, it is tried without the
-GPU, and then left out. Nothing that fails in here reaches the step, and `stop` leaves nothing patched or running.
-Example::
+It selects the recorder: `torch.profiler` on CUDA and for compiled code, the dispatch modes on the CPU and the meta
+device, and on CUDA to record data flow. If the profiler fails, it is retried without the GPU, and then not used. Errors
+in here never reach the step, and `stop` removes all patches, hooks and profilers. Example::
 
     session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
     session.start()
@@ -45,10 +44,10 @@ _SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", defa
 
 @contextmanager
 def recordings_on(gpu_name: str) -> Iterator[None]:
-    """Let the recordings made inside say that they were made on a GPU, as they would on a machine that has it.
+    """Make recordings inside this context report a given GPU, as on a machine that has it.
 
     Args:
-        gpu_name: Any name that the catalogue understands, such as `T4`.
+        gpu_name: Any name of a GPU in the catalogue, such as `T4`.
     """
     token = _SHOWN_GPU.set(gpu_name)
     try:
@@ -59,21 +58,21 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
 
 @final
 class CaptureSession:
-    """Records one step: start() ... the user's own step ... stop(), then trace().
+    """Records one step: call start(), run the step, call stop(), then trace().
 
-    `start` and `stop` may be repeated, to leave out what lies between (the loader, for example); the parts count as
-    one step. All calls must come from one thread.
+    `start` and `stop` may be called repeatedly to exclude code in between (the data loader, for example); the parts
+    form one step. All calls must come from one thread.
 
     Args:
-        device: Where the step runs.
-        model: The model, for names, parameters and memory; None takes the outermost modules that are called.
-        optimizers: The optimizers, for their state; none takes those that step.
-        compiled: Whether anything in the step is compiled; None finds out.
-        compiled_before: What had been compiled before whatever the step belongs to. None takes what has been so far as
-            no sign of a compiled step, and all of it as the time that compiling took.
-        step: The function that runs the step, to look for compiled code in where no model is given.
-        lost: Errors of the profiler in the steps before: after one it records no GPU, after two it is left out.
-        follows: Follow tensors with the dispatch modes on a GPU, too, where the profiler would time kernels.
+        device: Device that the step runs on.
+        model: The model, for names, parameters and memory; None uses the outermost modules that are called.
+        optimizers: The optimizers, for their state; empty uses those that step.
+        compiled: Whether any part of the step is compiled; None detects it.
+        compiled_before: Compilations before the training began. None ignores all compilations so far when detecting a
+            compiled step, but counts all of them as compilation time.
+        step: The function that runs the step, to search for compiled code if no model is given.
+        lost: Errors of the profiler in earlier steps: after one it records no GPU, after two it is not used.
+        follows: Record data flow with the dispatch modes, even on a GPU, where the profiler would time kernels.
     """
 
     def __init__(
@@ -109,9 +108,9 @@ class CaptureSession:
         self._reserved_bytes: int | None = None
 
     def start(self) -> None:
-        """Begin to record; where the profiler fails, by the next means that is left.
+        """Start recording; if the profiler fails, fall back to the next recorder.
 
-        A later part of a step that cannot be recorded any more loses the whole of it, see `retry`.
+        If a later part of a step cannot be recorded, the whole step is lost; see `retry`.
 
         Raises:
             CaptureError: Another profiler is running, or the recorder cannot be started.
@@ -127,7 +126,7 @@ class CaptureSession:
         self._started_at = time.perf_counter()
 
     def _starts(self) -> bool:
-        """Try to begin; False where there is another means to try."""
+        """Try to start; False if it failed and another recorder is left to try."""
         try:
             if self._recorder is None:
                 self._prepare()
@@ -155,7 +154,7 @@ class CaptureSession:
 
     @property
     def retry(self) -> Callable[[], CaptureSession] | None:
-        """Make sessions for other steps, where the profiler failed in this one; None where no other means is left."""
+        """Constructor of sessions for later steps if the profiler failed in this one; None if no recorder is left."""
         if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._means):
             return None
         return partial(
@@ -170,10 +169,10 @@ class CaptureSession:
         )
 
     def stop(self) -> None:
-        """Stop recording; never raises, and stopping twice is harmless."""
+        """Stop recording; never raises, and calling it again has no effect."""
         if not self._running:
             return
-        with ExitStack() as parts:  # last in, first out; each part stops, whatever the others raise, an interrupt too
+        with ExitStack() as parts:  # in reverse order; each runs even if others raise or are interrupted
             parts.callback(self._stopped)
             parts.callback(self._frames.close)
             for part in (self._optimizer_watch, self._module_watch):
@@ -186,24 +185,24 @@ class CaptureSession:
         self._running = False
 
     def _quietly(self, stop_part: Callable[[], None]) -> None:
-        """Stop a part, at a second attempt if the first is cut short; an error is kept for `trace`."""
+        """Stop a part, retrying once if interrupted; an error is kept for `trace`."""
         try:
             stop_part()
         except BaseException as error:
             with suppress(Exception):
-                stop_part()  # each may be stopped twice
+                stop_part()  # stopping twice is safe
             if not isinstance(error, Exception):
                 raise
             self._failure = self._failure or error
 
     @property
     def takes_batches_from_the_last(self) -> bool:
-        """Whether the first and the last micro-batch of a window must do, of whatever shapes: events take memory."""
+        """Whether to record only the first and last micro-batch, regardless of shapes, to save memory for events."""
         return isinstance(self._recorder, ProfilerRecorder)
 
     @property
     def optimizers_seen(self) -> tuple[Optimizer, ...] | None:
-        """Optimizers that made an update while it recorded; None if that cannot be seen: in compiled code."""
+        """Optimizers that stepped while recording; None if unknown, as in compiled code."""
         recorder = self._recorder
         watch = recorder.optimizers if isinstance(recorder, DispatchRecorder) else self._optimizer_watch
         return None if watch is None else tuple(watch.optimizers)
@@ -218,16 +217,16 @@ class CaptureSession:
         shown_by: Sequence[int] = (),
         optimizer_steps: int | None = None,
     ) -> Trace:
-        """Return the step that was recorded.
+        """Return the recorded step.
 
         Args:
             step_seconds: Times of steps without a recorder.
-            loader_seconds: Waits for the loader, one a batch.
+            loader_seconds: Waits for the data loader, one per batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
-            shown_by: For each of these the one that shows what it did, itself where it was recorded, between a start
-                and a stop of its own; empty where all were.
-            optimizer_steps: Optimizer updates in the step; None counts those that were seen.
+            shown_by: For each batch, the index of the recorded one to copy, or its own index if it was recorded between
+                its own start and stop; empty if all were recorded.
+            optimizer_steps: Optimizer updates in the step; None counts the recorded ones.
 
         Raises:
             CaptureError: Nothing was recorded, or recording failed.
@@ -254,18 +253,18 @@ class CaptureSession:
         )
 
     def _prepare(self) -> None:
-        """Choose the recorder, and watch modules and optimizers if none were named."""
+        """Choose the recorder, and track modules and optimizers with the profiler."""
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
         self._recorder = self._means[len(self._lost)]()
-        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # it would compile again for hooks
+        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would recompile compiled code
             self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch()
 
     @property
     def _means(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
-        """Recorders that may be taken, the best first."""
+        """Recorders to try, best first."""
         is_cuda = self._device.type == "cuda"
         needs_profiler = (
             self._compiled or environment.has_fast_evaluation(self._model) or environment.makes_own_tensors()
@@ -297,7 +296,7 @@ class CaptureSession:
         self._failure = next((one for one in (self._failure, *failures) if one is not None), None)
 
     def _recorded(self, shown_by: Sequence[int]) -> Trace:
-        """Find what the recorder saw, with what surrounds it."""
+        """Return the recorder's trace with the environment of the step added."""
         leaves: list[torch.Tensor] = []
         modules, updates, buffers = self._module_watch, self._optimizer_watch, None
         if isinstance(self._recorder, DispatchRecorder):
@@ -354,9 +353,10 @@ class CaptureSession:
 
     @property
     def _peak_bytes(self) -> int | None:
-        """The most memory that was allocated on the GPU, without resetting the user's own peak.
+        """Peak memory allocated on the GPU, without resetting the user's peak.
 
-        The recorded allocations tell; without them, the run's own peak so far, which most runs reach in each step.
+        It comes from recorded allocations, otherwise from the run's own peak so far, which most runs reach in each
+        step.
         """
         if self._device.type != "cuda":
             return None
@@ -367,7 +367,7 @@ class CaptureSession:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
 
     def _with_device(self, trace: Trace) -> Trace:
-        """Return the Trace with the GPU's name and memory, or with the kind of device that most tensors were on."""
+        """Return the Trace with the GPU's name and memory, or with the device type of most tensors."""
         if self._device.type != "cuda":
             tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
             kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)
@@ -394,7 +394,7 @@ class CaptureSession:
 
 
 def _renamed(trace: Trace, names: Mapping[str, str | None]) -> Trace:
-    """Return the Trace with other names of modules, where a name has another."""
+    """Return the Trace with modules renamed."""
     if not names:
         return trace
     operations = (

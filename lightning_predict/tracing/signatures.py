@@ -1,12 +1,12 @@
-"""Name the arguments of operations, and the operations that are recorded whole.
+"""Argument names of operations, and the operations that are recorded whole.
 
-Profiler files list an operation's arguments by position, without names; this table names them, in torch's own words
-(a test compares it with the installed torch). A word with `@` is a tensor or a list of tensors.
+Profiler files list an operation's arguments by position, without names. This table names them as in torch's schemas (a
+test compares it with the installed torch). A name with `@` is a tensor or a list of tensors.
 
-Recurrent layers, scaled-dot-product attention and RMS normalisation are composites: the same call becomes one fused
-kernel, or hundreds of small ones, by device and dtype. Every recorder leaves their parts out and names the call and its
-backward pass the same way. Inputs are the call's tensors in the schema's order, lists flattened, for the backward
-pass too (RMS normalisation alone begins with the gradient, as the fused operation that it is named after). Example::
+Recurrent layers, scaled-dot-product attention and RMS normalisation are composites: depending on device and dtype, the
+same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts and use the same names for
+the call and its backward pass. Inputs are the call's tensors in schema order, with lists flattened, also for the
+backward pass. Only RMS normalisation's backward pass starts with the gradient, as its fused operation does. Example::
 
     >>> name_values("aten::_softmax", ["tensor", -1, False], is_tensor=[True, False, False])
     {'dim': -1, 'half_to_float': False}
@@ -201,16 +201,16 @@ def _parse(table: str) -> dict[str, tuple[tuple[str, ...], ...]]:
 
 
 SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(_TABLE)
-"""Overloads of each listed operation; words in the schema's order."""
+"""Overloads of each listed operation, as argument names in schema order."""
 
 
 def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | None:
-    """Return the overload that fits these positions; None for an operation that the table does not list.
+    """Return the overload that matches these positions; None if the table does not have it.
 
     Args:
         name: Qualified name without the overload.
-        is_tensor: One entry a position: a tensor, not a tensor, or None if nothing was given. Positions after the
-            last one given may be left out.
+        is_tensor: One entry per position: True for a tensor, False for another value, None if not given. Trailing
+            positions may be omitted.
     """
     for words in SIGNATURES.get(name, ()):
         given = zip(words, is_tensor, strict=False)
@@ -220,11 +220,11 @@ def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | 
 
 
 def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Name non-tensor values after the schema, None left out; empty where the table does not list `name`.
+    """Map argument names to non-tensor values, without None; empty if the table does not have `name`.
 
     Args:
         name: Qualified name without the overload.
-        values: Values by position; what stands at a tensor's position does not matter.
+        values: Values by position; values of tensors are ignored.
         is_tensor: As for `signature`.
     """
     words = signature(name, is_tensor) or ()
@@ -233,7 +233,7 @@ def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | 
 
 
 DRAWS_MASKS: Final = "aten::bernoulli_"
-"""Off CUDA, dropout draws its mask in the type of its input; CUDA's own dropout (`native_dropout`) keeps one byte per
+"""Without CUDA, dropout draws its mask in the dtype of its input; CUDA's `native_dropout` keeps one byte per
 element."""
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
@@ -242,7 +242,7 @@ FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"
 RECURRENT: Final = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 WHOLE_OPERATIONS: Final = frozenset({ATTENTION, RMS_NORM, *RECURRENT})
-"""Names of the operations recorded whole; each has a backward pass under `backward_name`."""
+"""Names of the operations recorded whole; each has a backward pass named by `backward_name`."""
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     ATTENTION: {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False},
@@ -262,7 +262,7 @@ _COMPUTING_PARTS: Final = (
 
 
 def recorded_name(name: str) -> str:
-    """Return the name under which a whole call is recorded; that of the fused operation where torch has one."""
+    """Return the name under which a whole call is recorded: torch's fused operation if there is one."""
     return FUSED_RMS_NORM if name == RMS_NORM else name
 
 
@@ -272,39 +272,40 @@ def backward_name(name: str) -> str:
 
 
 def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
-    """List tensors of the backward pass of a whole call with these inputs."""
+    """Return the input tensors of the backward pass of a whole call."""
     if name not in (RMS_NORM, FUSED_RMS_NORM) or not inputs:
         return inputs
     return (replace(inputs[0], id=None), *inputs)
 
 
 def computes(part: str) -> bool:
-    """Return whether a part's first input has the dtype that the whole operation computes in.
+    """Return whether a part's first input has the compute dtype of the whole operation.
 
-    Under autocast the call still takes float32 and its parts take 16 bits; the arguments then bear `compute_dtype`.
+    Under autocast the call's tensors are float32 and its parts use 16 bits; the arguments then include `compute_dtype`.
     """
     return part.startswith(_COMPUTING_PARTS)
 
 
 def is_cast_down(outside: str, inside: str | None) -> bool:
-    """Return whether the parts of a whole call run in fewer bits than its tensors have: autocast casts inside the call.
+    """Return whether the parts of a whole call use fewer bits than its tensors, because autocast casts inside it.
 
-    More bits are torch's own way through a call without a fused kernel (attention in 16 bits on the meta device);
-    which kernel runs is for the target GPU to decide.
+    More bits result from torch's fallback without a fused kernel (16-bit attention on the meta device). They are
+    ignored, because the target GPU determines which kernel runs.
     """
     return inside is not None and DTYPE_BYTES.get(inside, 4) < DTYPE_BYTES.get(outside, 4)
 
 
 def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Return the arguments of a whole operation by name, its defaults filled in.
+    """Return the arguments of a whole operation by name, including defaults.
 
-    Attention says with `attn_mask` whether there is a mask (then the fourth input); a recurrent layer over a packed
-    sequence has `packed` (its second input has one element a time step).
+    For attention, `attn_mask` states whether there is a mask (the fourth input). A recurrent layer over a packed
+    sequence has `packed` (its second input has one element per time step).
 
     Args:
         name: One of `WHOLE_OPERATIONS`.
-        values: Values by position of the schema; what stands at a tensor's position does not matter.
-        is_tensor: One entry a position: a tensor or a list of them, something else, or None if nothing was given.
+        values: Values by position of the schema; values of tensors are ignored.
+        is_tensor: One entry per position: True for a tensor or a list of them, False for another value, None if not
+            given.
     """
     arguments = {**_DEFAULTS.get(name, {}), **name_values(name, values, is_tensor=is_tensor)}
     if name == ATTENTION:

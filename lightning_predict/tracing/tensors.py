@@ -1,4 +1,4 @@
-"""torch values as plain ones: tensors as `TensorInfo` with numbered storages, arguments as JSON.
+"""Converts torch values to plain ones: tensors to `TensorInfo` with storage ids, arguments to JSON.
 
 Example::
 
@@ -24,17 +24,17 @@ from lightning_predict.tracing.trace import TensorInfo
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return torch's own name of a dtype, `float32` for `torch.float32`."""
+    """Return torch's name of a dtype: `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Types of tensors without sizes, storages or materials of their own; a lazy parameter has another."""
+"""Ordinary tensor types; for example, a lazy parameter is not."""
 
 
 @final
 class _WeakReferences(list[int]):
-    """Weak references to storages. torch's `StorageWeakRef` runs Python for each of them when it goes."""
+    """Weak references to storages. torch's `StorageWeakRef` would run Python code for each of them on deletion."""
 
     def __del__(self) -> None:
         for reference in self:
@@ -46,25 +46,25 @@ _is_freed: Final[Any] = torch.UntypedStorage._expired
 
 @final
 class StorageNumbers:
-    """Numbers storages in order of first use; views of one storage share its number.
+    """Assigns ids to storages in order of first use; views of one storage share its id.
 
-    A weak reference to each keeps its address from being given to another storage, not its memory.
+    A weak reference per storage prevents its address from being reused, but does not keep its memory.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._references = _WeakReferences()
-        self._alive: dict[int, int] = {}  # number to weak reference
+        self._alive: dict[int, int] = {}  # storage id -> weak reference
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
-        """Describe a tensor, with what it stores where it is sparse; None if its sizes are not plain numbers."""
+        """Describe a tensor, with the stored elements if sparse; None if its sizes are not plain numbers."""
         is_plain = type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
         if is_plain and not tensor._has_symbolic_sizes_strides:
             number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
             if number is None:
                 return TensorInfo(shape, dtype_name(dtype), None, tensor.device.type)
-            key = (number, shape, dtype)  # a step uses most storages several times in the same way
+            key = (number, shape, dtype)  # a step uses most storages several times with the same shape and dtype
             known = self._described.get(key)
             if known is None:
                 known = self._described[key] = TensorInfo(shape, dtype_name(dtype), number, tensor.device.type)
@@ -84,27 +84,27 @@ class StorageNumbers:
         )
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of a tensor's storage; None if it has none."""
+        """Return the id of a tensor's storage; None if it has none."""
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
+        except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage
             return None
         address = storage._cdata
         number = self._numbers.get(address)
         if number is None:
             number = self._numbers[address] = len(self._numbers)
-            reference: Any = storage._weak_ref()  # an address; torch types it as a storage
+            reference: Any = storage._weak_ref()  # an address, although torch types it as a storage
             self._references.append(reference)
             self._alive[number] = reference
         return number
 
     @property
     def alive(self) -> Collection[int]:
-        """Numbers of the storages that have not been found freed."""
+        """Ids of the storages not yet found freed."""
         return self._alive.keys()
 
     def find_freed(self, numbers: Iterable[int | None]) -> list[int]:
-        """Return those of these numbers whose storages have been freed since they were last asked for."""
+        """Return the ids of storages that have been freed since the last call for them."""
         alive = self._alive
         freed = [number for number in numbers if number in alive and _is_freed(alive[number])]
         for number in freed:
@@ -121,11 +121,11 @@ _COMPRESSED: Final = {
 
 
 def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
-    """Count elements that a sparse tensor stores, and their bytes with the indices; None for a dense tensor."""
+    """Return the number of stored elements of a sparse tensor, and their bytes with indices; None if dense."""
     if tensor.layout is torch.strided:
         return None, None
     if isinstance(tensor, FakeTensor) or runs_python(type(tensor)) or is_functorch_wrapped_tensor(tensor):
-        return None, None  # it holds no indices of its own
+        return None, None  # has no indices of its own
     try:
         if tensor.layout is torch.sparse_coo:
             parts = [tensor._values(), tensor._indices()]
@@ -133,13 +133,13 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
             parts = [tensor.values(), *(indices(tensor) for indices in _COMPRESSED[tensor.layout])]
         else:
             return None, None
-    except (NotImplementedError, RuntimeError):  # of some layouts the meta device knows the shape alone
+    except (NotImplementedError, RuntimeError):  # for some layouts, meta tensors only have a shape
         return None, None
     return parts[0].numel(), sum(part.numel() * part.element_size() for part in parts)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is ordinary: no subclass with operations of its own, not nested, not in `torch.func`."""
+    """Return whether a tensor is ordinary: no subclass that overrides operations, not nested, not in `torch.func`."""
     return (
         not runs_python(type(tensor))
         and not tensor.is_nested
@@ -151,25 +151,25 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 @cache
 def runs_python(kind: type) -> bool:
-    """Return whether a tensor subclass takes its operations apart in Python; FakeTensor stands for a plain tensor."""
+    """Return whether a tensor subclass handles operations in Python; FakeTensor counts as a plain tensor."""
     is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
     return not is_plain and not issubclass(kind, FakeTensor)
 
 
 def whole_number(size: int | torch.SymInt) -> int | None:
-    """Return a size as a number, by its example where it is symbolic; None if there is none (a jagged dimension)."""
+    """Return a size as a number, using the hint if it is symbolic; None for a jagged dimension."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     node = size.node
     if node.is_nested_int():
         return None
-    hint = node.maybe_as_int()  # int() would bind a symbolic size to this value for good
+    hint = node.maybe_as_int()  # int() would permanently specialise a symbolic size
     hint = getattr(node, "hint", None) if hint is None else hint
     return None if hint is None else int(hint)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a value, lists and tuples flattened in order."""
+    """Yield the tensors in a value; lists and tuples are flattened in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -178,7 +178,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def json_argument(value: Any) -> Any:
-    """Return a JSON value for a non-tensor argument; infinities, and what has no JSON, as text."""
+    """Return a JSON value for a non-tensor argument; infinities, and values without a JSON form, as text."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,12 +1,12 @@
-"""`Trace`: what one training step did, as plain values that need no torch to read, and its file.
+"""`Trace`: the operations of one training step, as plain values that can be read without torch, and its file format.
 
-A Trace is an observation. It holds dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and,
-whole, `aten::lstm`, `aten::scaled_dot_product_attention`) under the same names whichever way it was recorded; what an
-operation costs is for `kernels/` to say.
+A Trace is an observation. It lists dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and calls
+recorded whole, such as `aten::lstm` and `aten::scaled_dot_product_attention`), with the same names for all recorders.
+Costs are computed in `kernels/`.
 
-The file is versioned JSON, gzip where the name ends in `.gz`. It lists each distinct tensor once; operations point into
-that table, and fields at their default are left out. Reading checks every field by hand, so that a wrong file is
-refused with the place and the expectation. Example::
+The file is versioned JSON, compressed with gzip if its name ends in `.gz`. It lists each distinct tensor once;
+operations refer to this table by index. Fields with default values are omitted. Reading checks every field; errors name
+the field and the expected value. Example::
 
     >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)
     >>> data = TensorInfo(shape=(2, 8), dtype="float32", id=0)
@@ -32,10 +32,10 @@ from lightning_predict.errors import TraceFormatError, TraceVersionError
 from lightning_predict.files import write_whole
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
-"""Part of the step: `other` is what belongs to none of the three (zero_grad, metrics, copies of the batch)."""
+"""Phase of the step. `other` contains operations outside the three phases (zero_grad, metrics, copies of the batch)."""
 
 WaitCause = Literal["device", "loader"]
-"""Causes of a wait of the host: the GPU, or the next batch."""
+"""Cause of a host wait: the GPU, or the next batch."""
 
 WAIT_CAUSES: Final[tuple[WaitCause, ...]] = ("device", "loader")
 
@@ -65,21 +65,21 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "uint32": 4,
     "uint64": 8,
 }
-"""Bytes of one element by dtype; names as torch prints them, without `torch.`."""
+"""Bytes per element by dtype, with torch's names without `torch.`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Shape and identity of one tensor that an operation read or wrote.
+    """Shape and identity of a tensor that an operation read or wrote.
 
     Attributes:
-        shape: Its sizes.
-        dtype: As torch prints it, without `torch.`; a key of `DTYPE_BYTES`.
-        id: Number of its storage within the Trace (views share it); None if the recorder could not see it.
-        device: Kind of device that it lives on: `cpu`, `cuda` or `meta`; None if not seen.
-        stored_elements: Elements that a sparse tensor stores; None for a dense one, and where not seen.
-        stored_bytes: Bytes of these and of their indices; None likewise.
+        shape: Sizes.
+        dtype: torch's name without `torch.`; a key of `DTYPE_BYTES`.
+        id: Id of its storage within the Trace (shared by views); None if not recorded.
+        device: Device type: `cpu`, `cuda` or `meta`; None if not recorded.
+        stored_elements: Number of elements that a sparse tensor stores; None if dense or not recorded.
+        stored_bytes: Bytes of these elements and their indices; None if dense or not recorded.
     """
 
     shape: tuple[int, ...]
@@ -91,12 +91,12 @@ class TensorInfo:
 
     @property
     def elements(self) -> int:
-        """Number of elements; 1 for a scalar tensor. Of a sparse tensor, those that it stores."""
+        """Number of elements; 1 for a scalar tensor. For a sparse tensor, the number of stored elements."""
         return math.prod(self.shape) if self.stored_elements is None else self.stored_elements
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements (4 an element for a dtype that `DTYPE_BYTES` does not list), and of sparse indices."""
+        """Size in bytes, with sparse indices; dtypes missing from `DTYPE_BYTES` count 4 bytes per element."""
         if self.stored_bytes is not None:
             return self.stored_bytes
         return self.elements * DTYPE_BYTES.get(self.dtype, 4)
@@ -105,20 +105,20 @@ class TensorInfo:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel, copy or fill that ran on the device.
+    """A kernel, copy or fill that ran on the device.
 
     Attributes:
         name: Name that the driver reports.
-        seconds: Time that it ran.
+        seconds: Duration.
         grid: Thread blocks in x, y, z; (0, 0, 0) for copies and fills.
-        block: Threads of a block in x, y, z; (0, 0, 0) for copies and fills.
-        registers_per_thread: Registers; 0 where not reported.
-        shared_memory_bytes: Static and dynamic shared memory of a block.
+        block: Threads per block in x, y, z; (0, 0, 0) for copies and fills.
+        registers_per_thread: Registers per thread; 0 if not reported.
+        shared_memory_bytes: Static and dynamic shared memory per block.
         stream: CUDA stream number.
-        start_seconds: Start, from the beginning of the profiled step.
+        start_seconds: Start, relative to the start of the profiled step.
         launch_start_seconds: Start of the runtime call that launched it; None if not recorded.
-        launch_seconds: Length of that call; None if not recorded.
-        device: Number of the GPU, as the driver counts them; streams of two GPUs may share a number.
+        launch_seconds: Duration of that call; None if not recorded.
+        device: Index of the GPU in the driver; stream numbers are unique per GPU only.
     """
 
     name: str
@@ -137,22 +137,22 @@ class Kernel:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One dispatcher-level call.
+    """A dispatcher-level call.
 
     Attributes:
         name: `aten::...` without the overload, or another operator's qualified name.
-        phase: Part of the step that it belongs to.
-        inputs: Tensors read, in the schema's order, lists of tensors flattened.
-        outputs: Tensors written; empty where the recorder cannot see them (the profiler does not).
+        phase: Phase of the step.
+        inputs: Tensors read, in schema order, with lists flattened.
+        outputs: Tensors written; empty if the recorder cannot see them (as the profiler).
         arguments: Non-tensor arguments by their schema name (JSON values).
-        module: Qualified name of the module that called it, where known.
-        kernels: What it ran on the device; empty without a CUDA profile.
-        host_start_seconds: Start on the host from the beginning of the profiled step; None without a profile.
-        host_seconds: Time on the host, its children included; None without a profile.
-        freed: Storages that were freed after it though an earlier operation was the last to use them: a variable of the
-            step held them. Any other is freed after its last use, or is one of the Trace's `held`.
-        python_seconds: Time before it in which the host ran no operation (Python code of the step, outside of backward
-            passes and optimizers), as far as the recorder timed it and there is no profile; 0 for less than 5 ms.
+        module: Qualified name of the module that called it, if known.
+        kernels: Device work; empty without a CUDA profile.
+        host_start_seconds: Start on the host, relative to the start of the profiled step; None without a profile.
+        host_seconds: Time on the host, including inner calls; None without a profile.
+        freed: Storages freed after this operation although an earlier one used them last, because a variable of the
+            step held them. All others are freed after their last use, or are in the Trace's `held`.
+        python_seconds: Time before it in which no operation ran (Python code of the step, outside backward passes and
+            optimizers), if timed without a profile; 0 if below 5 ms.
     """
 
     name: str
@@ -171,12 +171,12 @@ class Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """A time in which the host did nothing but wait.
+    """A time in which the host waited.
 
     Attributes:
-        start_seconds: Start, from the beginning of the profiled step.
-        seconds: Its length.
-        cause: `device`: a call that synchronizes with the GPU; `loader`: the next batch was not there yet.
+        start_seconds: Start, relative to the start of the profiled step.
+        seconds: Duration.
+        cause: `device`: a call that synchronises with the GPU; `loader`: the next batch was not ready.
     """
 
     start_seconds: float
@@ -198,16 +198,16 @@ class Parameter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that live through the whole step, and the measured peak.
+    """Memory that persists through the step, and the measured peak.
 
     Attributes:
         parameter_bytes: Parameters and buffers; None if no module was known.
-        gradient_bytes: Gradients after the backward pass; None if not known.
-        optimizer_state_bytes: State that the optimizers keep between steps; None if not known.
-        forward_gradient_bytes: Gradients of the step before that live through the forward pass (Lightning drops them
-            after it, most loops before it); None where the recorder cannot see it.
-        peak_bytes: `torch.cuda.max_memory_allocated` over the step; None off CUDA.
-        reserved_bytes: `torch.cuda.max_memory_reserved` over the step; None off CUDA.
+        gradient_bytes: Gradients after the backward pass; None if unknown.
+        optimizer_state_bytes: Optimizer state kept between steps; None if unknown.
+        forward_gradient_bytes: Gradients of the previous step that live during the forward pass (Lightning frees them
+            after it, most loops before it); None if not recorded.
+        peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
+        reserved_bytes: `torch.cuda.max_memory_reserved` over the step; None without CUDA.
     """
 
     parameter_bytes: int | None = None
@@ -221,14 +221,14 @@ class Memory:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Global switches that decide which kernels run.
+    """Global flags that affect kernel selection.
 
     Attributes:
         matmul_tf32: float32 matmuls may use TF32.
         cudnn_tf32: float32 convolutions and recurrent layers may use TF32.
         autocast_dtype: dtype of an enclosing autocast; None without.
-        cudnn_benchmark: cuDNN tries algorithms and keeps the fastest.
-        cudnn_deterministic: cuDNN uses deterministic algorithms only.
+        cudnn_benchmark: cuDNN benchmarks algorithms and keeps the fastest.
+        cudnn_deterministic: cuDNN uses only deterministic algorithms.
     """
 
     matmul_tf32: bool = False
@@ -241,43 +241,43 @@ class Flags:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One step (all batches up to an optimizer update) as it ran.
+    """One recorded step: all batches up to an optimizer update.
 
     Attributes:
-        operations: In the order of the host.
-        device: Kind of device it ran on: `cuda`, `cpu` or `meta`.
+        operations: Operations in host order.
+        device: Device type: `cuda`, `cpu` or `meta`.
         recorder: `profiler`, `dispatch`, `kineto` (an imported file) or `execution_trace`.
-        gpu_reported_name: What torch calls the GPU; None off CUDA.
-        gpu_memory_bytes: Memory of that GPU; None off CUDA.
-        step_seconds: Times of whole steps without any recorder, each until the device was done, loader waits excluded;
-            the anchor of predictions on the same GPU.
+        gpu_reported_name: torch's name of the GPU; None without CUDA.
+        gpu_memory_bytes: Memory of that GPU; None without CUDA.
+        step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
+            They calibrate predictions on the same GPU.
         host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device:
-            its work without a profiler, and waits inside the step. Empty if not read.
-        running_step_seconds: Time of a step in a running loop, which does not wait for the device between its steps,
-            in the mean over a block of them; None if no block was timed.
-        running_steps: Steps of that block.
-        profiled_seconds: Time of the recorded step, recorder included; None if not timed.
-        loader_seconds: Waits for the loader, one value a batch.
-        waits: Times of the profiled step in which the host waited; empty without a profile.
-        has_python_stacks: The profiler kept Python's call stacks, which slows the host several times.
-        batches: Batches of the step (more than 1 under gradient accumulation).
+            host work without a profiler, and waits inside the step. Empty if not measured.
+        running_step_seconds: Mean step time in a running loop, which does not wait for the device between steps, over a
+            block of steps; None if no block was timed.
+        running_steps: Number of steps in that block.
+        profiled_seconds: Time of the recorded step, with the recorder; None if not timed.
+        loader_seconds: Waits for the data loader, one value per batch.
+        waits: Host waits in the profiled step; empty without a profile.
+        has_python_stacks: Whether the profiler recorded Python stacks, which slows the host severalfold.
+        batches: Batches of the step (more than 1 with gradient accumulation).
         samples: Samples of the step on this rank; None if unknown.
         optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
-        parameters: The model's parameters in their order; empty where no module was known.
-        memory: What lives through the step.
-        held: Storages that the step wrote and that were still there at its end: gradients, and what a variable of the
-            loop holds until the next step replaces it; None where the recorder cannot see it.
-        buffers: Storages of the model's buffers, which are no part of the batch; None where they were not told apart.
-        flags: Global switches.
-        compiled: Any part ran through `torch.compile`.
-        compile_seconds: What compiling has taken until the step was recorded, in this fit (without a Trainer, in this
-            process); None if unknown.
-        world_size: Processes that trained together, each with a GPU and samples of its own; this one was recorded.
-        num_nodes: Machines that they ran on.
+        parameters: The model's parameters in order; empty if no module was known.
+        memory: Memory that persists through the step.
+        held: Storages that the step wrote and that existed at its end: gradients, and tensors that a variable of the
+            loop holds until the next step; None if not recorded.
+        buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
+        flags: Global flags.
+        compiled: Whether any part ran through `torch.compile`.
+        compile_seconds: Compilation time until the step was recorded, in this fit (without a Trainer, in this process);
+            None if unknown.
+        world_size: Number of processes in the training, each with its own GPU and samples; one of them was recorded.
+        num_nodes: Number of machines.
         software: Versions, for example `{"torch": "2.13.0"}`.
-        notes: What the recorder could not see, in words for the user.
-        other_steps: Steps of other kinds that take turns with this one (a GAN whose generator steps every fifth batch);
-            this one is the commonest. Predictions are the mean of all kinds.
+        notes: Notes for the user about missing information.
+        other_steps: Other kinds of steps that alternate with this one (a GAN whose generator is trained every fifth
+            batch); this one is the most frequent. Predictions are the mean of all kinds.
     """
 
     operations: tuple[Operation, ...]
@@ -311,21 +311,21 @@ class Trace:
 
     @property
     def kinds(self) -> tuple[OtherStep, ...]:
-        """Every kind of step with its share of all steps, this one first."""
+        """All kinds of steps with their shares, this one first."""
         own = 1.0 - sum(other.share for other in self.other_steps)
         return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
 
     def changed(self, change: Callable[[Trace], Trace]) -> Trace:
-        """Return the Trace with a change made to every kind of step."""
+        """Return the Trace with a change applied to every kind of step."""
         (_, *others), first = self.kinds, change(replace(self, other_steps=()))
         return replace(first, other_steps=tuple(replace(other, trace=change(other.trace)) for other in others))
 
     @property
     def measured_steps(self) -> tuple[float, ...]:
-        """Times of a step as training takes it, the typical one in the middle; empty if none was timed.
+        """Step times as in training, with the typical time as median; empty if none was measured.
 
-        That of a running loop where a block was timed, with the scatter of the steps that were timed one by one; else
-        these, which wait for the device.
+        With a timed block, these are the times in a running loop, with the scatter of the isolated steps. Otherwise
+        they are the times of isolated steps, which wait for the device.
         """
         running = self.running_step_seconds
         if running is None:
@@ -336,7 +336,7 @@ class Trace:
         return tuple(running * one / middle for one in self.step_seconds) if middle > 0 else (running,)
 
     def untimed(self) -> Trace:
-        """Return the Trace without the times of whole steps, as of work that nobody has run."""
+        """Return the Trace without measured times of whole steps."""
         return replace(
             self,
             step_seconds=(),
@@ -348,32 +348,32 @@ class Trace:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """All kernels in the order of the operations that launched them."""
+        """All kernels, in the order of the operations that launched them."""
         return tuple(kernel for operation in self.operations for kernel in operation.kernels)
 
     @property
     def has_measured_kernels(self) -> bool:
-        """True where the device's own times are in the Trace."""
+        """Whether the Trace has measured kernel times."""
         for operation in self.operations:  # noqa: SIM110 -- asked often, of thousands of operations
             if operation.kernels:
                 return True
         return False
 
     def save(self, path: str) -> None:
-        """Write the Trace as JSON (gzip where the name ends in `.gz`).
+        """Write the Trace as JSON (with gzip if the name ends in `.gz`).
 
         Raises:
-            TraceFormatError: A value that JSON cannot hold.
+            TraceFormatError: A value is not a JSON value.
             OSError: The file cannot be written.
         """
         save_trace(self, path)
 
     @staticmethod
     def load(path: str) -> Trace:
-        """Read a Trace that `save` wrote.
+        """Read a Trace written by `save`.
 
         Raises:
-            TraceVersionError: Written by a version that this release does not read.
+            TraceVersionError: The file has a version that this release cannot read.
             TraceFormatError: Not a valid trace file; the message names the field.
             OSError: The file cannot be read.
         """
@@ -383,7 +383,7 @@ class Trace:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherStep:
-    """A step of one kind where a training takes steps of several kinds in turns.
+    """Another kind of step in a training that alternates between several.
 
     Attributes:
         share: Share of all steps, above 0 and below 1.
@@ -399,10 +399,10 @@ VERSION: Final = 1
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write a Trace; the file appears whole or not at all.
+    """Write a Trace atomically.
 
     Raises:
-        TraceFormatError: A value that JSON cannot hold.
+        TraceFormatError: A value is not a JSON value.
         OSError: The file cannot be written.
     """
     target = os.fspath(path)
@@ -416,7 +416,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     content = text.encode()
     if target.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
-    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device, which cannot be replaced
         with open(target, "wb") as stream:
             stream.write(content)
         return
@@ -424,13 +424,13 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a Trace that `save_trace` wrote.
+    """Read a Trace written by `save_trace`.
 
     Args:
-        path: A JSON file, gzip or plain (told apart by its first bytes).
+        path: A JSON file, gzip or plain (detected by its first bytes).
 
     Raises:
-        TraceVersionError: Written by a version that this release does not read.
+        TraceVersionError: The file has a version that this release cannot read.
         TraceFormatError: Not a valid trace file; the message names the field.
         OSError: The file cannot be read.
     """
@@ -460,7 +460,7 @@ def read_trace_json(path: str, *, strict: bool = True) -> Any:
 
 
 class _TensorTable:
-    """Each distinct tensor once, in the order of first use."""
+    """Table of distinct tensors, in the order of first use."""
 
     def __init__(self) -> None:
         self._rows: dict[TensorInfo, int] = {}
@@ -473,7 +473,7 @@ class _TensorTable:
 
 
 def _tensor_row(tensor: TensorInfo) -> list[Any]:
-    """Return a row of four; of six for a sparse tensor."""
+    """Return a table row with four values; six for a sparse tensor."""
     stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
     return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 
@@ -505,7 +505,7 @@ def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, A
 
 
 def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a record whose value is not the default; mappings as plain dictionaries."""
+    """Return the fields of a record that differ from their defaults, with mappings as plain dictionaries."""
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)
@@ -674,14 +674,14 @@ def _flags(value: Checked) -> Flags:
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
-    """Return the trace without notes, without names of parameters, and, unless kept, without names of modules.
+    """Return the trace without notes, parameter names and, unless kept, module names.
 
-    Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified name, by
-    which kernels are told apart.
+    Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified names,
+    which identify their kernels.
 
     Args:
-        trace: The trace to hide.
-        keep_modules: Leave the modules' names.
+        trace: The trace to anonymise.
+        keep_modules: Keep module names.
     """
     numbers: dict[str, str] = {}
 

@@ -1,9 +1,9 @@
-"""Wait until a device has done its work: what a clock must do before it says that a step has ended.
+"""Waits for a device to finish its work, as needed to time a step.
 
-CUDA (and ROCm, which torch calls CUDA), Metal, Intel's XPU and others queue their work; a clock that does not wait
-times launches. Example::
+CUDA (and ROCm, which torch calls CUDA), Metal, Intel's XPU and others execute asynchronously; a clock that does not
+wait only times launches. Example::
 
-    wait = wait_for(torch.device("mps"))   # None for the CPU, where an operation returns once it is done
+    wait = wait_for(torch.device("mps"))   # None for the CPU, where operations are synchronous
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 
 def wait_for(device: torch.device) -> Callable[[], object] | None:
-    """Return a function that waits for a device; None where there is nothing to wait for, or no known way to.
+    """Return a function that waits for a device; None if no wait is needed or supported.
 
-    `torch.accelerator` (from torch 2.6) serves every kind of device that torch was built with; before it, each kind
-    has a module of its own. XLA computes when it is asked to, and waits by a function of its own.
+    `torch.accelerator` (from torch 2.6) supports every device type that torch was built with. Before it, each type has
+    its own module. XLA executes lazily and has its own wait function.
     """
     if device.type in ("cpu", "meta"):
         return None
