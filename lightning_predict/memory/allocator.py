@@ -11,11 +11,11 @@ The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13)
 Example::
 
     >>> allocator = CachingAllocator()
-    >>> first, second = allocator.allocate(3 << 20), allocator.allocate(12 << 20)  # segments of 20 and of 12 MiB
+    >>> first, second = allocator.allocate(12 << 20), allocator.allocate(3 << 20)  # segments of 12 and of 20 MiB
     >>> allocator.reserved_bytes >> 20
     32
-    >>> allocator.free(second)
-    >>> third = allocator.allocate(11 << 20)  # reuses the second block; the remaining 1 MiB is not split off
+    >>> allocator.free(first)
+    >>> third = allocator.allocate(11 << 20)  # reuses the first block; the remaining 1 MiB is not split off
     >>> allocator.reserved_bytes >> 20, allocator.allocated_bytes >> 20
     (32, 15)
 """

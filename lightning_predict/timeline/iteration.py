@@ -17,7 +17,7 @@ Example::
 
     >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
     >>> low, high = spread.applied(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
-    >>> round(low, 2), round(high, 2)
+    >>> round(float(low), 2), round(float(high), 2)
     (0.73, 1.38)
 """
 

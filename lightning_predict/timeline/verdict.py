@@ -108,8 +108,8 @@ def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
     into `*`. Smaller parts are combined into one. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
-        >>> module_groups({f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts})[
-        ...     "net.blocks.3.mlp"]
+        >>> seconds = {f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts}
+        >>> module_groups({**seconds, "net.head": 4.0})["net.blocks.3.mlp"]
         'blocks.*.mlp'
     """
     parts = {module: module.split(".") for module in seconds}
