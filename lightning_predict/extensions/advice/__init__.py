@@ -1,5 +1,5 @@
-"""What could be changed about a training: each change is a file here, and a function of a recorded step.
+"""Optimization advice: changes of a training, each a file here and a function of a recorded step.
 
-`change.py` says what a change is, `measured.py` keeps what was measured, `evidence.py` says how well the gains of each
-kind are foretold, `advice.py` ranks them: `lp.advise`.
+`change.py` defines a change, and `measured.py` applies measurements to the changed step. `evidence.py` has the measured
+accuracy of predicted gains. `advice.py` ranks the changes: `lp.advise`.
 """

@@ -1,8 +1,8 @@
-"""`lp.advise`: what to change first, and then which GPU to rent.
+"""`lp.advise`: the best changes of a training, and the GPU to rent with them.
 
-Each change is made to the recorded step and both are predicted alike (`gains.py`); of those whose gains were proven on
-measured pairs (`evidence.py`) the best chain is built, singles first; then each GPU is priced as it stands and with the
-chain. Example::
+Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). Changes with
+gains validated on measured pairs (`evidence.py`) are combined greedily into a chain, best first. Each GPU is then
+priced without changes and with the chain. Example::
 
     advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
     advice["bf16-mixed"].gain.middle      # throughput after over before, with .low and .high
@@ -39,7 +39,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
 WORTH_IT: Final = 1.02
-"""Least gain for which a change is worth a line of its own."""
+"""Minimum gain for a change to be recommended."""
 
 HARM: Final = 0.98
 
@@ -57,24 +57,24 @@ def advise(
     weights: AnyWeights = None,
     history: bool = True,
 ) -> Advice:
-    """Say what to change first, what it gains, and which GPU to rent with it.
+    """Recommend changes, with their gains, and the GPU to rent with them.
 
     Args:
-        trace: What one step did, from `capture` or `Trace.load`.
-        gpus: Names of GPUs or layouts, as for `predict`. Gains are told for the GPU in use, else for the first.
-        iterations: Steps still to come; None leaves out what a run would save.
-        allow: What changes may ask besides time: `numerics` (another rounding of products), `digits` (parameters lose
-            some for good), `memory`, `samples` (others in a step). Those that ask more are told, and left out of the
-            chain.
-        followed: The same step captured on the meta device or the CPU, where `trace` is a profile of a GPU: it tells
-            which operation hands which tensor to which, which the profiler does not see and torch.compile asks for.
+        trace: A recorded step, from `capture` or `Trace.load`.
+        gpus: Names of GPUs or layouts, as for `predict`. Gains are for the GPU in use, otherwise for the first.
+        iterations: Remaining steps; None omits the savings of a run.
+        allow: Allowed side effects of changes: `numerics` (products are rounded differently), `digits` (parameters
+            permanently lose digits), `memory`, `samples` (a step has others). Changes with other side effects are
+            listed, but excluded from the chain.
+        followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. It has the
+            data flow between operations, which the profiler does not see and torch.compile requires.
         strategy: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Tell what changes gained in your own runs of this model on this GPU (see `run/own_gains.py`).
+        history: Use gains measured in your own runs of this model on this GPU (see `run/own_gains.py`).
 
     Raises:
-        InvalidArgumentError: An unknown word in `allow`, or a `followed` step that is another one; else as `predict`.
+        InvalidArgumentError: An unknown word in `allow`, or a `followed` step that differs; otherwise as `predict`.
         LightningPredictError: As `predict`.
     """
     assumptions = Assumptions(
@@ -95,7 +95,7 @@ def advice_for(
     allow: Sequence[str] = ("numerics", "memory"),
     followed: Trace | None = None,
 ) -> Advice:
-    """Say what to change first: `advise` for a caller that has layouts and assumptions; errors as there."""
+    """Recommend changes for parsed layouts and assumptions; otherwise as `advise`."""
     unknown = sorted(set(allow) - set(PRICES))
     if unknown:
         raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(PRICES)}.")
@@ -107,13 +107,13 @@ def advice_for(
     everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
     first = everywhere[0]
     measured = measured_gains(assumptions.history, first.name, trace)
-    assumptions = replace(assumptions, history=())  # both sides of a gain must be told alike
+    assumptions = replace(assumptions, history=())  # both sides of a gain must be predicted in the same way
     trial = _Trial(trace, everywhere, iterations, assumptions, measured)
     advised = [trial.advised(change) for change in CHANGES.values()]
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
     if after is not None and after.operations == trace.operations:
-        after = None  # what waits was changed, and nothing of what the device does
+        after = None  # only waits were changed, no device work
     gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
     table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
     return Advice(
@@ -135,7 +135,7 @@ def _rank(advised: Advised) -> tuple[int, float]:
 
 @final
 class _Trial:
-    """Tries changes of one step."""
+    """Evaluates changes of one step."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Trial:
         self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
 
     def predicted(self, names: tuple[str, ...]) -> Predictions:
-        """Predict with changes, in the order of the table."""
+        """Predict the step with changes, given in the order of the table."""
         if names not in self._predictions:
             changes = tuple(CHANGES[name] for name in names)
             self.changed[names], self._predictions[names] = predicted_with(
@@ -167,7 +167,7 @@ class _Trial:
         return predictions.items_in_order[0]
 
     def advised(self, change: Change) -> Advised:
-        """Say what one change would do."""
+        """Evaluate one change."""
         described = Advised(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
         why_not = self._why_not(change, self._trace, self._layouts[0])
         if why_not is not None:
@@ -175,7 +175,7 @@ class _Trial:
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
         simulated = gain(before, own)
-        # What applies nowhere else has no gain there.
+        # A layout to which the change does not apply has no gain.
         on = {
             place: gain(one, other)
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
@@ -215,14 +215,14 @@ class _Trial:
         )
 
     def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
-        """Find what a change's gain on a layout rests on: one's own runs there, else pairs of others."""
+        """Return the evidence for a change's gain on a layout: the user's own runs there, otherwise measured pairs."""
         own = self._measured.get(change.name)
         if own is None or place:
             return evidence_for(change, self._trace)
         return evidence_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
     def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
-        """Add changes, the best first, as long as each that is allowed and fits the others gains."""
+        """Build the chain: add changes, best first, if they are allowed, compatible and still gain."""
         names: tuple[str, ...] = ()
         order: tuple[str, ...] = ()
         for advised in sorted(candidates, key=_rank):
@@ -261,12 +261,15 @@ class _Trial:
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
-        """Multiply what each change adds to those before it, as its kind's gains are told; their errors are apart."""
+        """Return the combined gain: the product of what each change adds to those before it.
+
+        Each factor is corrected by the evidence for its kind, and errors are assumed independent.
+        """
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
             evidence = self._evidence(CHANGES[order[count - 1]], place)
-            assert evidence is not None  # the chain holds proven changes alone
+            assert evidence is not None  # the chain has only changes with evidence
             more = evidence.told(gain(before.items_in_order[place], after.items_in_order[place])).middle
             widths.append(evidence.half_width(more))
             middle, before = middle * more, after
@@ -276,20 +279,20 @@ class _Trial:
 def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
-    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval reaches to the other side
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends past 1
     if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"
 
 
 def _seconds(before: Prediction, after: Prediction, told: float) -> float:
-    """Return a step with a change, from the step before and the gain that is told."""
+    """Return the step time with a change, from the step time before and the gain."""
     one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
     return before.cycle_seconds / one * other / told
 
 
 def _saved(before: Prediction, told: float) -> tuple[float | None, float | None]:
-    """Return seconds and dollars that a run saves; None where they are not known."""
+    """Return the seconds and dollars that a run saves; None if unknown."""
     share = 1 - 1 / told
     seconds = None if before.total_seconds is None or not before.iterations else share * before.total_seconds
     return seconds, None if seconds is None or before.cost_usd is None else share * before.cost_usd

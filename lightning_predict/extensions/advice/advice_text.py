@@ -1,4 +1,4 @@
-"""`Advice`: what changes would gain; as values, as lines for a terminal, and as HTML."""
+"""`Advice`: predicted gains of changes, as values, as lines for a terminal, and as HTML."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
-"""What is said of a change: it is faster or slower, its gain is inside the noise, nobody measured its like, or it does
-not apply."""
+"""Verdict on a change: it is faster or slower, its gain is within the noise, there are no measured pairs of its kind,
+or it does not apply."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """One change, on the GPU that the advice is for.
+    """One change, evaluated on the GPU that the advice is for.
 
     Attributes:
         name: Its name.
-        words: What to type.
-        note: What it costs besides time.
+        words: The code to write.
+        note: Its side effects.
         verdict: See `ChangeVerdict`.
-        gain: Throughput after over before with its 90 % interval; None where nothing proves a number.
-        simulated_gain: What the simulation says, proven or not; None where the change does not apply.
-        seconds: A step with the change, the wait for the loader included; None likewise.
-        seconds_saved: Of the run, with the change; None without a number or a length of the run.
-        usd_saved: Likewise, at the price of the GPU.
-        memory: Peak memory with the change, in bytes; None if not known.
-        fits: Whether the step fits with it; None if not known.
+        gain: Throughput after over before, with its 90 % interval; None without evidence.
+        simulated_gain: The simulated gain, with or without evidence; None if the change does not apply.
+        seconds: Step time with the change, including the wait for the loader; None if the change does not apply.
+        seconds_saved: Saved seconds of the run; None without a gain or a length of the run.
+        usd_saved: Saved dollars of the run, at the price of the GPU; None in the same cases or without a price.
+        memory: Peak memory with the change, in bytes; None if unknown.
+        fits: Whether the step fits with it; None if unknown.
         why_not: Why it does not apply, or has no number; None if it has one.
-        evidence: What the number rests on, and how well such gains are foretold; None without a number.
-        gains: Gains by layout, where it has numbers.
+        evidence: Evidence for the gain, with the accuracy of such predictions; None without a number.
+        gains: Gains by layout, with evidence.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Advised:
     gains: Mapping[str, Interval[float]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
+        """Convert everything to JSON values."""
         return {
             "name": self.name,
             "words": self.words,
@@ -86,14 +86,14 @@ class Advised:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Changes that go together.
+    """Combination of changes.
 
     Attributes:
-        names: Of the changes, in the order in which they are made.
-        gain: Throughput with all of them over with none.
-        seconds: A step with all of them.
-        gains: Gains by layout, where all of them apply.
-        predictions: Each GPU with all of them, as simulated.
+        names: Names of the changes, in the order of application.
+        gain: Throughput with all of them over throughput with none.
+        seconds: Step time with all of them.
+        gains: Gains by layout, if all of them apply.
+        predictions: Simulated predictions of each GPU with all of them.
     """
 
     names: tuple[str, ...]
@@ -106,16 +106,16 @@ class Chain:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice(Mapping[str, Advised]):
-    """What changes would gain, by their names, and which GPU to rent with them.
+    """Predicted gains of changes by name, and the GPU to rent with them.
 
     Attributes:
-        on: The GPU or layout that gains are told for: the one in use, else the first that was asked for.
-        before: Each GPU as it stands.
-        changes: In the order of their gains; those that do not apply are last.
-        chain: The best changes that go together; None if no change is proven to gain.
-        layers: Where the time goes, now and with the chain.
-        allowed: What changes were allowed to ask besides time.
-        notes: What else there is to say.
+        on: The GPU or layout of the gains: the one in use, otherwise the first requested.
+        before: Predictions of each GPU without changes.
+        changes: Sorted by gain; those that do not apply are last.
+        chain: The best combination of changes; None if no gain has evidence.
+        layers: Device time by module, now and with the chain.
+        allowed: Allowed side effects of changes.
+        notes: Further notes.
     """
 
     on: str
@@ -130,7 +130,7 @@ class Advice(Mapping[str, Advised]):
         for advised in self.changes:
             if advised.name == name:
                 return advised
-        change_named(name)  # says which there are
+        change_named(name)  # raises an error that lists all names
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -143,7 +143,7 @@ class Advice(Mapping[str, Advised]):
         return "\n".join(advice_lines(self))
 
     def __repr__(self) -> str:
-        """Show the lines at a prompt, instead of all that they are made of."""
+        """Show the lines at a prompt, instead of all fields."""
         return str(self)
 
     def _repr_html_(self) -> str:
@@ -151,11 +151,11 @@ class Advice(Mapping[str, Advised]):
         return self.to_html()
 
     def to_html(self) -> str:
-        """Write the advice as a fragment of HTML, which browsers show by itself, too."""
+        """Return the advice as an HTML fragment, which browsers can also show alone."""
         return advice_html(self)
 
     def metrics(self) -> dict[str, float]:
-        """Give the gains that are proven, by the keys under which they are logged."""
+        """Return the gains with evidence, by their keys for loggers."""
         return {
             f"predict/advice/{advised.name}/gain": advised.gain.middle
             for advised in self.changes
@@ -163,7 +163,7 @@ class Advice(Mapping[str, Advised]):
         }
 
     def foretold(self) -> dict[str, tuple[float, float, float]]:
-        """Give low, middle and high of each gain by its change's name; what is only simulated three times."""
+        """Return low, middle and high of each gain by the name of its change; a gain without evidence three times."""
         found = {}
         for one in self.changes:
             if one.gain is not None:
@@ -173,7 +173,7 @@ class Advice(Mapping[str, Advised]):
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
+        """Convert everything to JSON values."""
         chain = self.chain
         return {
             "on": self.on,
@@ -193,11 +193,11 @@ class Advice(Mapping[str, Advised]):
         }
 
     def to_json(self) -> str:
-        """Give everything as JSON text."""
+        """Return everything as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Give a data frame: a row a change, by name.
+        """Return a data frame with one row per change, indexed by name.
 
         Raises:
             MissingDependencyError: pandas is not installed.
@@ -219,14 +219,14 @@ def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
     return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
 
 
-# --- As lines and as HTML
+# Text and HTML.
 
 NOTHING_GAINS: Final = "No change is proven to gain here."
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
 
 
 def advice_lines(advice: Advice) -> Iterator[str]:
-    """Write the advice as lines: changes, the chain, what is not worth it, where the time goes, what to rent."""
+    """Format the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent."""
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
     rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
     if advice.chain is not None and len(advice.chain.names) > 1:
@@ -249,7 +249,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def short_lines(advice: Advice) -> tuple[str, ...]:
-    """Write the advice in at most three lines: what to change first, what not to, and which GPU to rent then."""
+    """Format the advice in at most three lines: the best change, harmful changes, and the GPU to rent."""
     told = [one for one in advice.changes if one.gain is not None and one.verdict == "faster"]
     harm = [f"{one.name} {_ends(one)}" for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     if advice.chain is not None and len(advice.chain.names) > 1:
@@ -286,7 +286,7 @@ def _heading(advice: Advice) -> str:
 
 
 def numbered(advice: Advice) -> list[Advised]:
-    """List the rows of the table: of each kind of change what gains most, those first that ask what is allowed."""
+    """List the rows of the table: the best change of each kind, with changes whose side effects are allowed first."""
     found: dict[str, Advised] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
@@ -328,7 +328,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _sentences(advice: Advice) -> Iterator[str]:
-    """Say of all changes that have no row of their own why not."""
+    """Yield sentences about the changes without a row of their own, with reasons."""
     slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
@@ -381,7 +381,7 @@ def _rent(advice: Advice) -> Iterator[str]:
 
 
 def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
-    """Name the cheapest GPU that the step fits on, with its time and cost, and the next ones; with gains or without."""
+    """Name the cheapest GPU that the step fits on, with time and cost, and the next two; optionally with gains."""
     found = []
     for one in predictions.items_in_order:
         told = None if gains is None else gains.get(one.layout.name)
@@ -401,7 +401,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def advice_html(advice: Advice) -> str:
-    """Write the advice as a fragment of HTML, for a notebook or a report: what to change first, and where it goes."""
+    """Return the advice as an HTML fragment for a notebook or a report: recommended changes, and time by module."""
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in (

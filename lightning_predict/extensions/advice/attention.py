@@ -1,9 +1,9 @@
-"""Attention that is written out, as one call of `F.scaled_dot_product_attention`: the scores are never in memory.
+"""Fuse attention written as separate operations into one call of `F.scaled_dot_product_attention`.
 
-Written out, a product of queries and keys makes the scores, which are scaled, masked, normalised by softmax and perhaps
-dropped out, before a second product takes the values: each of these reads and writes a matrix of all pairs of tokens.
-They are found by following the scores from the first product to the second, and in the backward pass by what is made of
-them and of their gradients.
+Separate operations compute the scores as a product of queries and keys, scale, mask and normalise them by softmax, and
+maybe apply dropout, before a second product with the values. Each of them reads and writes a matrix over all pairs of
+tokens. The fused call never stores the scores. The operations are found by following the scores from the first product
+to the second, and in the backward pass by following tensors derived from the scores and their gradients.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten
 @final
 @dataclass(slots=True, kw_only=True)
 class _WrittenOut:
-    """One attention, from its first product on.
+    """Attention written as separate operations, from its first product on.
 
     Attributes:
-        elements: Of the scores.
+        elements: Number of elements of the scores.
         query: First factor of the first product.
-        key: Its second factor, keys in columns.
-        scores: Storages that hold scores, and later their gradients.
-        places: Operations that it consists of.
-        leading: Batch and heads, once softmax has shown them.
+        key: Its second factor, with keys in columns.
+        scores: Storages of the scores, and later of their gradients.
+        places: Positions of its operations.
+        leading: Batch and heads, known after the softmax.
         is_masked: A mask was added or filled in.
         value: Values; None until the second product.
-        result: What the second product makes; None until then.
+        result: Result of the second product; None until then.
     """
 
     elements: int
@@ -51,14 +51,14 @@ class _WrittenOut:
     backward: list[int] = field(default_factory=list)
 
     def shaped(self, tensor: TensorInfo, *, is_turned: bool = False) -> TensorInfo:
-        """Return a factor of a product as attention takes it: batch, heads, tokens, width."""
+        """Return a factor of a product in attention's layout: batch, heads, tokens, width."""
         rows, columns = tensor.shape[-2:]
         assert self.leading is not None
         return replace(tensor, shape=(*self.leading, *((columns, rows) if is_turned else (rows, columns))))
 
 
 def _attentions(trace: Trace) -> list[_WrittenOut]:
-    """Find the attentions that the forward pass writes out, with what their backward passes consist of."""
+    """Find all such attentions of the forward pass, with the operations of their backward passes."""
     open_ones: list[_WrittenOut] = []
     found: list[_WrittenOut] = []
     for place, operation in enumerate(trace.operations):
@@ -85,7 +85,7 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
 
 
 def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
-    """Add an operation that reads the scores; True at the second product, False where it is no attention."""
+    """Add an operation that reads the scores; True at the second product, False if it is not attention."""
     if operation.name in _PRODUCTS:
         is_second = one.leading is not None and operation.inputs[0].id in one.scores
         if is_second:
@@ -93,7 +93,7 @@ def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
             one.places.append(place)
         return is_second
     if any(tensor.elements != one.elements for tensor in operation.outputs):
-        return False  # something else is made of the scores, which therefore are needed
+        return False  # another operation uses the scores, so they are needed
     if operation.name == "aten::_softmax":
         *leading, _, _ = operation.inputs[0].shape
         one.leading = (1, *leading) if len(leading) == 1 else tuple(leading)
@@ -112,8 +112,8 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
     assert one.value is not None
     reads = any(tensor.id in one.scores for tensor in operation.inputs)
     made, is_product = operation.outputs[0], operation.name in _PRODUCTS
-    # The scores' gradient is the product of the result's and the values; products that read it, or the scores, make
-    # gradients of queries, keys and values.
+    # The scores' gradient is the product of the result's gradient and the values. Products that read it, or the scores,
+    # give gradients of queries, keys and values.
     begins = is_product and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
     if reads or (begins and made.elements == one.elements):
         one.backward.append(place)
@@ -122,12 +122,12 @@ def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
 
 
 def with_fused_attention(trace: Trace) -> Trace:
-    """Return a step whose written-out attentions are single calls."""
+    """Return the step with attention fused into single calls."""
     return replace(trace, operations=tuple(_fused(trace)))
 
 
 def _fused(trace: Trace) -> Iterator[Operation]:
-    calls: dict[int, Operation] = {}  # in the place of an attention's last operation, or its backward pass's first
+    calls: dict[int, Operation] = {}  # at an attention's last forward or first backward operation
     dropped: set[int] = set()
     gone: set[int | None] = set()
     for one in _attentions(trace):

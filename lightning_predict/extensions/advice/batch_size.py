@@ -1,9 +1,9 @@
-"""Another batch: every tensor that holds samples grows or shrinks, parameters and the host's work stay.
+"""Change the batch size: scale every tensor with samples; parameters and the host's work stay the same.
 
-A recorded step does not say which dimension counts samples. It is followed from the data, whose first dimension is the
-samples, through the operations: the same place where shapes are alike, exchanged by transposes, kept by views, gone
-where a product or a sum runs over it; else the first side that is as long, or a multiple. Parameters, their gradients
-and the optimizer stay. Example::
+A recorded step does not say which dimension counts samples. We start from the data, whose first dimension is the
+samples, and follow that dimension through the operations. It keeps its position in equal shapes, moves in transposes,
+is kept by views, and disappears in products or sums over it. Otherwise, it is the first side of the same length, or a
+multiple. Parameters, their gradients and the optimizer stay the same. Example::
 
     doubled = with_batch(trace, 2)      # trace.samples twice as many
     with_samples(trace, 24)             # 24 in each batch
@@ -23,25 +23,25 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def with_batch(trace: Trace, factor: int) -> Trace:
-    """Return a step of `factor` times as many samples.
+    """Return the step with `factor` times as many samples.
 
     Args:
-        trace: A step whose samples are known and whose tensors were followed.
+        trace: A step with known samples and followed tensors.
         factor: At least 2.
     """
     return with_samples(trace, samples_per_batch(trace) * factor)
 
 
 def samples_per_batch(trace: Trace) -> int:
-    """Return the samples of one batch of a step; 1 where they are not known."""
+    """Return the samples of one batch of a step; 1 if unknown."""
     return max((trace.samples or 1) // trace.batches, 1)
 
 
 def with_samples(trace: Trace, count: int) -> Trace:
-    """Return a step of batches of another size; arguments as for `with_batch`.
+    """Return the step with another batch size.
 
     Args:
-        trace: The step.
+        trace: The step, as for `with_batch`.
         count: Samples of a batch, at least 1.
     """
     return BatchSizes(trace).of(count)
@@ -49,7 +49,7 @@ def with_samples(trace: Trace, count: int) -> Trace:
 
 @final
 class BatchSizes:
-    """A step, ready to be told at any batch.
+    """A step that can be scaled to any batch size.
 
     Args:
         trace: As for `with_batch`.
@@ -63,7 +63,7 @@ class BatchSizes:
         ]
 
     def of(self, count: int) -> Trace:
-        """Return the step at batches of so many samples."""
+        """Return the step with this many samples per batch."""
         trace, samples = self._trace, self._samples
         sized: dict[tuple[TensorInfo, int], TensorInfo] = {}
 
@@ -99,7 +99,7 @@ SampleDimension = int | None
 
 @final
 class _Places:
-    """Follows the dimension that counts samples from operation to operation."""
+    """Follows the sample dimension from operation to operation."""
 
     def __init__(self, trace: Trace, samples: int) -> None:
         self._samples = samples
@@ -108,15 +108,16 @@ class _Places:
         self._updated = {
             tensor.id for one in trace.operations if one.phase == "optimizer" for tensor in (*one.inputs, *one.outputs)
         }
-        # Every parameter was updated, so that what looks like one and was not is none; but for statistics, say.
+        # If all parameters were updated, a tensor that was not updated is not a parameter, even if it has the shape of
+        # one (statistics excepted).
         self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
         self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
-        self._lengths: dict[int | None, int] = {}  # of the side that counts samples, by storage
+        self._lengths: dict[int | None, int] = {}  # length of the sample dimension, by storage
         self._by_shape: dict[tuple[int, ...], int] = {}
         self._met: set[int | None] = set()
 
     def of(self, operation: Operation) -> tuple[list[SampleDimension], list[SampleDimension]]:
-        """Find the places of what an operation reads and writes."""
+        """Return the sample dimensions of an operation's inputs and outputs."""
         inputs = [self._given(tensor) for tensor in operation.inputs]
         outputs = []
         for number, tensor in enumerate(operation.outputs):
@@ -137,13 +138,13 @@ class _Places:
         if tensor.id is None or key in self._of:
             return self._of.get(key)
         place: SampleDimension = None
-        if tensor.id in self._lengths:  # a view that no operation was seen to make
+        if tensor.id in self._lengths:  # a view made by an unseen operation
             place = self._like(tensor.shape, (self._lengths[tensor.id],))
         elif tensor.id not in self._met and self._is_data(tensor):
             place = 0
             self._lengths[tensor.id] = tensor.shape[0]
         elif tensor.id not in self._met and tensor.id not in self._updated:
-            place = self._by_shape.get(tensor.shape)  # a copy that autocast made unseen
+            place = self._by_shape.get(tensor.shape)  # a copy made by autocast, unseen
         self._met.add(tensor.id)
         self._of[key] = place
         return place
@@ -161,7 +162,7 @@ class _Places:
         if not tensor.shape or (tensor.id in self._updated and operation.name not in _REPEATS):
             return None
         known = [(one.shape, place) for one, place in zip(operation.inputs, inputs, strict=True) if place is not None]
-        if not operation.inputs:  # noise, for example
+        if not operation.inputs:  # for example random noise
             return 0 if self._is_data(tensor) else None
         rule = _RULES.get(operation.name)
         if operation.name in _REPEATS:
@@ -177,23 +178,23 @@ class _Places:
         return place if place is None or tensor.shape[place] % self._samples == 0 else None
 
     def _expanded(self, operation: Operation, place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Find the dimension that was repeated for each sample."""
+        """Return the dimension that was repeated for each sample."""
         before = operation.inputs[0].shape
         more = len(shape) - len(before)
         if place is not None:
             return place + more
-        if not before:  # one number, expanded to the gradient of a mean or a sum
+        if not before:  # a scalar, expanded to the gradient of a mean or a sum
             is_gradient = operation.phase == "backward" and shape[0] % self._samples == 0
             return 0 if is_gradient or shape[0] == self._samples else None
         repeated = (at for at, side in enumerate(shape) if at < more or before[at - more] != side)
         return next((at for at in repeated if shape[at] == self._samples), None)
 
     def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
-        """Find the place of a result among those of operands that are as long there, counted from the last dimension.
+        """Return the sample dimension of a result from operands of equal length there, counted from the last dimension.
 
         Args:
-            known: Shapes of operands that hold samples, and the places of these.
-            shape: Of the result.
+            known: Shapes of operands with samples, and their sample dimensions.
+            shape: Shape of the result.
         """
         for own, place in known:
             if own == shape:
@@ -204,7 +205,7 @@ class _Places:
         return self._like(shape, [own[place] for own, place in known]) if known else None
 
     def _viewed(self, before: tuple[int, ...], place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Find the dimension of a view in which as many values lie before the samples."""
+        """Return the dimension of a view with the same number of values before the samples."""
         if place is None:
             return None
         outer, seen = math.prod(before[:place]), 1
@@ -215,7 +216,7 @@ class _Places:
         return self._like(shape, (before[place],))
 
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
-        """Find the side that is as long as one that counts samples, else one that is a multiple of them."""
+        """Return the first side with the length of a sample dimension, otherwise the first multiple of the samples."""
         same = next((place for place, side in enumerate(shape) if side in lengths), None)
         if same is not None:
             return same
@@ -270,7 +271,7 @@ def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
 
 
 def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    """Find rows of the first factor, columns of the second, or the batch of both."""
+    """Return the sample dimension of a product: rows of the first factor, columns of the second, or the batch."""
     del operation
     first, second = inputs[-2:]
     rows, columns = len(shape) - 2, len(shape) - 1
@@ -282,7 +283,7 @@ def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: 
 
 
 def _convolved_back(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    """Find the gradient of the images, which is as large as they are; the others are of parameters."""
+    """Return the sample dimension of the images' gradient; other outputs are gradients of parameters."""
     return inputs[1] if len(inputs) > 1 and shape == operation.inputs[1].shape else None
 
 
@@ -297,7 +298,7 @@ def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shap
 
 
 Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
-"""Finds the place of a result, by its shape and the places of what was read."""
+"""Function from a result's shape and the inputs' sample dimensions to the result's sample dimension."""
 
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),
@@ -309,11 +310,11 @@ _RULES: Final[Mapping[str, Rule]] = {
     "aten::embedding": _looked_up,
     "aten::embedding_dense_backward": _of_parameters,
 }
-"""What is known of operations whose results are not shaped like what they read."""
+"""Rules for operations whose results differ in shape from their inputs."""
 
 
 def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:
-    """Say why a step cannot be told at another batch; None if it can."""
+    """Return why a step cannot be scaled to another batch size; None if it can."""
     del gpu
     if trace.samples is None:
         return "how many samples a step holds is not known; give samples_per_step to capture()"
@@ -325,7 +326,7 @@ def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:
 
 
 def batch_change(factor: int) -> Change:
-    """Make the change to so many times the batch."""
+    """Return the change to `factor` times the batch size."""
     return Change(
         name="batch_size" if factor == 2 else f"batch_size x {factor}",
         words="twice the batch size" if factor == 2 else f"{factor} times the batch size",

@@ -1,7 +1,7 @@
-"""`Change`: one thing that a user can change about a training, as a function of a recorded step and of assumptions.
+"""`Change`: one possible change of a training, as a function of a recorded step and of assumptions.
 
-Each file of this folder makes the changes of one subject, and `table.py` lists them. A change says what to type, why it
-does not apply to a step, what it costs besides time, and on which measured pairs its gains were tried. Example::
+Each file of this folder has the changes of one subject, and `table.py` lists them. A change has the code to write, the
+reasons why it may not apply, its side effects, and the kind of measured pairs that validate its gains. Example::
 
     change = change_named("bf16-mixed")
     changed, assumptions = change.apply(trace, Assumptions())
@@ -22,8 +22,8 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
 ChangePrice = Literal["numerics", "digits", "memory", "samples"]
-"""What a change may ask besides time: another rounding of products, parameters that lose digits for good, more memory,
-other samples in a step."""
+"""Side effects of a change: products are rounded differently, parameters permanently lose digits, more memory, other
+samples in a step."""
 
 PRICES: Final[tuple[ChangePrice, ...]] = ("numerics", "digits", "memory", "samples")
 
@@ -33,26 +33,26 @@ WhyNotShared = Callable[[Layout, Strategy], str | None]
 
 
 def _shared_anyhow(layout: Layout, strategy: Strategy) -> None:
-    """Let a change apply however GPUs share the work."""
+    """Apply with any way of sharing the work."""
     del layout, strategy
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that can be changed.
+    """One possible change.
 
     Attributes:
-        name: Short name, which commands and results use.
-        words: What to type.
-        note: What it costs besides time, in words for a table.
-        apply: Returns the step and the assumptions as they would be.
-        why_not: Says why it does not apply to a step on a GPU (None asks for any GPU); None if it applies.
-        why_not_shared: Says why it does not apply to GPUs that share the work so; None if it applies.
-        asks: What it asks besides time.
-        slot: Changes of one slot exclude each other, and a chain takes one of each.
-        useless_after: Names of changes after which it changes nothing any more.
-        kind: Row of the table of evidence that says how well its gains are foretold (`evidence.py`), before the mode.
+        name: Short name, for commands and results.
+        words: The code to write.
+        note: Its side effects, as text for a table.
+        apply: Returns the changed step and assumptions.
+        why_not: Returns why it does not apply to a step on a GPU (None for any GPU); None if it applies.
+        why_not_shared: Returns why it does not apply to a layout with a strategy; None if it applies.
+        asks: Its side effects.
+        slot: Changes of one slot exclude each other; a chain has at most one of each.
+        useless_after: Names of changes after which it has no effect.
+        kind: Row of the table of evidence for its gains (`evidence.py`), without the mode.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Change:
     kind: str
 
     def why_not_on(self, trace: Trace, layout: Layout, strategy: Strategy) -> str | None:
-        """Say why it does not apply to a step on a layout; None if it applies."""
+        """Return why it does not apply to a step on a layout; None if it applies."""
         return self.why_not(trace, layout.gpu) or self.why_not_shared(layout, strategy)
 
     def is_compatible(self, others: tuple[Change, ...]) -> bool:
-        """Return whether it changes something more after others."""
+        """Return whether it has an additional effect after the other changes."""
         return all(self.slot != other.slot and other.name not in self.useless_after for other in others)
 
 
 def of_steps(change: Callable[[Trace], Trace]) -> Apply:
-    """Make a change of every kind of step, whose measurements are carried over to the changed step.
+    """Make a change that applies to every kind of step and carries measurements over to the changed step.
 
     Args:
-        change: Returns a step with other operations or switches; it is given one without measurements.
+        change: Returns a step with other operations or flags; its argument is a step without measurements.
     """
 
     def apply(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:

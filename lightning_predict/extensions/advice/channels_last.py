@@ -1,8 +1,8 @@
-"""Images channels last: convolutions and batch norms read neighbouring channels, as tensor cores want them.
+"""Channels-last images: convolutions and batch norms read neighbouring channels, as tensor cores prefer.
 
-`model.to(memory_format=torch.channels_last)` turns the filters, and each convolution hands its layout on: element-wise
-work, pooling and batch norm keep it; group norm copies its input back, and its result lies channels first, so that the
-next convolution converts again. What follows a view into tokens is not an image any more. Example::
+`model.to(memory_format=torch.channels_last)` converts the filters, and each convolution passes its layout on.
+Element-wise operations, pooling and batch norm keep it. Group norm copies its input back to channels first, so the next
+convolution converts again. After a view into tokens, a tensor is no longer an image. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images, filters, result = (TensorInfo((8, 64, 56, 56), "float16", id=0), TensorInfo((64, 64, 3, 3), "float16"),
@@ -25,11 +25,11 @@ from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT, 
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_norm_backward"})
-"""Calls that read images channels first alone."""
+"""Operations that only support channels first."""
 
 
 def in_channels_last(trace: Trace) -> Trace:
-    """Return a step with its images channels last, and the copies where an operation wants them channels first."""
+    """Return the step with channels-last images, and copies before operations that need channels first."""
     return replace(trace, operations=tuple(_laid(trace)))
 
 
@@ -59,7 +59,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
                 changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
             turns = operation.name in IMAGES_AT or images.id in last
             if is_first and images.shape[1] <= _DATA_CHANNELS and not is_blind:
-                changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})  # the loader's
+                changed = replace(operation, arguments={**operation.arguments, CHANNELS_LAST: True})
         else:
             turns = any(tensor.id in last and _is_image(tensor) for tensor in operation.inputs)
         yield changed
@@ -69,7 +69,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
 
 
 _DATA_CHANNELS: Final = 4
-"""Channels of the data itself, which is put channels last with the model."""
+"""Maximum number of channels of input data, which is converted together with the model."""
 
 
 def _is_image(tensor: TensorInfo) -> bool:

@@ -1,4 +1,4 @@
-"""Activation checkpointing, on or off: blocks compute activations again in the backward pass, or keep them."""
+"""Activation checkpointing, on or off: blocks recompute activations in the backward pass, or keep them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
-"""A block is a member of a list of modules: `encoder.layers.3` of `encoder.layers.3.mlp.fc1`."""
+"""Pattern of a block, a member of a list of modules: `encoder.layers.3` of `encoder.layers.3.mlp.fc1`."""
 
 
 def list_member_of(module: str | None) -> str | None:
-    """Return the member of a list of modules that a module belongs to; None if it is in none."""
+    """Return the member of a list of modules that contains a module; None if there is no such list."""
     found = None if module is None else _BLOCK.match(module)
     return None if found is None else found.group(1)
 
 
 def checkpointed(trace: Trace) -> Trace:
-    """Return a step whose blocks run their forward operations once more before their backward ones.
+    """Return the step with blocks that repeat their forward operations before their backward ones.
 
-    What a block wrote is freed with its last use in the forward pass, and what it writes again is what its backward
-    pass reads; but for what other blocks read, which is kept.
+    Outputs of a block are freed after their last use in the forward pass, and the backward pass reads the recomputed
+    ones. Outputs that other blocks read are kept.
     """
     return replace(trace, operations=tuple(_again(trace)))
 
@@ -34,7 +34,7 @@ def checkpointed(trace: Trace) -> Trace:
 def _again(trace: Trace) -> Iterator[Operation]:
     forward: dict[str, list[Operation]] = {}
     done: set[str] = set()
-    anew: dict[int, int] = {}  # what a storage is when it is written again
+    anew: dict[int, int] = {}  # new storage numbers of recomputed tensors
     shared = _read_by_others(trace)
     numbers = count(
         1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
@@ -58,7 +58,7 @@ def _again(trace: Trace) -> Iterator[Operation]:
 
 
 def _read_by_others(trace: Trace) -> set[int | None]:
-    """Find the storages that the forward pass writes in one block and reads outside of it."""
+    """Return the storages that the forward pass writes in one block and reads outside it."""
     writers: dict[int | None, str | None] = {}
     shared: set[int | None] = set()
     for operation in trace.operations:
@@ -72,7 +72,7 @@ def _read_by_others(trace: Trace) -> set[int | None]:
 
 
 def _renamed(operation: Operation, names: Mapping[int, int]) -> Operation:
-    """Return an operation on other storages."""
+    """Return the operation with renumbered storages."""
     touched = {tensor.id for tensor in (*operation.inputs, *operation.outputs)} | set(operation.freed)
     if not touched & names.keys():
         return operation
@@ -103,10 +103,10 @@ def _repeated(operation: Operation) -> Operation:
 
 
 def recomputed(trace: Trace) -> dict[int, int]:
-    """Find backward operations that repeat forward ones, by place: those of blocks under activation checkpointing.
+    """Find recomputed operations of blocks under activation checkpointing: backward position -> forward position.
 
-    A block's backward pass then begins with its forward operations in their order, at least half of them (torch stops
-    where the last kept tensor is there again); views and `detach` between them launch nothing and are passed over.
+    The backward pass of such a block starts with at least half of its forward operations, in order. torch stops
+    recomputing once the last needed tensor exists. Views and `detach` launch nothing and are ignored.
     """
     forward: dict[str, list[int]] = {}
     repeated: dict[str, list[tuple[int, int]]] = {}
@@ -128,7 +128,7 @@ def recomputed(trace: Trace) -> dict[int, int]:
 
 
 def _is_written(operation: Operation) -> bool:
-    """Return whether an operation makes a tensor of its own, as views do not."""
+    """Return whether an operation writes a new tensor, unlike a view."""
     read = {tensor.id for tensor in operation.inputs}
     return any(tensor.id is not None and tensor.id not in read for tensor in operation.outputs)
 
@@ -139,7 +139,7 @@ def _is_alike(one: Operation, other: Operation) -> bool:
 
 
 def kept(trace: Trace) -> Trace:
-    """Return a step that keeps its activations in place of computing them again."""
+    """Return the step that keeps its activations instead of recomputing them."""
     again = recomputed(trace)
     names = {
         new.id: old.id
@@ -147,7 +147,7 @@ def kept(trace: Trace) -> Trace:
         for new, old in zip(trace.operations[place].outputs, trace.operations[first].outputs, strict=False)
         if new.id is not None and old.id is not None
     }
-    early = set(names.values())  # they live on until what was written again would have been freed
+    early = set(names.values())  # kept until the recomputed tensors would have been freed
     operations = []
     freed: list[int] = []
     for place, operation in enumerate(trace.operations):

@@ -1,4 +1,4 @@
-"""`torch.compile`: point-wise work between products becomes fused kernels (`kernels/fusion.py`)."""
+"""`torch.compile`: pointwise operations between products become fused kernels (`kernels/fusion.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Embedding tables looked up together, and their dot products in one kernel, as recommendation models are trained.
+"""Fused embedding tables and a fused dot interaction, as recommendation models are trained.
 
-FBGEMM looks up all tables in one launch, writes where the interaction reads, and updates the rows in the backward pass
-without a gradient of a table; DLRM's interaction reads the vectors of a sample once and writes their dot products
-behind the dense features. Example::
+FBGEMM looks up all tables in one launch, writes the results where the interaction reads them, and updates the rows in
+the backward pass without materializing gradients of tables. DLRM's interaction reads the vectors of a sample once and
+appends their dot products to the dense features. Example::
 
     fused = with_fused_tables(trace)       # a step with nn.EmbeddingBag, torch.stack and torch.bmm
 """
@@ -24,12 +24,12 @@ _JOINS: Final = ("aten::stack", "aten::cat")
 
 
 def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Trace:
-    """Return a step whose tables are looked up and updated together, with its interaction fused where it has one.
+    """Return the step with one fused lookup and update of all tables, and a fused interaction if it has one.
 
     Args:
-        trace: A step with embedding bags, whose tensors were followed.
-        has_sparse_gradients: Look-ups alone are fused: a sparse gradient of each row looked up is written, scaled by
-            the learning rate and added to the tables, as `torch.optim.SGD` does.
+        trace: A step with embedding bags and followed tensors.
+        has_sparse_gradients: Fuse only the lookups. A sparse gradient of each row is written, scaled by the learning
+            rate and added to the tables, as `torch.optim.SGD` does.
     """
     operations = list(trace.operations)
     bags = [one for one in operations if one.name == _BAG]
@@ -51,7 +51,7 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
             )
             dropped.add(place)
         elif one.phase != "forward" and one.inputs and one.inputs[0].shape in tables:
-            dropped.add(place)  # what becomes of gradients of tables, which there are none of
+            dropped.add(place)  # processing of table gradients, which no longer exist
     last = max((place for place, one in fused.items() if one.name == UPDATES), default=None)
     looked_up = tuple(tensor for one in bags for tensor in one.inputs[:3])
     found: list[Operation] = []
@@ -69,10 +69,10 @@ def with_fused_tables(trace: Trace, *, has_sparse_gradients: bool = False) -> Tr
 def _fused_interaction(
     operations: Sequence[Operation], vectors: set[int | None]
 ) -> tuple[dict[int, Operation], set[int]]:
-    """Find the interaction: what stands for it, by place, and the places of what it replaces.
+    """Find the interaction; return its fused operations by position, and the positions of the replaced operations.
 
-    It begins where the vectors are joined and ends where their products are put behind the dense features; backwards
-    from where the gradients of both part to the last of the joined vectors'.
+    It begins at the operation that joins the vectors and ends at the concatenation of their products with the dense
+    features. The backward part runs from the split of both gradients to the last gradient of the joined vectors.
     """
     fused: dict[int, Operation] = {}
     dropped: set[int] = set()

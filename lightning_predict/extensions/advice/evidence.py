@@ -1,22 +1,21 @@
-"""How well the gains of each kind of change are foretold: measured pairs, and the interval that holds nine in ten.
+"""Accuracy of predicted gains by kind of change, from measured pairs, with the parameters of their 90 % intervals.
 
-A pair is two measured steps that differ by one option. A simulation that sees a part of what a change does foretells
-that part of its gain, so that a gain is told as a power of the simulated one, with a shift for what all families of
-models gain beside. The half-width of its interval is in logarithms, and grows with the gain, as a change that does much
-does it in ways that a model gets wrong::
+A pair is two measured steps that differ in one option. A simulation that models only part of a change predicts only
+part of its gain. Therefore the reported gain is a power of the simulated gain, with a shift for gains outside the
+model. The half-width of its interval is in log units, and grows with the gain::
 
     gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
 
-Beyond the largest gain of the pairs the power is not known to hold, and a gain grows as simulated. All four were fitted
-on the pairs of the table that is named. `python -m benchmarks.accuracy FOLDER --of gains` prints how far off the
-simulation is, which saw none of them, what is told with each family left out of the fit, and, under `advice`, what is
-told by the rows below.
+Beyond the largest gain of the pairs, the power is not validated, and the gain grows as simulated. All four parameters
+were fitted on the pairs in the table's `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the error of
+the simulation, which was not fitted to any pair. It also prints the error of the reported gain with each family left
+out of the fit and, under `advice`, of the gains reported by the rows below.
 
-The gate (`MeasuredPairs.told`). A number is told only where enough pairs are there, and it is the simulated one only
-where that beats a constant on families that neither saw: the median gain of the others. Where the constant is better,
-it is told, and gives way to the simulation by as much as that leaves the constant's interval: a step that is bound by
-its host doubles its throughput with its batch, though no pair of the table did. A kind without a row has no number: its
-gain is what the simulation says, and nobody measured whether that comes true.
+The choice of predictor (`MeasuredPairs.told`). A number is reported only if there are enough pairs. The simulated gain
+is used only if it beats a constant, the median gain of the other families, on families that neither was fitted to. If
+the constant is better, it is used, and corrected by the part of the simulation outside the constant's interval. For
+example, a host-bound step doubles its throughput with its batch, although no pair of the table did. A kind without a
+row has no number: its simulated gain has not been compared with measurements.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
 
 FEWEST_PAIRS: Final = 10
-"""Fewer pairs prove nothing."""
+"""Minimum number of pairs to report a number."""
 
 
 @final
@@ -42,20 +41,20 @@ class MeasuredPairs:
     """Measured pairs of one kind of change.
 
     Attributes:
-        pairs: Number of pairs that the foretold gains were compared with.
-        source: What they are, in words.
-        families: Families of models that they are of.
+        pairs: Number of pairs compared with the predicted gains.
+        source: Description of the pairs.
+        families: Number of model families among them.
         median_error: Median relative error of the simulated gain.
-        constant_error: The same of a constant, the median gain of the other families.
-        constant: Median gain of all pairs, each family weighing the same.
-        coverage: Share of the pairs whose gain the interval that is told held.
-        power: Power of the simulated gain that is told.
-        reach: Largest simulated gain of the pairs, up to which that power holds; beyond it a gain grows as simulated.
-        least: Half-width of the interval where nothing changes, in logarithms.
-        share: What it grows by, for each unit of the gain's logarithm.
-        shift: Logarithm that every gain is told higher by.
-        limits: What the pairs cannot say, in words; empty if nothing is missing.
-        is_own: The gain is a time that the recorded step itself holds, so that no pair is asked for.
+        constant_error: Median relative error of a constant, the median gain of the other families.
+        constant: Median gain of all pairs, with equal weight for each family.
+        coverage: Share of the pairs with a gain inside the reported interval.
+        power: Exponent of the simulated gain.
+        reach: Largest simulated gain of the pairs; the exponent is 1 beyond it.
+        least: Half-width of the interval for a gain of 1, in log units.
+        share: Increase of the half-width per log unit of the gain.
+        shift: Constant added to the log of every gain.
+        limits: Limitations of the pairs, as text; empty without any.
+        is_own: The gain is a measured time of the recorded step itself, so no pairs are needed.
     """
 
     pairs: int
@@ -75,16 +74,16 @@ class MeasuredPairs:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a number may be shown."""
+        """Whether there are enough pairs to show a number."""
         return self.is_own or self.pairs >= FEWEST_PAIRS
 
     def half_width(self, gain: float) -> float:
-        """Return the half-width of a gain's interval, in logarithms."""
+        """Return the half-width of a gain's interval, in log units."""
         return self.least + self.share * abs(math.log(gain))
 
     @property
     def words(self) -> str:
-        """Which of the two is told, the simulation or a constant, and how well each foretells, in a sentence."""
+        """The used predictor (simulation or constant) and the errors of both, as a sentence."""
         if self.is_own:
             return self.source
         own = ("simulated", self.median_error), ("a constant", self.constant_error)
@@ -96,11 +95,11 @@ class MeasuredPairs:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the simulation beats a constant, and is told."""
+        """Whether the simulation beats a constant, and is used."""
         return self.is_own or self.median_error <= self.constant_error
 
     def told(self, simulated: float) -> Interval[float]:
-        """Return the gain that is told for a simulated one, with its 90 % interval."""
+        """Return the reported gain for a simulated one, with its 90 % interval."""
         within = min(simulated, self.reach)
         told = self.power * math.log(within) + math.log(simulated / within) + self.shift
         if not self.is_simulated:
@@ -111,20 +110,20 @@ class MeasuredPairs:
 
 
 _PASCAL_CONTRADICTS: Final = "of one chip without tensor cores two sources say 0.79 to 1.13 and 0.72 to 1.26"
-"""GP102: the TITAN Xp lost in 24 of 28 of these pairs; the GTX 1080 Ti gained in 27 of 30 of the same benchmark, in
-inference in all. What the chip is cannot tell the two apart."""
+"""GP102: the TITAN Xp lost in 24 of 28 of these pairs, while the GTX 1080 Ti gained in 27 of 30 of the same benchmark
+(all inference). The chip alone cannot explain the difference."""
 
 EVIDENCE: Final[Mapping[str, MeasuredPairs]] = {
     "amp train": MeasuredPairs(
         pairs=71,
         families=5,
         source="whole trainings in FP32 (TF32) and FP16 (ResNet-50, BERT, GNMT, NCF, Transformer-XL) on 16 GPUs",
-        median_error=0.104,  # as they ran, nothing fitted; autocast of the same steps is 0.145 off
+        median_error=0.104,  # as they ran, nothing fitted; with autocast simulated for the same steps, 0.145
         constant_error=0.186,
         constant=1.848,
-        coverage=0.92,  # of what autocast of the same steps is told, 0.83
-        power=1.0,  # that of five families, 0.9, gains nothing on families left out
-        least=0.28,  # 0.17 holds 84 % of families left out; autocast was not what ran
+        coverage=0.92,  # 0.83 with autocast simulated for the same steps
+        power=1.0,  # the fitted power of five families, 0.9, does not help on left-out families
+        least=0.28,  # 0.17 covers 84 % of left-out families; the runs did not use autocast
         share=0.1,
         limits="their scripts kept all activations in 16 bits; told for autocast of the same steps, gains are 15% off",
     ),
@@ -136,7 +135,7 @@ EVIDENCE: Final[Mapping[str, MeasuredPairs]] = {
         constant_error=0.237,
         constant=1.069,
         coverage=0.98,
-        power=0.8,  # that of inference; 0.7 on these three families alone
+        power=0.8,  # from inference; 0.7 on these three families alone
         least=0.334,
         share=0.0,
         reach=2.3,
@@ -166,7 +165,7 @@ EVIDENCE: Final[Mapping[str, MeasuredPairs]] = {
         coverage=0.89,
         power=1.05,
         shift=0.005,
-        least=0.18,  # 0.081 with a share of a half holds 84 % of families left out
+        least=0.18,  # 0.081 with a share of 0.5 covers 84 % of left-out families
         share=0.1,
         limits="releases of torch before 1.13 alone",
     ),
@@ -249,19 +248,18 @@ EVIDENCE: Final[Mapping[str, MeasuredPairs]] = {
         limits="one family of models, so that none was left out",
     ),
 }
-"""Evidence by kind, mode, and `mixed` under autocast or the releases of torch, as far as these are told apart."""
+"""Evidence by kind, mode, and (if distinguished) `mixed` for autocast or the torch version."""
 
 RUNS_REPEAT: Final = 0.05
-"""Half-width, in logarithms, of what two runs of one's own say of a change: their steps repeat to some per cent. An
-assumption."""
+"""Half-width, in log units, for gains measured in a user's own runs, from their repeatability. An assumption."""
 
 
 def evidence_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
-    """Make the evidence of one's own runs with a change and without: what was measured is told.
+    """Make evidence from the user's own runs with and without a change; the measured gain is reported.
 
     Args:
-        measured: Gains of such pairs of runs on the GPU in question.
-        simulated: The gain that is simulated for the step at hand.
+        measured: Measured gains of such pairs of runs on this GPU.
+        simulated: Simulated gain of the current step.
     """
     gain = statistics.median(measured)
     spread = max(abs(math.log(one / gain)) for one in measured)
@@ -283,11 +281,11 @@ def evidence_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPai
 
 
 TODAY: Final = (2, 1)
-"""First release of torch whose convolutions channels last are those of today."""
+"""First torch version whose channels-last convolutions perform like the current ones."""
 
 
 def evidence_for(change: Change, trace: Trace) -> MeasuredPairs | None:
-    """Find the evidence of a change of a step; None if there is not enough to state a number."""
+    """Return the evidence for a change of a step; None if there is too little to report a number."""
     mode = "train" if has_backward(trace) else "infer"
     row = f"{change.kind} {mode}"
     closer = () if trace.flags.autocast_dtype is None else (f"{row} mixed",)

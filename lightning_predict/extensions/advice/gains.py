@@ -1,8 +1,8 @@
-"""`gain`: throughput after a change over before, on one GPU, from two steps that are told alike.
+"""`gain`: throughput after a change over before, on one GPU, from two steps predicted in the same way.
 
-Both sides come from the same kind of information: two simulations from shapes, or a recording and the same recording
-with the change (`measured.py`). What a model gets wrong about the operations that both share is in numerator and
-denominator, so that a gain is known better than either step::
+Both sides use the same kind of information: two simulations from shapes, or a recording and the same recording with the
+change (`measured.py`). Model errors of the shared operations are in numerator and denominator, so a gain is more
+accurate than either step::
 
     gain = (seconds per sample before) / (seconds per sample after)
 """
@@ -35,11 +35,11 @@ def predicted_with(
     """Return the changed step and its predictions.
 
     Args:
-        changes: In the order in which they are made; none predicts the step as it is.
+        changes: In the order of application; empty predicts the step as it is.
         trace: The recorded step.
-        layouts: Where to run it.
-        iterations: Steps of the recorded size still to come; a step of more samples takes fewer.
-        assumptions: What is assumed.
+        layouts: Layouts to predict.
+        iterations: Remaining steps of the recorded size; a step with more samples needs fewer.
+        assumptions: The assumptions.
     """
     samples, strategy = trace.samples, assumptions.strategy
     for change in changes:
@@ -52,12 +52,12 @@ def predicted_with(
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
-    """Return a step measured on several GPUs as it would be under another strategy, by the ratio of two predictions.
+    """Scale a step measured on several GPUs to another strategy, by the ratio of two predictions.
 
     Args:
         trace: The step.
-        before: How the GPUs shared it.
-        assumptions: What is assumed, with the strategy that they are to have.
+        before: The strategy in the recording.
+        assumptions: The assumptions, with the new strategy.
     """
     origin, measured = gpu_in_use(trace), measured_seconds(trace)
     if origin is None or measured is None or trace.world_size == 1:
@@ -74,6 +74,6 @@ def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) 
 
 
 def gain(before: Prediction, after: Prediction) -> float:
-    """Return throughput after over before; the waits for the loader count."""
+    """Return throughput after over before, including the waits for the loader."""
     one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
     return (before.cycle_seconds / one) / (after.cycle_seconds / other)

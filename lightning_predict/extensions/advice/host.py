@@ -1,7 +1,7 @@
-"""What keeps the device waiting: launches one by one, synchronisation, and the loader.
+"""Changes that reduce device idle time: CUDA graphs, fewer synchronisations, and loader workers.
 
-CUDA graphs launch a step's kernels by one call; `.item()`, printing and logging a tensor each step make the host wait
-for the device and then the device for the host; a loader without enough workers makes both wait.
+CUDA graphs launch a step's kernels with one call. `.item()`, printing and logging a tensor each step make the host wait
+for the device, and then the device for the host. A loader with too few workers delays both.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lightning_predict.timeline.host import WAITING_OPERATIONS
 from lightning_predict.tracing.trace import Trace
 
 GRAPH_HOST_SHARE: Final = 0.05
-"""Host time of a step that is replayed as a CUDA graph over that of its launches one by one. An assumption: what stays
-are the copy of the batch and one call."""
+"""Host time of a step replayed as a CUDA graph, relative to launching each kernel. An assumption: only the copy of the
+batch and one call remain."""
 
 
 def _graphed(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-    # A step that was timed would anchor the host that is no longer there.
+    # A measured step time would calibrate a host that no longer exists.
     trace = trace.changed(
         lambda step: replace(step, step_seconds=(), host_seconds_unprofiled=(), running_step_seconds=None)
     )
@@ -38,7 +38,7 @@ def _why_no_graphs(trace: Trace, gpu: Gpu | None) -> str | None:
 
 
 def without_waits(trace: Trace) -> Trace:
-    """Return a step in which the host never waits for a value of the device."""
+    """Return the step without host waits for values of the device."""
     kept = (one for one in trace.operations if one.name not in WAITING_OPERATIONS or one.phase == "optimizer")
     waits = tuple(one for one in trace.waits if one.cause != "device")
     return replace(trace, operations=tuple(kept), waits=waits)

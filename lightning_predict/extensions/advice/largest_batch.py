@@ -1,8 +1,8 @@
-"""Find the largest batch that fits: one recorded step, scaled to other batches, each simulated through the allocator.
+"""Largest batch that fits: one recorded step, scaled to other batch sizes, each simulated with the allocator.
 
-By bisection: what a step reserves is nearly a straight line of its samples, but for the steps of the allocator, so that
-a handful of scaled steps find the largest batch that fits with a chance of 97 %. Of several GPUs the fullest counts.
-Example::
+The search is a bisection. Reserved memory is almost linear in the samples, except for the allocator's rounding, so a
+few scaled steps are enough to find the largest batch that fits with a probability of 97 %. Of several GPUs, the fullest
+one decides. Example::
 
     found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
     found[0].batch_size, found[0].fit_probability, found[0].even_batch_size
@@ -25,23 +25,23 @@ from lightning_predict.step import memory_need_of
 from lightning_predict.tracing.trace import Trace
 
 FINENESS: Final = 64
-"""Batches are told apart to a part of so many: what one sample more takes is known no better."""
+"""The search stops at a relative precision of 1 / this; the memory of one more sample is not known better."""
 
 LARGEST: Final = 2**40
-"""Samples beyond which the memory is said not to grow with them."""
+"""Number of samples beyond which the search fails: the memory does not grow with the batch."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
-    """The largest batch of each GPU of a layout.
+    """Largest batch per GPU of a layout.
 
     Attributes:
         layout: Its name.
-        batch_size: Samples that fit with a chance of 97 %, to 1 part in 64; None if not even one does.
-        fit_probability: Chance that they fit; None without.
-        memory_bytes: What torch's allocator reserves for them on the fullest GPU; None without.
-        even_batch_size: Samples that just fit as predicted, which is to say with an even chance; None if not even one.
+        batch_size: Samples that fit with a probability of 97 %, with a precision of 1/64; None if not even one does.
+        fit_probability: Probability that they fit; None without a batch.
+        memory_bytes: Memory reserved by torch's allocator on the fullest GPU; None without a batch.
+        even_batch_size: Samples that just fit as predicted, with a probability of 50 %; None if not even one does.
     """
 
     layout: str
@@ -52,7 +52,7 @@ class LargestBatch:
 
     @property
     def sentence(self) -> str:
-        """What is found, in words."""
+        """The result as a sentence."""
         if self.batch_size is None or self.fit_probability is None:
             even = "" if self.even_batch_size is None else f", though {self.even_batch_size:,} fit as predicted"
             return (
@@ -68,9 +68,9 @@ def largest_batches(
     """Find the largest batch on each layout.
 
     Args:
-        trace: A step whose samples are known and whose tensors were followed (on the meta device or the CPU).
-        layouts: GPUs, each replica with a batch of its own.
-        strategy: How several share the work; None is DDP.
+        trace: A step with known samples and followed tensors (on the meta device or the CPU).
+        layouts: GPUs; each replica has its own batch.
+        strategy: How several GPUs share the work; None is DDP.
 
     Raises:
         InvalidArgumentError: A step that cannot be scaled, or whose memory cannot be derived.
@@ -81,10 +81,10 @@ def largest_batches(
 
 @final
 class ScaledMemory:
-    """The memory of a step at other batches, each derived once.
+    """Memory of a step at other batch sizes, each computed once.
 
     Args:
-        trace: As for `largest_batches`. Where it holds a measured peak, all batches are corrected by it.
+        trace: As for `largest_batches`. A measured peak corrects all batch sizes.
 
     Raises:
         InvalidArgumentError: As `largest_batches`.
@@ -103,12 +103,12 @@ class ScaledMemory:
         measured = trace.memory.reserved_bytes
         if measured is not None:
             derived = step_memory(self._kinds[0].of(self.recorded))
-            assert derived is not None  # it was followed, and knows its model
+            assert derived is not None  # its tensors were followed, and its model is known
             own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
             self._correction = measured / own
 
     def at(self, samples: int) -> list[tuple[Trace, StepMemory]]:
-        """Derive what each kind of step needs at a batch of so many samples."""
+        """Compute the memory of each kind of step with this many samples per batch."""
         if samples not in self._known:
             scaled = [kind.of(samples) for kind in self._kinds]
             found = [(kind, step_memory(kind)) for kind in scaled]
@@ -117,11 +117,11 @@ class ScaledMemory:
 
     @property
     def derived(self) -> list[int]:
-        """Batches that are derived already, rising; the recorded one at least."""
+        """Batch sizes computed so far, ascending, including the recorded one."""
         return sorted({self.recorded, *self._known})
 
     def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
-        """Judge a batch on a layout."""
+        """Judge whether a batch size fits on a layout."""
         return memory_need_of(self.at(samples), layout, strategy)
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
@@ -161,13 +161,13 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
 def _bisected(
     fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
 ) -> int | None:
-    """Find a batch that fits while one a little larger does not; None if one sample does not fit.
+    """Find a batch size that fits while a slightly larger one does not; None if one sample does not fit.
 
     Args:
-        fits: Whether a batch fits.
-        spare_bytes: What it leaves free.
-        tried: Batches that are derived already, rising, at least one.
-        layout: For the error.
+        fits: Returns whether a batch size fits.
+        spare_bytes: Returns its free memory.
+        tried: Batch sizes computed so far, ascending, at least one.
+        layout: Name for the error.
 
     Raises:
         InvalidArgumentError: The memory does not grow with the batch.
@@ -193,7 +193,7 @@ def _bisected(
 
 
 def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Guess a batch that does not fit any more, by a straight line and a little further; at most 64 times as large."""
+    """Extrapolate linearly to a batch size that no longer fits, plus a margin; at most 64 times as large."""
     left, right = spare_bytes(low), spare_bytes(high)
     if right >= left or high <= low:
         return FINENESS * high
@@ -202,7 +202,7 @@ def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
 
 
 def _between(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Guess where a straight line through both ends has no memory left, well inside of them."""
+    """Interpolate linearly to the batch size without free memory, well inside both ends."""
     left, right = spare_bytes(low), spare_bytes(high)
     share = 0.5 if left <= 0 or right >= 0 else min(max(left / (left - right), 1 / 8), 7 / 8)
     return min(max(low + round(share * (high - low)), low + 1), high - 1)

@@ -1,7 +1,7 @@
-"""Where a step's time goes: by folded modules, forward, backward and update together, on each GPU.
+"""Device time of a step by module: forward, backward and update together, on each GPU.
 
-Blocks of one kind are added up (`blocks.3.mlp` and `blocks.4.mlp` are `blocks.*.mlp`), an optimizer's work is given to
-the modules whose parameters it updates, and work that was written out where PyTorch has it as one kernel is named.
+Modules in lists are merged (`blocks.3.mlp` and `blocks.4.mlp` are `blocks.*.mlp`). The optimizer's time is assigned to
+the modules whose parameters it updates. Sequences of operations that PyTorch has a fused kernel for are named.
 Example::
 
     print(layer_table(trace, [gpu("L4"), gpu("A100-SXM-80GB")], None))
@@ -24,13 +24,13 @@ from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
 
 MOST_ROWS: Final = 10
-"""More rows than this are no longer read at a glance."""
+"""Maximum number of rows, for readability."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Rows that take less on every GPU are shown together."""
+"""Rows below this share on every GPU are merged."""
 
 SHARE_OF_NOTHING: Final = 0.001
-"""Where these together take less, they are left out."""
+"""The merged rows are omitted below this share."""
 
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
@@ -52,18 +52,18 @@ PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
         frozenset({"aten::rms_norm"}),
     ),
 }
-"""What modules write out: the forward calls that they make, and those that they would make instead."""
+"""Unfused patterns: their forward operations, and the fused operation to use instead."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """One folded module.
+    """Row of the table: one module or merged modules.
 
     Attributes:
-        module: Its name, members of a list as `*`.
-        seconds: Device seconds of a step, a value a column.
-        pattern: What it writes out, in words; None if nothing is known.
+        module: Its name, with `*` for members of a list.
+        seconds: Device seconds of a step, one value per column.
+        pattern: Name of an unfused pattern; None without one.
     """
 
     module: str
@@ -74,11 +74,11 @@ class LayerRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
-    """Device seconds of a step by folded module.
+    """Device seconds of a step by module.
 
     Attributes:
-        columns: GPUs, with what was changed.
-        rows: The longest in the first column first; they add up to the device's time, to a thousandth.
+        columns: Names of GPUs, marked if changed.
+        rows: Sorted by the first column, longest first; they add up to the device time, within 0.1 %.
     """
 
     columns: tuple[str, ...]
@@ -88,7 +88,7 @@ class LayerTable:
         return "\n".join(layer_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
+        """Convert everything to JSON values."""
         return {
             "columns": list(self.columns),
             "rows": [{"module": row.module, "seconds": list(row.seconds), "pattern": row.pattern} for row in self.rows],
@@ -99,7 +99,7 @@ class LayerTable:
         return self.to_html()
 
     def to_html(self) -> str:
-        """Write the table as a fragment of HTML, with shares of each column."""
+        """Return the table as an HTML fragment, with shares of each column."""
         from html import escape
 
         head = "".join(f'<th scope="col" class="right">{escape(name)}</th>' for name in self.columns)
@@ -116,13 +116,13 @@ class LayerTable:
 
 
 def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
-    """Add a step's device time up by folded module.
+    """Sum a step's device time by module.
 
     Args:
         trace: The step.
-        gpus: GPUs, a column each.
+        gpus: GPUs, one column each.
         weights: Weights of the models.
-        after: The same step with changes, which gets a column for each GPU, too.
+        after: The same step with changes, which adds a column for each GPU.
     """
     columns, parts = [], []
     for step, ending in ((trace, ""), (after, ", changed")):
@@ -151,7 +151,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
 
 
 def module_kind(module: str | None) -> str:
-    """Name a module's kind: members of lists as `*`, cut one below the last of them.
+    """Return the merged name of a module: `*` for members of lists, cut one level below the last of them.
 
     Example::
 
@@ -194,7 +194,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
 
 
 def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
-    """Count, by the shape of a parameter, the folded modules that have such ones."""
+    """Count the merged modules with a parameter of each shape."""
     owners: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for parameter in trace.parameters:
         owners[parameter.shape][module_kind(parameter.name.rpartition(".")[0])] += 1
@@ -202,7 +202,7 @@ def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
 
 
 def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]]) -> dict[str, float]:
-    """Share an update among the modules whose parameters it may touch, by the shapes of its tensors."""
+    """Share an update among the modules whose parameters match the shapes of its tensors."""
     found: dict[str, float] = defaultdict(float)
     total = 0.0
     for tensor in operation.inputs:
@@ -216,7 +216,7 @@ def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]
 
 
 def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
-    """Name, by folded module, what its forward pass writes out."""
+    """Return the unfused patterns in the forward pass, by merged module."""
     calls: dict[str, Counter[str]] = defaultdict(Counter)
     for operation in operations:
         if operation.phase == "forward":
@@ -232,7 +232,7 @@ def _patterns(operations: Iterable[Operation]) -> dict[str, str]:
 
 
 def layer_lines(table: LayerTable) -> tuple[str, ...]:
-    """Write the table as lines for a terminal, with shares of each column."""
+    """Format the table as lines for a terminal, with shares of each column."""
     width = max((len(row.module) for row in table.rows), default=0)
     width = max(width, len("Where it goes"))
     cells = _cells(table)
@@ -246,7 +246,7 @@ def layer_lines(table: LayerTable) -> tuple[str, ...]:
 
 
 def _cells(table: LayerTable) -> list[list[str]]:
-    """Write each time with its share of its column."""
+    """Format each time with its share of the column."""
     totals = [sum(row.seconds[place] for row in table.rows) or 1.0 for place in range(len(table.columns))]
     return [
         [f"{milliseconds(one)} ms {one / total:>4.0%}" for one, total in zip(row.seconds, totals, strict=True)]

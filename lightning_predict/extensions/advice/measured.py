@@ -1,12 +1,13 @@
-"""Carry what was measured of a step over to the same step with a change, so that both are told like for like.
+"""Carry the measurements of a step over to the same step with a change, so that both are comparable.
 
-A change alters some operations, adds some (casts, copies of another layout) and drops some (what is fused). Of a step
-with measured kernels, an operation that stays keeps its kernels; one that is altered keeps them at the ratio of two
-predictions on the GPU in use, after over before, raised by the same powers as between two GPUs (`kernels/choice.py`):
-what a model gets wrong about element-wise work it gets wrong in either dtype, but of a product in float32 and one in
-16 bits on tensor cores it errs apart. Added work is predicted. The host's times are kept; what is added launches in a
-median operation's time, what is dropped takes its host time along. So the changed step is a recording like any other,
-and its whole step is what the recorded one would take, simulated with the same host and the same residual::
+A change alters some operations, adds some (casts, layout copies) and drops some (fused ones). In a step with measured
+kernels, unchanged operations keep their kernels. For an altered operation, the measured time is scaled by the ratio of
+two predictions on the GPU in use, after over before. The ratio of measurement and prediction is raised to the same
+powers as between two GPUs (`kernels/choice.py`). For element-wise work, the model's error is the same in either dtype;
+for products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are predicted.
+
+The host times are kept. An added operation launches in the time of a median operation; a dropped one removes its host
+time. The changed step is then a recording like any other, with a step time scaled from the recorded one::
 
     after's step = measured step x simulated(after) / simulated(before), with one host and one residual for both
 
@@ -41,21 +42,21 @@ from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.source import AnyWeights
 
 _PLACE: Final = "_place"
-"""Argument that says, while a change is made, which operation of the recorded step this one is."""
+"""Argument that marks, while a change is applied, the position of the recorded operation."""
 
 ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
-"""Host time of an added operation, where the recording timed none with one kernel: a forward operation of the median
-host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
+"""Host time of an added operation, if the recording has no timed operation with one kernel. A forward operation of the
+median host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
 
 ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
 
 
 def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights) -> Trace:
-    """Return a step with a change, with what was measured of it.
+    """Return the step with a change, including its measurements.
 
     Args:
         trace: One kind of step.
-        change: Returns the step with other operations; it is given one without measurements.
+        change: Returns the step with other operations; its argument is a step without measurements.
         weights: Weights of the models.
     """
     origin = gpu_in_use(trace)
@@ -91,7 +92,7 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
 
 
 def _measured_memory(before: Trace, after: Trace) -> Memory:
-    """Return the memory of a changed step: what was measured of the step before, at the ratio of what both derive."""
+    """Return the memory of a changed step: the measured memory, scaled by the ratio of both derived values."""
     own = before.memory
     if own.reserved_bytes is None and own.peak_bytes is None:
         return after.memory
@@ -110,7 +111,7 @@ def _measured_memory(before: Trace, after: Trace) -> Memory:
 
 
 def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:
-    """Return the place of the recorded operation that this one is; None for an added one."""
+    """Return the position of the corresponding recorded operation; None for an added operation."""
     place = operation.arguments.get(_PLACE)
     return place if isinstance(place, int) and recorded[place].name == operation.name else None
 
@@ -132,7 +133,7 @@ def _without_host_times(trace: Trace) -> Trace:
 def _recorded(
     before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None
 ) -> Trace:
-    """Give a changed step the kernels that the recorded one had, and the whole step that follows."""
+    """Assign kernels to a changed step from the recording, and scale its step time."""
     stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
     old, new = (_direct(one, origin, models) for one in (stripped, after))
     calibration = _calibration(before, old)
@@ -162,13 +163,13 @@ def _recorded(
 
 
 def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
-    """Predict the device seconds of each operation from shapes alone, by its place."""
+    """Predict the device seconds of each operation from shapes alone, by position."""
     timed = timed_work(trace, [origin], origin=None, models=models)
     return {item.operations[0]: (float(timed.seconds[0, column]), item) for column, item in enumerate(timed.items)}
 
 
 def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]]) -> float:
-    """Return measured over predicted seconds of the step's element-wise work, which added work is likely to share."""
+    """Return measured over predicted seconds of the step's element-wise work, as a correction for added work."""
     found = [
         (sum(kernel.seconds for kernel in before.operations[place].kernels), seconds)
         for place, (seconds, item) in predicted.items()
@@ -185,7 +186,7 @@ def _is_tensor_work(item: WorkItem) -> bool:
 def _altered(
     measured: float, before: float, after: float, old: WorkItem | None, new: WorkItem | None, origin: Gpu
 ) -> float:
-    """Time an operation that a change altered, from its measured seconds and two predictions."""
+    """Compute the time of an altered operation from its measured seconds and two predictions."""
     if old is not None and new is not None and old.problems == new.problems and old.launches == new.launches:
         return measured
     if measured <= 0 or before <= 0 or after <= 0:
@@ -203,9 +204,9 @@ def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
 
 
 def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
-    """Give changed operations their kernels, and move the host's times by what was added and dropped before them.
+    """Assign kernels to the changed operations, and shift host times by the operations added and dropped before.
 
-    Kernels move with the operations that launch them, so that a launch that came too late still does.
+    Kernels move with the operations that launch them, so that late launches stay late.
     """
     singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
@@ -219,7 +220,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
     starts = [start for start, _ in dropped]
     lengths = [0.0, *accumulate(length for _, length in dropped)]
     added, now = 0.0, 0.0
-    moves: list[tuple[float, float]] = []  # from this moment of the recording on, by so much
+    moves: list[tuple[float, float]] = []  # (start in the recording, shift from there on)
     operations = []
     for operation, place, own in zip(after.operations, places, seconds, strict=True):
         if place is None:
@@ -255,7 +256,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
 
 
 def _scaled(kernels: Sequence[Kernel], seconds: float, move: float) -> tuple[Kernel, ...]:
-    """Return an operation's kernels with so many seconds in all, moved in time."""
+    """Return an operation's kernels, scaled to a total time and shifted in time."""
     measured = math.fsum(kernel.seconds for kernel in kernels)
     factor = seconds / measured if measured > 0 else 1.0
     return tuple(
@@ -286,7 +287,7 @@ def _added_kernel(seconds: float, start: float, queue: Queue) -> Kernel:
 
 
 def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | None) -> Simulated:
-    """Simulate a step with measured kernels under a host and corrections that are known."""
+    """Simulate a step with measured kernels, using a known host and corrections."""
     timed = timed_work(trace, [origin], origin=origin, models=models)
     work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
     return run_queues(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor)

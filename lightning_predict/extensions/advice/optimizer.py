@@ -1,4 +1,4 @@
-"""A fused optimizer: one pass over parameters, gradients and state in place of one for each line of its formula."""
+"""Fused optimizer: one pass over parameters, gradients and state instead of one per line of its formula."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def with_fused_optimizer(trace: Trace) -> Trace:
-    """Return a step whose update is one call over all tensors that it touches."""
+    """Return the step with one update call over all tensors that it touches."""
     updates = [one for one in trace.operations if one.phase == "optimizer"]
-    large: dict[int, TensorInfo] = {}  # what was there before the update, by storage
+    large: dict[int, TensorInfo] = {}  # tensors that existed before the update, by storage
     made: set[int | None] = set()
     for update in updates:
         for tensor in update.inputs:

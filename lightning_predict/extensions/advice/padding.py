@@ -1,4 +1,4 @@
-"""Padding odd sizes: tensor cores are fed in rows of 16 bytes, and a vocabulary of 50,257 breaks each of them."""
+"""Pad odd sizes: tensor cores need rows aligned to 16 bytes, which a vocabulary of 50,257 violates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 MULTIPLE: Final = 64
-"""Multiple that sides of parameters are padded to: 128 bytes in 16 bits, a line of the caches."""
+"""Multiple to pad the sides of parameters to: 128 bytes in 16 bits, a cache line."""
 
 LEAST_SIDE: Final = 256
-"""Shorter odd sides are classes or channels of data, which nobody pads."""
+"""Minimum side to pad; shorter odd sides are classes or channels of data."""
 
 ALIGNED: Final = 8
-"""Elements of 16 bits that are fed at once."""
+"""Alignment in elements of 16 bits."""
 
 
 def _odd_sides(trace: Trace) -> dict[int, int]:
@@ -25,7 +25,7 @@ def _odd_sides(trace: Trace) -> dict[int, int]:
 
 
 def padded(trace: Trace) -> Trace:
-    """Return a step whose parameters' odd sides are padded, with every tensor of that side."""
+    """Return the step with odd sides of parameters padded, in every tensor with such a side."""
     sides = _odd_sides(trace)
 
     def grown(tensor: TensorInfo) -> TensorInfo:

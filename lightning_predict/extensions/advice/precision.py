@@ -1,8 +1,8 @@
 """Lower precision: autocast in bfloat16 or float16, whole models in 16 bits, and TF32 for float32 products.
 
-Autocast is `tracing/precision.py`: its lists say what runs in 16 bits, and its casts are added. A model in true 16 bits
-(`model.half()`) holds every floating-point tensor in them, its norms' statistics and the optimizer included, and takes
-no casts. TF32 leaves the tensors as they are, and float32 products and convolutions go to the tensor cores.
+Autocast is `tracing/precision.py`: its lists say which operations run in 16 bits, and its casts are added. A model in
+true 16 bits (`model.half()`) has all floating-point tensors in 16 bits, including norm statistics and optimizer state,
+and needs no casts. TF32 keeps the tensors; float32 products and convolutions use the tensor cores.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def in_half(trace: Trace, dtype: str) -> Trace:
 
 
 def with_tf32(trace: Trace) -> Trace:
-    """Return a step whose float32 products and convolutions may use TF32."""
+    """Return the step with TF32 allowed for float32 products and convolutions."""
     return replace(trace, flags=replace(trace.flags, matmul_tf32=True, cudnn_tf32=True))
 
 
 def _is_lowered(trace: Trace) -> str | None:
-    """Say why a step is in 16 bits already; None if it is in float32."""
+    """Return why a step is already in 16 bits; None if it is in float32."""
     if trace.flags.autocast_dtype is not None:
         return f"the step runs under autocast in {trace.flags.autocast_dtype} already"
     if not any(one.inputs for one in trace.operations):

@@ -1,4 +1,4 @@
-"""What would take memory off a step, by how much: each change is made to the step, and simulated like any other.
+"""Ways to reduce a step's memory, with their savings: each change is applied to the step and simulated.
 
 Example::
 
@@ -28,22 +28,22 @@ from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Trace
 
 LEAST_SAVING: Final = 0.02
-"""Of all memory: less is no help."""
+"""Minimum saving to report, as a share of all memory."""
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
-"""Changes of a training that may take memory off it."""
+"""Changes of a training that may reduce its memory."""
 
 EIGHT_BITS: Final = 1 / 4
-"""Of the bytes of an optimizer's state in 32 bits, by value."""
+"""Size of 8-bit optimizer state relative to 32-bit state."""
 
 
 def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
-    """Find where the memory of a step goes, and what would help; None where its tensors or its model were not seen.
+    """Report the memory of a step by use, and ways to reduce it; None if its tensors or its model were not recorded.
 
     Args:
         trace: One kind of step.
-        gpu: The GPU that it is to run on.
-        reported_bytes: Memory that the GPU itself reports; None if it is not at hand.
+        gpu: The GPU to predict.
+        reported_bytes: Memory reported by the GPU itself; None if unknown.
     """
     breakdown, memory = memory_breakdown(trace, gpu), step_memory(trace)
     if breakdown is None or memory is None:
@@ -77,7 +77,7 @@ def _largest(trace: Trace, layout: Layout) -> str | None:
 
 
 def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
-    # Both sides are derived, whatever was measured of one.
+    # Both sides are derived, even if one was measured.
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     before = _reserved(trace, gpu)
 

@@ -1,7 +1,7 @@
-"""How several GPUs share the parameters, and how often they exchange gradients: DDP, FSDP, and accumulation.
+"""Strategies of several GPUs: DDP, FSDP, and gradient accumulation.
 
-FSDP splits parameters, gradients and the optimizer's state, and gathers parameters before each use: less memory, more
-messages. Accumulation adds the gradients of several batches up before one update and, of several GPUs, one exchange.
+FSDP shards parameters, gradients and optimizer state, and gathers parameters before each use: less memory, more
+communication. Accumulation sums the gradients of several batches before one update and, on several GPUs, one exchange.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
 BATCHES: Final = 2
-"""Times as many batches before an update as now."""
+"""Factor on the number of batches per update."""
 
 
 def _accumulated(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
@@ -82,4 +82,4 @@ SHARING: Final = (
     _splitting("fsdp", 'Trainer(strategy="fsdp")', "checkpoints in parts; less memory", asks_memory=False),
     _splitting("ddp", 'Trainer(strategy="ddp")', "memory for the whole model on each GPU", asks_memory=True),
 )
-"""Splitting parameters over the GPUs, or not."""
+"""Sharding parameters over the GPUs, or not."""

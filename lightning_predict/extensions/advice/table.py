@@ -1,4 +1,4 @@
-"""All changes, in the order in which tables show those that gain alike. A new change is a file, and a name here."""
+"""All changes; among equal gains, tables show them in this order. To add a change, add a file and its name here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHANGES: Final[Mapping[str, Change]] = {
 
 
 def change_named(name: str) -> Change:
-    """Find a change.
+    """Find a change by name.
 
     Raises:
         InvalidArgumentError: No change has this name.

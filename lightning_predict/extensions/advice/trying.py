@@ -1,9 +1,9 @@
-"""`try_change`: run a change for some steps on this machine, and say what it really gained.
+"""`try_change`: run a change for some steps on this machine, and measure its gain.
 
-The step comes from a function of the user's that makes one from a batch size, the same that `RuntimePredictor` takes as
-`meta_step`. It makes its own model and data, so that nothing of a training run is touched; what it makes on the meta
-device is filled on the device here, with small random numbers. The step as it is and the step with the change are run
-in turns, a few at a time, so that a machine that slows down slows both. Example::
+The user passes a function that makes a step from a batch size, the same as `meta_step` of `RuntimePredictor`. It makes
+its own model and data, so no training run is affected. Tensors on the meta device are moved to this machine's device
+and filled with small random numbers. The original and the changed step alternate, a few steps at a time, so that a
+slowdown of the machine affects both. Example::
 
     def make_step(batch_size):
         model, rows = Model(), torch.randn(batch_size, 512)
@@ -11,8 +11,8 @@ in turns, a few at a time, so that a machine that slows down slows both. Example
 
     print(try_change("bf16-mixed", make_step, batch_size=64))   # bf16-mixed: 1.43x as fast (1.38-1.47) ...
 
-A function with a parameter `change` gets its name, or None for the step as it is, and makes the change itself: so any
-change can be tried, a loader with more workers too.
+A function with a parameter `change` gets the name of the change (None for the original step) and applies it itself. In
+this way any change can be tested, including a loader with more workers.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 MakeStep = Callable[..., Callable[[], object]]
-"""Makes a step from a batch size; where it has a parameter `change`, from that, too."""
+"""Function from a batch size, and optionally from a `change`, to a step."""
 
 TURNS: Final = 4
-"""Times that each side takes its turn; the ends of the gain are those of the turns."""
+"""Number of turns of each side; the interval of the gain is their range."""
 
 SPREAD: Final = 0.02
-"""Standard deviation of the numbers that parameters made on the meta device are filled with."""
+"""Standard deviation of the random values for tensors from the meta device."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a change really gained.
+    """Measured gain of a change.
 
     Attributes:
         name: Name of the change.
-        gain: Throughput after over before: the median of the turns, and the least and the most of them.
-        before_seconds: A step as it is.
-        after_seconds: A step with the change.
-        steps: Steps of each side that were timed.
-        device: Where they ran.
+        gain: Throughput after over before: median, minimum and maximum over the turns.
+        before_seconds: Original step time.
+        after_seconds: Step time with the change.
+        steps: Number of timed steps of each side.
+        device: Device of the run.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Tried:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
+        """Convert everything to JSON values."""
         return {
             "name": self.name,
             "gain": {"low": self.gain.low, "middle": self.gain.middle, "high": self.gain.high},
@@ -99,16 +99,16 @@ def try_change(
 
     Args:
         name: Name of the change, as in `lp.advise`.
-        make_step: Makes a step from a batch size, on the device to try it on or on the meta device.
-        batch_size: Samples of a step as it is.
-        steps: Steps of each side to time, in turns.
-        warmup_steps: Steps of each side before; torch.compile compiles in them.
+        make_step: Makes a step from a batch size, on this machine's device or on the meta device.
+        batch_size: Samples of the original step.
+        steps: Number of timed steps of each side.
+        warmup_steps: Number of untimed steps of each side before; torch.compile compiles in them.
         clock: Monotonic clock, in seconds.
 
     Raises:
-        InvalidArgumentError: An unknown change, fewer than 4 steps, or a change that cannot be made to a step from
-            outside.
-        CaptureError: The step calls no module, or keeps tensors of the meta device where they cannot be replaced.
+        InvalidArgumentError: An unknown change, fewer than 4 steps, or a change that cannot be applied from outside the
+            step.
+        CaptureError: The step calls no module, or has tensors on the meta device that cannot be replaced.
     """
     import torch
 
@@ -147,7 +147,7 @@ def try_change(
 
 
 def _run(step: Callable[[], object]) -> None:
-    """Run a step, and say what is to be done where it still holds tensors of the meta device."""
+    """Run a step; if it still has tensors on the meta device, raise an error with a remedy."""
     try:
         step()
     except (RuntimeError, NotImplementedError) as error:
@@ -160,7 +160,7 @@ def _run(step: Callable[[], object]) -> None:
 
 
 def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
-    """Return the seconds of a step, the device's work included."""
+    """Return the seconds per step, including the device's work."""
     side.wait()
     begin = clock()
     for _ in range(steps):
@@ -171,7 +171,7 @@ def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
 
 @final
 class _Side:
-    """A step with its modules and optimizers, on a device that computes."""
+    """A step with its modules and optimizers, on a real device."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
@@ -196,19 +196,19 @@ class _Side:
 
 
 def _device() -> torch.device:
-    """Return the GPU, if there is one."""
+    """Return the GPU if available, otherwise the CPU."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# --- Steps of the meta device
+# Steps from the meta device.
 
 
 def _fill(
     step: Callable[[], object], modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Put what lies on the meta device on the device here: parameters, optimizers' lists of them, and data."""
+    """Replace meta tensors by tensors on this machine's device: parameters, also in optimizers, and data."""
     import torch
 
     if not any(one.is_meta for module in modules for one in module.parameters()):
@@ -219,7 +219,7 @@ def _fill(
         if not tensor.is_meta:
             return tensor
         if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # an index that every table has
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # a valid index for every table
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=here).normal_(std=SPREAD)
         return made.requires_grad_(tensor.requires_grad)
 
@@ -234,7 +234,7 @@ def _fill(
                     part._parameters[name] = own
             for name, buffer in list(part._buffers.items()):
                 if buffer is not None and buffer.is_meta:
-                    part._buffers[name] = filled(buffer).fill_(1)  # a variance has a root, and a mask lets through
+                    part._buffers[name] = filled(buffer).fill_(1)  # valid as a variance, and as a mask
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(id(one), one) for one in group["params"]]
@@ -244,7 +244,7 @@ def _fill(
 
 
 def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor], seen: set[int]) -> None:
-    """Replace the tensors that a function has closed over, in it and in the functions that it calls."""
+    """Replace the tensors in a function's closure and defaults, and in the functions that it calls."""
     import torch
 
     if isinstance(function, partial):
@@ -257,7 +257,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # a name that has no value yet
+        except ValueError:  # a variable without a value yet
             continue
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
             continue
@@ -270,7 +270,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with its tensors replaced, inside of lists, tuples and dictionaries, too."""
+    """Return a value with its tensors replaced, also inside lists, tuples and dictionaries."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -282,7 +282,7 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
-# --- Ways to make changes
+# Ways to apply changes.
 
 
 def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
@@ -298,7 +298,7 @@ def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
 
 
 def _in_dtype(dtype: str, side: _Side) -> Callable[[], object]:
-    """Convert the model, and floating-point data where it enters."""
+    """Convert the model, and its floating-point inputs."""
     import torch
 
     to = getattr(torch, dtype)
@@ -339,7 +339,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _channels_last(side: _Side) -> Callable[[], object]:
-    """Turn the filters; the first convolution of a step turns the images, and hands its layout on."""
+    """Convert the filters; the first convolution of a step converts the images and passes its layout on."""
     import torch
 
     for module in side.modules:
@@ -354,7 +354,7 @@ def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
 
 
 def _fused(side: _Side) -> Callable[[], object]:
-    """Let each optimizer update in one call."""
+    """Make each optimizer update in one call."""
     for optimizer in side.optimizers:
         if any("fused" not in group for group in optimizer.param_groups):
             raise CaptureError(f"{type(optimizer).__name__} has no fused update")
@@ -387,4 +387,4 @@ _WAYS: Final[Mapping[str, Callable[[_Side], Callable[[], object]]]] = {
     "fused_optimizer": _fused,
     "batch_size": _as_it_is,
 }
-"""How a change is made to a step from outside, by its name."""
+"""Function that applies a change to a step from outside, by name."""
