@@ -1,16 +1,16 @@
-"""Seconds of problems on GPUs: where a time comes from, and what it may not pass.
+"""Predict the seconds of problems on GPUs: choose the source of a time, then clamp it to bounds.
 
-The first of `SOURCES` that knows a problem times it, by trained models (`KernelModels`) or without; then each of
-`LIMITS` that concerns it is held against that time, in order. So the backward pass of a layer norm in float16 on a GPU
-that nobody measured is
+The first entry of `SOURCES` that supports a problem times it, by trained models (`KernelModels`) or without. Then each
+applicable entry of `LIMITS` clamps that time, in order. For example, the backward pass of a layer norm in float16, on a
+GPU without measurements, takes
 
     proxy:  2.2 x the forward pass, by the network of norms and element-wise work
-    → no longer than another algorithm → no shorter than its blocks wait → no shorter than its least work
-    → no longer than in float32
+    → at most as long as another algorithm → at least the latency of its blocks → at least its minimum work
+    → at most as long as in float32
 
-A source sees problems one by one and times them in batches of one operation and dtype; a limit sees the arrays of all
-problems that concern it. `explain` tells which decided. Where a GPU computes a dtype of matrix work no faster than
-float32, sources see float32 (`TimingRequest.computed`). Example::
+A source handles problems in batches of one operation and dtype; a limit gets arrays of all problems that it applies to.
+`explain` returns which of them determined a time. If a GPU computes a matrix dtype no faster than float32, sources use
+float32 instead (`TimingRequest.computed`). Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem
@@ -66,12 +66,14 @@ from lightning_predict.kernels.roofline import (
 )
 from lightning_predict.units import MICROSECOND
 
-# --- What a time is, and who may give one
+# --- Estimates and the interface of models
 
 TimedBy = Literal["mlp", "proxy", "bytes", "formula", "roofline"]
-"""How a time without a measurement comes about: `mlp` by a model trained on measurements of this operation in this
-dtype, on this or another GPU; `proxy` by a model of a related operation or dtype; `bytes` as a copy of as many bytes;
-`formula` by a formula of its family, of tiles or caches; `roofline` from peak arithmetic and bandwidth alone."""
+"""Prediction method of an unmeasured time.
+
+`mlp`: a model trained on measurements of this operation and dtype, on this or another GPU. `proxy`: a model of a
+related operation or dtype. `bytes`: as a copy of the same number of bytes. `formula`: a formula of its family, based on
+tiles or caches. `roofline`: peak arithmetic and bandwidth alone."""
 
 
 @final
@@ -81,8 +83,8 @@ class Estimate:
 
     Attributes:
         interval: Seconds.
-        by_base: True where the network that served saw no measurement of the GPU; None if no network did.
-        held: Where the network's time was brought down, by what it was held to (`models.NETWORK_LIMITS`).
+        by_base: True where the network had no measurements of the GPU; None without a network.
+        held: Where a bound lowered the network's time, by the name of the bound (`models.NETWORK_LIMITS`).
     """
 
     interval: Interval[Array]
@@ -96,16 +98,16 @@ class Estimate:
 
 
 class KernelModels(Protocol):
-    """The interface of trained models; `models.BundledModels` is one."""
+    """Interface of trained models; `models.BundledModels` implements it."""
 
     def supports(self, operation: str, dtype: str) -> bool:
-        """Return whether a model serves the operation in this dtype, trained on it or not."""
+        """Return whether a model supports the operation in this dtype, even if not trained on it."""
 
     def timed_by(self, operation: str, dtype: str) -> TimedBy:
-        """Tell how a model that serves the operation in this dtype knows it."""
+        """Return the prediction method of the operation's model in this dtype."""
 
     def has_measured(self, gpu_name: str) -> bool:
-        """Return whether they were trained on any measurement of this GPU's own."""
+        """Return whether a model was trained on measurements of this GPU."""
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
@@ -119,7 +121,7 @@ class ProblemTimes:
     Attributes:
         interval: Seconds.
         shares: Share of the time by `TimedBy`; they add up to 1.
-        base_share: Share of the time by networks that saw no measurement of the GPU.
+        base_share: Share of the time from networks without measurements of the GPU.
     """
 
     interval: Interval[Array]
@@ -133,10 +135,10 @@ class ProblemTimes:
 
 
 def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
-    """Return the dtype that a GPU computes in: TF32 is float32 where the matrix units do not know it.
+    """Return the dtype that a GPU computes in: TF32 becomes float32 without TF32 units.
 
     Raises:
-        InvalidArgumentError: float8 on a GPU without units for it, which no library emulates.
+        InvalidArgumentError: float8 on a GPU that does not support it; no library emulates it.
     """
     if dtype == "float8" and "float8" not in gpu.peak_flops_per_second:
         raise InvalidArgumentError(
@@ -147,9 +149,9 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
 
 
 def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
-    """Return whether this GPU computes matrix work of a narrower dtype on float32's units, which are as fast.
+    """Return whether this GPU computes a lower-precision matrix dtype on float32's units, which are as fast.
 
-    TF32 is left to `compute_dtype_on`: without units for it, it is float32 and not a stand-in for it.
+    `compute_dtype_on` handles TF32: without units for it, it is the same as float32.
     """
     if dtype not in ("float8", "float16", "bfloat16"):
         return False
@@ -159,12 +161,12 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
 
 
 def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
-    """Return whether this GPU computes matrix work of another dtype on float32's units, TF32 included."""
+    """Return whether this GPU computes another matrix dtype on float32's units, including TF32."""
     return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
 def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
-    """Add up the columns of each owner.
+    """Sum the columns of each owner.
 
     Args:
         values: Shape (gpus, parts).
@@ -172,44 +174,46 @@ def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
         count: Number of owners.
 
     Returns:
-        Shape (gpus, count); owners without parts are 0.
+        Shape (gpus, count); 0 for owners without parts.
     """
     if values.shape[1] == count and np.array_equal(owners, np.arange(count)):
         return values  # one part each
     rows = values.shape[0]
-    # One flat histogram: row r's owners are numbered from r x count.
+    # A single flat histogram: the owners of row r start at r x count.
     flat = (owners[None, :] + count * np.arange(rows)[:, None]).ravel()
     total = np.bincount(flat, weights=values.ravel(), minlength=rows * count)
     return total.astype(np.float64).reshape(rows, count)
 
 
-# --- All problems at once
+# --- Times of all problems
 
 TYPICAL_UTILISATION: Final = {"tensor": 0.5, "vector": 0.8, "link": 0.8, "fabric": 0.6}
-"""Share of the roofline that kernels without a model reach: large matrix work about half of the peak, streaming
-kernels and copies about 80 % of the bandwidth."""
+"""Share of the roofline that kernels without a model reach: about half of the peak for large matrix operations, about
+80 % of the bandwidth for streaming kernels and copies."""
 
 SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
-"""Time of a kernel with nothing to do: graph-replayed matmuls of one tile take 1.5 to 2.5 µs on nine GPUs."""
+"""Time of a kernel without work: graph-replayed matmuls of one tile take 1.5 to 2.5 µs on nine GPUs."""
 
 ROOFLINE_SPREAD: Final = 1.6
-"""Factor up and down around a prediction from the roofline alone. An assumption, wide on purpose."""
+"""Interval factor of a prediction from the roofline alone. An assumption, deliberately wide."""
 
 PROXY_SPREAD: Final = 1.3
-"""Extra factor where a sibling dtype or a proxy stands in. An assumption, though a cautious one: with it the intervals
-hold nine in ten of the recurrent layers, norms and backward passes that others timed
-(`benchmarks/training/proxies.py`)."""
+"""Additional interval factor for a sibling dtype or a surrogate.
+
+A conservative assumption: with it, the intervals cover 90 % of published times of recurrent layers, norms and backward
+passes (`benchmarks/training/proxies.py`)."""
 
 STAND_IN_SPREAD: Final = 2.0
-"""Extra factor where float32 stands in for a dtype that the GPU computes no faster. An assumption. Products in float16
-on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6 times (nine in ten of DeepBench's
-rows, which are therefore no test of it). For emulated bfloat16 one rate of large products is known, 0.28 (M40) to 0.66
-(V100) of float32's peak, which three reports of one card (T4: 2.0 to 2.5 TFLOP/s) put 20 % apart; of other shapes and
-operations nothing is."""
+"""Additional interval factor if float32 replaces a dtype that the GPU computes no faster.
+
+An assumption. Products in float16 on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6
+times (90 % of DeepBench's rows, which are therefore no test of it). For emulated bfloat16, one rate of large products
+is known, 0.28 (M40) to 0.66 (V100) of float32's peak; three reports for one card (T4: 2.0 to 2.5 TFLOP/s) differ by
+20 %. There are no measurements of other shapes and operations."""
 
 LEAST_SPREAD: Final = 1.02
-"""Least factor between the middle and either end. An assumption: timings of one kernel differ by as much, and nothing
-was seen to reach its bound."""
+"""Minimum factor between the middle and either end of an interval. An assumption: repeated timings of one kernel differ
+by as much, and no kernel was measured at its bound."""
 
 SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor": {
@@ -223,19 +227,19 @@ SIBLING_DTYPES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "link": {},
     "fabric": {},
 }
-"""Dtypes whose kernels are built alike; memory-bound kernels differ by their bytes alone."""
+"""Dtypes with similar kernels; memory-bound kernels differ only by their bytes."""
 
 LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
-"""Dtypes that float32 holds, so that its kernels could compute what is asked for."""
+"""Dtypes whose values float32 can represent, so that its kernels could compute the problem."""
 
 
 def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
-    """Time problems on GPUs, each (gpus, problems); distinct problems are computed once.
+    """Predict the times of problems on GPUs, (gpus, problems); distinct problems are computed once.
 
     Args:
-        problems: In any order, duplicates welcome.
+        problems: Problems in any order, possibly with duplicates.
         gpus: The GPUs.
-        models: Trained models; None predicts by the roofline alone.
+        models: Trained models; None uses the roofline alone.
     """
     position: dict[Problem, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
@@ -250,7 +254,7 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
     ]
 
     def joined(*tables: Array) -> Array:
-        """Put the tables of the groups, each (rows, distinct), together as (gpus, problems)."""
+        """Combine the tables of the groups, each (rows, distinct), to (gpus, problems)."""
         whole = np.empty((len(gpus), len(distinct)))
         for rows, table in zip(groups.values(), tables, strict=True):
             whole[rows] = table
@@ -262,13 +266,13 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
 @final
 @dataclass(frozen=True)
 class TimingRequest:
-    """Distinct problems, on GPUs that compute the same dtypes of matrix work in float32.
+    """Distinct problems on GPUs that compute the same matrix dtypes in float32.
 
     Attributes:
         asked: The problems.
         gpus: The GPUs.
-        models: Trained models; None for none.
-        as_float32: Dtypes of matrix work that these GPUs compute in float32.
+        models: Trained models, or None.
+        as_float32: Matrix dtypes that these GPUs compute in float32.
     """
 
     asked: Sequence[Problem]
@@ -278,7 +282,7 @@ class TimingRequest:
 
     @cached_property
     def computed(self) -> Sequence[Problem]:
-        """The problems in the dtypes that are computed in."""
+        """The problems with the dtypes that the GPUs compute in."""
         return [
             replace(item, dtype="float32")
             if item.dtype in self.as_float32 and operation_kind(item.operation).units == "tensor"
@@ -288,37 +292,37 @@ class TimingRequest:
 
     @cached_property
     def least(self) -> Array:
-        """Seconds below which no kernel can go, (gpus, problems)."""
+        """Lower bound on the seconds of any kernel, (gpus, problems)."""
         return _rooflines(self.asked, self.gpus, least=True)
 
     @property
     def stood_in_for(self) -> BoolArray:
-        """Where float32 stands in for another dtype; TF32 without units for it is float32 itself. (problems,)."""
+        """Whether float32 replaces another dtype; TF32 without units counts as float32. Shape (problems,)."""
         pairs = zip(self.computed, self.asked, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
     def of(self, columns: Sequence[int]) -> TimingRequest:
-        """Ask for some of the problems alone."""
+        """Return a request for some of the problems."""
         return replace(self, asked=[self.asked[column] for column in columns])
 
     def about(self, problems: Sequence[Problem]) -> TimingRequest:
-        """Ask these GPUs and models for other problems, in their own dtypes."""
+        """Return a request for other problems, in their own dtypes, with the same GPUs and models."""
         return TimingRequest(problems, self.gpus, self.models)
 
 
-# --- Where a time comes from
+# --- Sources of times
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSource:
-    """A way to time a problem.
+    """A method to time a problem.
 
     Attributes:
-        name: One word.
-        knows: Whether it times a problem in the dtype that it is computed in.
-        estimate: Times a batch of one operation and dtype; None for proxies, whose parts have sources of their own.
-        timed_by: How its times come about, for a problem that it knows.
+        name: One or two words.
+        knows: Whether it supports a problem, given in the dtype of its computation.
+        estimate: Times a batch of one operation and dtype; None for proxies, whose parts have their own sources.
+        timed_by: Prediction method for a supported problem.
     """
 
     name: str
@@ -356,7 +360,7 @@ def _by_formula(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels 
 
 
 def _sibling(operation: str, dtype: str, models: KernelModels | None) -> str | None:
-    """Find the dtype whose network stands in for one without."""
+    """Return the dtype whose network replaces a missing one; None without one."""
     siblings = SIBLING_DTYPES[operation_kind(operation).units].get(dtype, ())
     known = (one for one in siblings if models is not None and models.supports(operation, one))
     return next(known, None)
@@ -368,13 +372,13 @@ def _has_sibling(problem: Problem, models: KernelModels | None) -> bool:
 
 def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
     sibling = _sibling(batch.operation, batch.dtype, models)
-    assert models is not None  # by `_has_sibling`, and so is the next
+    assert models is not None  # by `_has_sibling`, like the next one
     assert sibling is not None
     twin = ProblemBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
     found = models.estimate(twin, gpus)
     if batch.dtype == "tf32" and batch.kind.units == "tensor":
         return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.by_base)
-    # What a kernel takes that has nothing to do is the same in both.
+    # The time of a kernel without work is the same for both dtypes.
     own, other = rooflines_of_twins(batch, twin, gpus)
     ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
     if batch.dtype == "float8" and batch.kind.units == "tensor":
@@ -383,10 +387,10 @@ def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels |
 
 
 def _as_tf32(of_twin: Interval[Array], batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
-    """Turn 16-bit products' seconds into TF32's: all that comes after the start of a kernel takes longer.
+    """Convert seconds of 16-bit products to TF32; only the time after the start of a kernel is scaled.
 
-    Rows of twice the bytes pass through shared memory in twice as many steps, also where a product is too small for the
-    roofline: XLA's products that take 4 to 12 us in bfloat16 take 2 to 9 us more in TF32 on the B200 and the H100.
+    Rows of twice the bytes pass through shared memory in twice as many steps, even if a product is too small for the
+    roofline. XLA's products that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32 on the B200 and the H100.
     """
     own, other = rooflines_of_twins(batch, twin, gpus)
     slower = np.array([[tf32_ratio(gpu)] for gpu in gpus]) * own / other  # (gpus, problems)
@@ -399,10 +403,10 @@ def _as_tf32(of_twin: Interval[Array], batch: ProblemBatch, twin: ProblemBatch, 
 
 
 def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:
-    """Return the sizes of a 16-bit product whose rows start at addresses as even as those of the batch do.
+    """Return the sizes of a 16-bit product with the same row alignment as the batch.
 
-    A row of an odd number of 4-byte elements starts where one of an even number of 2-byte elements does, and one of a
-    multiple of 4 where one of a multiple of 8 does.
+    A row of an odd number of 4-byte elements has the alignment of an even number of 2-byte elements; a multiple of 4
+    has the alignment of a multiple of 8.
     """
     is_wider = COMPUTE_BYTES[batch.dtype] > COMPUTE_BYTES[sibling] == 2
     if batch.operation not in ("linear", "bmm") or not is_wider:
@@ -412,7 +416,7 @@ def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:
 
 
 def _twice_as_even(size: Array) -> Array:
-    """Round up to the next multiple of twice the 1, 2 or 4 that it is a multiple of."""
+    """Round up to the next multiple of 2, 4 or 8, for sizes that are odd, multiples of 2, and multiples of 4."""
     unit = np.where(size % 4 == 0, 8.0, np.where(size % 2 == 0, 4.0, 2.0))
     even: Array = np.ceil(size / unit) * unit
     return even
@@ -433,10 +437,10 @@ def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels
 
 PROXY: Final = TimeSource(name="proxy", knows=_has_proxy, estimate=None, timed_by=lambda _problem, _models: "proxy")
 
-# In the order of what was measured. A network of the operation has seen the very kernel; a formula of its family, what
-# the kernel does, where too few measurements were there to train on. A sibling dtype has the same kernel with other
-# units, and comes before a proxy, which is another kernel. The roofline comes last, since it knows everything: whatever
-# stood behind it would never be asked. (A trace's own measured kernels come before all of these, in `choice.py`.)
+# The order follows the strength of the evidence. A network of the operation was trained on the same kernel. A formula
+# of its family models the kernel if there were too few measurements for training. A sibling dtype has the same kernel
+# with other units, so it precedes a proxy, which is another kernel. The roofline is last because it supports every
+# problem. (A trace's own measured kernels precede all of these, in `choice.py`.)
 SOURCES: Final = (
     TimeSource(name="network", knows=_has_network, estimate=_by_network, timed_by=_as_network_knows),
     TimeSource(name="formula", knows=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"),
@@ -451,13 +455,17 @@ SOURCES: Final = (
         timed_by=lambda _problem, _models: "roofline",
     ),
 )
-"""Where a time can come from, best first: a network of the operation and dtype; a formula of its family, which knows
-shapes that the siblings' networks never saw; the network of a dtype whose kernels are built alike, by the ratio of the
-rooflines; problems that add up to it; the roofline, which knows everything."""
+"""Sources of a time, best first.
+
+* A network of the operation and dtype.
+* A formula of its family, which supports shapes without training data in the siblings' networks.
+* The network of a sibling dtype, scaled by the ratio of the rooflines.
+* Surrogate problems whose times add up to it.
+* The roofline, which supports everything."""
 
 
 def source_of(problem: Problem, models: KernelModels | None) -> TimeSource:
-    """Find the first source that knows a problem."""
+    """Return the first source that supports a problem."""
     return next(source for source in SOURCES if source.knows(problem, models))
 
 
@@ -474,12 +482,12 @@ class _Leaf:
 @final
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Leaves of a problem with how often each counts.
+    """Leaves of a problem, with a multiplier each.
 
     Attributes:
         parts: The leaves.
-        spread: Factor by which standing in widens the interval.
-        is_proxy: The leaves are other operations than the problem.
+        spread: Factor by which the use of a surrogate widens the interval.
+        is_proxy: Whether the leaves are other operations than the problem.
     """
 
     parts: tuple[tuple[_Leaf, float], ...]
@@ -487,7 +495,7 @@ class _Expansion:
     is_proxy: bool = False
 
     def timed_by(self, leaf: _Leaf) -> TimedBy:
-        """Say how a leaf's share comes about; a model of another operation is a proxy, whatever it knows of its own."""
+        """Return the method of a leaf's share; a model of another operation counts as a proxy."""
         return "proxy" if self.is_proxy and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
@@ -529,7 +537,7 @@ def _sourced(question: TimingRequest) -> ProblemTimes:
 
 
 def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Interval[Array], BoolArray]:
-    """Time leaves in batches: their seconds, and where the base served, each (gpus, leaves)."""
+    """Time leaves in batches; return their seconds, and whether the base was used, each (gpus, leaves)."""
     shape = (len(question.gpus), len(leaves))
     low, middle, high = (np.empty(shape) for _ in range(3))
     by_base = np.zeros(shape, dtype=np.bool_)
@@ -538,7 +546,7 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
         groups.setdefault((leaf.problem.operation, leaf.problem.dtype, leaf.source.name), []).append(index)
     for indices in groups.values():
         estimate = leaves[indices[0]].source.estimate
-        assert estimate is not None  # a leaf has no proxy for a source
+        assert estimate is not None  # a leaf's source is never the proxy
         found = estimate(batch_of([leaves[index].problem for index in indices]), question.gpus, question.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
             found.interval.low,
@@ -550,18 +558,18 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
     return Interval(low, middle, high), by_base
 
 
-# --- What a time may not pass
+# --- Bounds on times
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimit:
-    """A bound on times.
+    """An upper or lower bound on times.
 
     Attributes:
-        name: What a time is held to, to follow "held to".
-        concerns: Whether it may bound a problem, as asked and as computed.
-        hold: Gives the times of the problems of a question, all of which it concerns, within the bound.
+        name: Name of the bound, as in "held to ...".
+        concerns: Whether it may apply to a problem, given as requested and as computed.
+        hold: Clamps the times of problems that it applies to.
     """
 
     name: str
@@ -580,12 +588,12 @@ def _has_alternative(_asked: Problem, computed: Problem, models: KernelModels | 
 
 
 def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Take another algorithm's time where it bounds the operation, or the base calls the operation slower.
+    """Use another algorithm's time if it is an upper bound, or if a network without measurements is slower.
 
-    The base saw nothing of the GPU. It is held to the implicit product of a convolution, and to the transfer of a
-    norm's rows. Both opinions stay in the interval. On one ResNet-50 step of a V100, filters of 1 x 1 and those with
-    strides take the products' time within 2 % and 0.70 of the base's, in total; that step is where this was found.
-    Winograd's filters, 3 x 3 without strides, are faster as convolutions.
+    Such times are bounded by the implicit product of a convolution and the transfer of a norm's rows; the interval
+    covers both values. In one ResNet-50 step of a V100, 1 x 1 and strided filters take the products' time within 2 %,
+    and 0.70 of the base's time, in total; the rule was derived from that step. Winograd filters (3 x 3, stride 1) are
+    faster as convolutions.
     """
     found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
     other = _sourced(question.about([problem for _, problem in found]))
@@ -622,7 +630,7 @@ def _reads_again(_asked: Problem, computed: Problem, _models: KernelModels | Non
 
 
 def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Raise times of kernels that pass over their input again, by what the L2 does not hold of it."""
+    """Raise times of kernels that read their input again, by the L2 misses."""
     found = [rereads for item in question.computed if (rereads := _rereads(item)) is not None]
     share = np.array([[reread_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus])
     whole = _sourced(question.about([each.transfer for each in found]))
@@ -648,7 +656,7 @@ def _convolves(_asked: Problem, computed: Problem, _models: KernelModels | None)
 
 
 def _held_to_all_products(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Raise convolutions to all of their products at the rate that lasts, on chips without Winograd's kernels."""
+    """Raise convolutions to all of their products at the sustained rate, on chips without Winograd kernels."""
     before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
     if not before.any():
         return times
@@ -661,7 +669,7 @@ def _held_to_all_products(times: ProblemTimes, question: TimingRequest) -> Probl
 
 
 FEW_CHANNELS: Final = 8
-"""Channels that matrix units pad fewer ones to."""
+"""Number of channels to which tensor cores pad fewer channels."""
 
 
 def _convolves_few_channels(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
@@ -672,12 +680,12 @@ def _convolves_few_channels(_asked: Problem, computed: Problem, _models: KernelM
 
 
 def _held_to_tf32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Raise float32's first layers to what TF32's kernels take of them, where the base times them.
+    """Raise float32's first layers to the time of TF32's kernels, if the base network times them.
 
-    It learnt on GPUs without TF32 and calls these layers, which memory or padding binds, too fast. Held to it, TF32
-    was so, too: KernelBench's 3 channels of 11 x 11 were 31 and 40 % too fast. Of all convolutions this is not so:
-    ResNet-50 in TF32, which lets cuDNN try its algorithms, would come from 1 % too fast to 17 % too slow on the RTX
-    3090 (training data: these rows).
+    The base was trained on GPUs without TF32, and its times are too low for these layers, which are bound by memory or
+    padding. Clamped to float32, TF32 was also too fast: KernelBench's 3 channels of 11 x 11 were 31 and 40 % too fast.
+    This does not hold for all convolutions: ResNet-50 in TF32, where cuDNN tries its algorithms, would change from 1 %
+    too fast to 17 % too slow on the RTX 3090 (training data: these rows).
     """
     has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in question.gpus])
     wanted = has_units & (times.base_share > 0.5)  # (gpus, problems)
@@ -693,10 +701,10 @@ def _is_emulated(asked: Problem, computed: Problem, _models: KernelModels | None
 
 
 def _held_to_emulation(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Raise times to the rate of the dtype that was asked for, where emulation is slower than float32.
+    """Raise times to the rate of the requested dtype if emulation is slower than float32.
 
-    Where it is as fast, it saves products as float32's kernels do (Winograd), which no roofline knows: float16 before
-    tensor cores.
+    If emulation is as fast as float32 (float16 before tensor cores), it can also save multiplications by Winograd,
+    which a roofline does not include.
     """
     interval = times.interval
     slower = [
@@ -713,9 +721,9 @@ def _always(_asked: Problem, _computed: Problem, _models: KernelModels | None) -
 
 
 def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Raise times to the least work, and let no interval be narrower than timings of one kernel scatter.
+    """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
-    Where float32 stands in, its kernels are a proxy and their interval is wider.
+    If float32 replaces another dtype, its kernels count as a proxy, and the interval is wider.
     """
     stands_in = question.stood_in_for  # (problems,)
     spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)
@@ -746,9 +754,9 @@ def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | No
 
 
 def _held_to_float32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    """Take float32's times where they are less; only where they may be are they computed.
+    """Use float32's times if they are lower; they are computed only if that is possible.
 
-    The interval is that of a stand-in, and its low end lower by what the dtype's own kernels may gain.
+    The interval is a surrogate's; its lower end is reduced by the potential gain of the dtype's own kernels.
     """
     twins = [replace(item, dtype="float32") for item in question.asked]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
@@ -782,12 +790,12 @@ LIMITS: Final = (
     TimeLimit(name="least work", concerns=_always, hold=_held_to_least_work),
     TimeLimit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),
 )
-"""What a time may not pass, in the order in which it is held to them. What is faster comes first, so that no floor is
-undercut after it was set, but for float32: its times were held to the same floors."""
+"""Bounds on times, in order of application. Upper bounds come before lower bounds, so that no lower bound is violated
+afterwards. float32's kernels come last because their times satisfy the same lower bounds."""
 
 
 def _stages(question: TimingRequest) -> Iterator[tuple[str, ProblemTimes]]:
-    """Yield the times after the sources and after each limit that concerns a problem, with its name."""
+    """Yield the times after the source and after each applicable limit, with its name."""
     times = _sourced(question)
     yield "source", times
     for limit in LIMITS:
@@ -808,22 +816,22 @@ def _decided(question: TimingRequest) -> ProblemTimes:
     return times
 
 
-# --- What decided
+# --- Explanation of a time
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What decided the time of a problem on a GPU.
+    """Source and bounds that determined the time of a problem on a GPU.
 
     Attributes:
         problem: The problem.
-        computed: The same in the dtype that the GPU computes in.
-        source: Where the time came from.
-        parts: Problems of which it is the sum, where the source is a proxy.
-        sourced_seconds: The source's time.
-        network_limits: What the time of its network was held to already (`models.NETWORK_LIMITS`).
-        limits: Limits that moved it, each with the seconds after it, in order.
+        computed: The problem with the dtype that the GPU computes in.
+        source: Source of the time.
+        parts: Surrogate problems whose times add up to it, if the source is a proxy.
+        sourced_seconds: Time from the source, before any limit.
+        network_limits: Bounds that already lowered the network's time (`models.NETWORK_LIMITS`).
+        limits: Limits that changed the time, with the seconds after each, in order.
         interval: Seconds.
     """
 
@@ -838,12 +846,12 @@ class Explanation:
 
 
 def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanation:
-    """Tell which source timed a problem on a GPU, and which limits moved its time.
+    """Return the source of a problem's time on a GPU, and the limits that changed it.
 
     Args:
         problem: The problem.
         gpu: The GPU.
-        models: Trained models; None predicts by the roofline alone.
+        models: Trained models; None uses the roofline alone.
     """
     is_matrix = operation_kind(problem.operation).units == "tensor"
     as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
@@ -869,11 +877,11 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
     )
 
 
-# --- Tables of times
+# --- Helpers for tables of times
 
 
 def _each(times: ProblemTimes, change: Callable[..., Array], *others: ProblemTimes) -> ProblemTimes:
-    """Apply a function to each table, taken with the same one of each of the others."""
+    """Apply a function to each table, together with the same table of the others."""
     every = (times, *others)
     return ProblemTimes(
         times.interval.each(change, *(one.interval for one in others)),
@@ -887,7 +895,7 @@ def _columns(times: ProblemTimes, columns: IndexArray) -> ProblemTimes:
 
 
 def _merged(times: ProblemTimes, columns: IndexArray, part: ProblemTimes) -> ProblemTimes:
-    """Put the times of some problems in their place."""
+    """Insert the times of some problems."""
 
     def placed(whole: Array, own: Array) -> Array:
         result = whole.copy()
