@@ -17,7 +17,7 @@ cuDNN skips algorithms whose workspace does not fit. Example::
     >>> from lightning_predict.gpus import gpu
     >>> usable = usable_bytes(gpu("T4"))  # 16 GiB, less ECC, the driver and the CUDA context
     >>> round(usable / 2**30, 2)
-    14.13
+    14.11
     >>> from lightning_predict.gpus.layouts import layout_of
     >>> [memory_need(layout_of("T4"), gibibytes * 2**30).memory_fit for gibibytes in (12, 13.5, 15)]
     ['fits', 'tight', 'exceeds']

@@ -33,7 +33,7 @@ Example::
     >>> round(float(seconds[0, 0]) * 1e6)
     629
     >>> [round(sustained_flops(gpu(name), "float16") / 1e12) for name in ("A10", "RTX-A5000", "RTX-3070-Ti")]
-    [82, 95, 44]
+    [82, 94, 44]
     >>> serial = limited_transfer(4, 4, 0, blocks=1, block_cycles=1.755e6)  # on one of 132 multiprocessors
     >>> round(float(latencies([serial], [gpu("H100-PCIe-80GB")])[0, 0]) * 1e3, 3)
     1.0

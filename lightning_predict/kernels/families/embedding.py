@@ -19,7 +19,7 @@ always through L2. The time is the longer of the two, times 1.55 for rows of up 
 (short rows leave threads idle). Example::
 
     >>> from lightning_predict.gpus import gpu
-    >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64}
+    >>> bags = {"bags": 1024, "lookups": 1, "rows": 10, "dim": 64, "alpha": 0}
     >>> columns = {word: np.array([float(value)]) for word, value in bags.items()}
     >>> round(float(hit_rate(columns, [gpu("V100")])[0, 0]), 2)  # ten rows, asked for a thousand times
     0.99
