@@ -19,9 +19,9 @@ Network times are clamped to bounds (`NETWORK_LIMITS`):
 * A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
   err on GPUs unlike any measured one; the measurements of a lesser GPU then bound the time. We add the lesser GPU's
   90 % interval because its card may have been throttled.
-* It is also at least as fast as the base network predicts for the same GPU with all figures a third lower, and again a
-  third lower, within half of the interval. For shapes where the tables show only launches, the base's predictions
-  fluctuate between unmeasured GPUs.
+* It is also at least as fast as the base network predicts for a weaker version of the same GPU (`WEAKER`), within half
+  of the interval. For shapes where the tables show only launches, the base's predictions fluctuate between unmeasured
+  GPUs.
 * It is no faster than a measured board of the same chip with at least the same figures (`is_lesser_board`). Without
   this, an H100 limited to 500 W was 2 to 4 % faster in some attention than one with 700 W.
 * A measured GPU is at least as fast as a measured GPU of the same chip with a lower peak (`outranks`), because its card
@@ -167,8 +167,8 @@ and by 5 to 11 % from a full transfer of bfloat16's deviation. Deviations within
 transferred.
 
 Boards of a measured chip with no more power and without a measured rate get the same correction. No value was fitted
-for it: for 14 training benchmarks on the RTX 6000 Ada, which has the L40S's chip, the median error decreases from 13.5
-to 10.4 %, and the bias from 10 to 5 % too fast."""
+for it: on the RTX 6000 Ada, which has the L40S's chip, the median error of 14 training benchmarks decreases from 13.5
+to 10.4 %. The bias decreases from 10 to 5 % too fast."""
 
 WEAKER: Final = (1.5, 2.25)
 """Factors by which all figures of a GPU are divided for the comparison with weaker versions of itself. The second is
@@ -313,9 +313,9 @@ class UtilisationModels:
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict each problem's time on each GPU, by the GPU's own weights if available, else by the base network.
 
-        If a GPU's products in one 16-bit dtype are slower than the base predicts, the slowdown is transferred to the
-        other dtype, and to boards of the same chip with no more power. The cause is a clock or power limit that applies
-        to all of these.
+        If a GPU's products in one 16-bit dtype are slower than the base predicts, the slowdown also applies to the
+        other dtype. It also applies to boards of the same chip with no more power. The cause is a clock or power limit
+        that all of these share.
 
         Raises:
             UnknownOperationError: No model supports the operation in this dtype (see `supports`).

@@ -361,8 +361,8 @@ def register(*kinds: OperationKind) -> None:
     """Add operations to the registry, with the translators of their calls.
 
     Raises:
-        InvalidArgumentError: The name of an operation or a translator of one of its calls already exists, a default is
-            for an unknown shape parameter, or calls have no translator.
+        InvalidArgumentError: An operation or translator already exists, a default is for an unknown shape parameter, or
+            calls have no translator.
     """
     for kind in kinds:
         if kind.name in _KINDS:

@@ -12,8 +12,8 @@ because half of them also compute integers. If published measurements of large s
 
     rate = P · s / sqrt(1 + (e · P / W)²)
 
-P is the peak at the highest clock, s the share of it that tensor cores or CUDA cores reach without a power limit, W the
-board's power in watts, and e the watts per unit of P at which power becomes the limit.
+P is the peak at the highest clock, and s the share of it that tensor cores or CUDA cores reach without a power limit. W
+is the board's power in watts, and e the watts per unit of P at which power becomes the limit.
 
 Three further limits apply (`latencies`; families of operations give cycles and blocks, `operations.Floor`):
 

@@ -201,8 +201,8 @@ def correction_for(
 ) -> Correction | None:
     """Compute a correction from earlier runs of the same model on the step's GPU or layout; None without such runs.
 
-    Runs of exactly this step come first. Without any, runs of the model at two or more other batch sizes predict the
-    step by linear regression, up to a factor `REACH` beyond their batch sizes.
+    Runs of exactly this step come first. Without any, the step follows from a linear regression over runs at two or
+    more other batch sizes, up to a factor `REACH` beyond them.
 
     Args:
         records: Runs, oldest first.

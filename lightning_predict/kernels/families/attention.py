@@ -121,8 +121,8 @@ HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
 def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of fused attention, by name.
 
-    A block of the kernel handles a strip of queries of one head and loops over the keys, so the number of blocks is
-    batch x heads x ceil(seq / strip).
+    A block of the kernel handles a strip of queries of one head and loops over the keys. The number of blocks is
+    therefore batch x heads x ceil(seq / strip).
     """
     c = batch.columns  # each (problems,)
     names = ("batch", "heads", "kv_heads", "seq", "kv_seq", "head_dim")

@@ -11,8 +11,8 @@ FLOPs are from the textbook (Golub and Van Loan, Matrix Computations, 4th editio
     singular values (8.6, Golub-Reinsch) 4 n² (m - n / 3); 14 m n² + 8 n³ with thin vectors
 
 These algorithms are sequential: each column depends on the previous one. Each operation therefore has a number of
-dependent kernels, and the rest of its work counts at a low utilisation, with a wide interval, because no measurements
-were available. They never use TF32. Example::
+dependent kernels. The rest of its work counts at a low utilisation, with a wide interval, because no measurements were
+available. They never use TF32. Example::
 
     >>> from lightning_predict.kernels.operations import problem_batch
     >>> round(float(problem_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3

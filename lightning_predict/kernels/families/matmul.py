@@ -112,8 +112,9 @@ NARROW_SPREAD: Final = 1.5
 """Additional upper interval factors in 16 bits, for sizes that are not multiples of 4, and of 8.
 
 At sizes that are not multiples of 4, the library may not use tensor cores, unlike in the steps above. At multiples of 4
-but not 8, rows are not aligned to the 16 bytes that Hopper's copies and the widest loads need, so it may choose an
-older kernel. An assumption: no public table has such sizes, and no step showed a slowdown at multiples of 4."""
+but not 8, rows are not aligned to 16 bytes. Hopper's copies and the widest loads need this alignment, so the library
+may choose an older kernel. An assumption: no public table has such sizes, and no step showed a slowdown at multiples of
+4."""
 
 WIDE_LOAD: Final = 4
 WIDEST_LOAD: Final = 8

@@ -95,9 +95,9 @@ keeps.
 
 A longer row whose size is not a multiple of a wide load starts unaligned. Softmax then passes over it three times and
 loads the remainder one element at a time, with a wait for each load (`SOFTMAX_STEP_CYCLES`). 800 cycles per load give
-0.97 of the measured time for TimeSformer's rows of 3,137 numbers in bfloat16 on the H100. They give 0.97 to 1.12
-(median 1.04) for the unaligned rows of the A100-PCIe in the public tables, and 0.82 and 0.51 on the V100 and T4, where
-memory is the limit; no value was chosen by these."""
+0.97 of the measured time for TimeSformer's rows of 3,137 numbers in bfloat16 on the H100. For the unaligned rows of the
+public tables, they give 0.97 to 1.12 (median 1.04) on the A100-PCIe. On the V100 and T4, where memory is the limit,
+they give 0.82 and 0.51. No value was chosen by these."""
 
 SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; it reads a longer row three times."""
