@@ -9,6 +9,15 @@
 * `choice.py`: decides how to use measured kernels (`wave_scaling.py`: Habitat's method).
 * `corrections.py`: corrections that apply to every source of times.
 * `operator_times.py`: time of a single operation, for users.
+
+Terms in these files:
+
+* Problem: one operation at one shape and dtype.
+* Product: a matrix product (matmul), unless stated otherwise.
+* Base: the networks for GPUs without their own weights. They know a GPU by the figures of its data sheet alone.
+* Public tables: the published measurements on which the networks are trained.
+* Training data: a constant was derived from these published results, so they are no test of it.
+* Device-bound: the GPU, not the CPU, limits a step.
 """
 
 from __future__ import annotations

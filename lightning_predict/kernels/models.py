@@ -6,7 +6,8 @@ between GPUs (`collective.py`).
 Networks predict a utilisation: `seconds = reference / utilisation` (`UtilisationModels`). No kernel is faster than the
 reference (`features.reference_seconds`). The utilisation is the geometric mean of a small ensemble, between the lowest
 measured value and 1. Features are clipped to the training range, so shapes far outside it get the utilisation at its
-edge, and their times still follow the roofline.
+edge, and their times still follow the roofline. A GPU without its own weights uses the *base* networks, which know a
+GPU by the figures of its data sheet alone.
 
 Network times are clamped to bounds (`NETWORK_LIMITS`):
 
