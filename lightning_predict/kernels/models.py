@@ -17,7 +17,6 @@ Network times are clamped to bounds (`NETWORK_LIMITS`):
   So a product takes at most 1 / 0.72 of the time of a product with one side doubled, and 1 / 0.72² after two doublings;
   no doubling is then predicted 30 % faster.
 * A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
-* A GPU without measurements is at least as fast as a measured GPU that it beats in every figure. The base network may
   err on GPUs unlike any measured one; the measurements of a lesser GPU then bound the time. We add the lesser GPU's
   90 % interval because its card may have been throttled.
 * It is also at least as fast as the base network predicts for a weaker version of the same GPU (`WEAKER`), within half
