@@ -1,1 +1,1 @@
-"""Several GPUs: how they share a model, what they exchange, and how much memory each of them needs."""
+"""Steps on several GPUs: how they share a model, what they communicate, and the memory of each GPU."""

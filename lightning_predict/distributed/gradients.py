@@ -1,9 +1,9 @@
-"""Find where in a step gradients are ready, DDP's buckets of them, and the units that FSDP gathers.
+"""Finds when gradients are ready in a step, DDP's gradient buckets, and the units that FSDP gathers.
 
 A parameter's gradient is ready after the last backward operation of the module that owns it. DDP fills buckets in the
-order in which gradients become ready (it rebuilds them after the first step), the first one small so that
-communication starts early. FSDP's units are the numbered modules (`layers.0`, `layers.1`, ...); what is outside of them
-(embeddings, the head) is the root unit. Example::
+order in which gradients become ready (it rebuilds them after the first step). The first bucket is small so that
+communication starts early. FSDP's units are the numbered modules (`layers.0`, `layers.1`, ...); all other parameters
+(embeddings, the head) belong to the root unit. Example::
 
     >>> unit_of("model.layers.3.mlp.up"), unit_of("head")
     ('model.layers.3', '')
@@ -22,7 +22,7 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes
 
 FIRST_BUCKET_BYTES: Final = mebibytes_to_bytes(1)
-"""torch.distributed's default size of DDP's first bucket."""
+"""Default size of DDP's first bucket in torch.distributed."""
 
 ROOT: Final = ""
 
@@ -30,12 +30,12 @@ ROOT: Final = ""
 @final
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are exchanged together.
+    """A gradient, or a bucket of gradients that are communicated together.
 
     Attributes:
-        size_bytes: Their size.
-        after: Number of the step's operations after which the last of them is ready.
-        is_expert: Gradients of experts, which fewer GPUs exchange.
+        size_bytes: Total size.
+        after: Number of operations of the step after which all of them are ready.
+        is_expert: Whether they are gradients of experts, which fewer GPUs exchange.
     """
 
     size_bytes: float
@@ -46,12 +46,12 @@ class Bucket:
 @final
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Operations of one unit without another's between them.
+    """Consecutive operations of one FSDP unit.
 
     Attributes:
         unit: Name of the unit.
-        is_backward: In the backward phase.
-        begin: First operation.
+        is_backward: Whether they are in the backward phase.
+        begin: Index of the first operation.
     """
 
     unit: str
@@ -60,26 +60,26 @@ class Visit:
 
 
 def parameter_bytes(parameter: Parameter) -> int:
-    """Compute the size of a parameter, and of its gradient, which has its dtype."""
+    """Return the size of a parameter, and of its gradient, which has the same dtype."""
     return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
 
 
 def trained_elements(trace: Trace) -> int:
-    """Count the values of all trainable parameters."""
+    """Return the number of elements of all trainable parameters."""
     return sum(prod(parameter.shape) for parameter in trace.parameters if parameter.requires_grad)
 
 
 def has_backward(work: Sequence[Launching]) -> bool:
-    """Return whether the step trains: whether there are gradients."""
+    """Return whether the step has a backward pass, and thus gradients."""
     return any(operation.phase == "backward" for operation in work)
 
 
 def ready_gradients(trace: Trace, work: Sequence[Launching]) -> list[Bucket]:
-    """Return each trainable parameter's gradient, in the order in which they are ready.
+    """Return each trainable parameter's gradient, in the order in which they become ready.
 
-    A module without a backward operation of its own (a parent that hands its weight to a function) is taken to be ready
-    with the modules inside it, or with the one around it, in the end with the whole backward phase. Under gradient
-    accumulation the last batch's operations count, as the ones before do not exchange anything.
+    If a module has no backward operation (a parent that passes its weight to a function), its gradients are ready with
+    the modules inside it, or the enclosing module, or the whole backward phase. With gradient accumulation, only the
+    last batch counts, since earlier batches do not communicate.
     """
     last: dict[str, int] = {}
     for index, operation in enumerate(work):
@@ -105,11 +105,11 @@ def _ready(parameter: Parameter, last: Mapping[str, int]) -> int:
 
 
 def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket]:
-    """Return the gradients in DDP's buckets: one is full once it holds `cap_bytes` or more.
+    """Group gradients into DDP's buckets; a bucket is full at `cap_bytes` or more.
 
     Args:
-        gradients: In the order in which they are ready; all of experts, or none.
-        cap_bytes: Size of a bucket; the first one is at most `FIRST_BUCKET_BYTES`.
+        gradients: Gradients in the order in which they become ready; either all of experts, or none.
+        cap_bytes: Capacity of a bucket; for the first one at most `FIRST_BUCKET_BYTES`.
     """
     cap, size, last = min(FIRST_BUCKET_BYTES, cap_bytes), 0.0, None
     for gradient in gradients:
@@ -122,7 +122,7 @@ def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket
 
 
 def unit_of(module: str) -> str:
-    """Return the FSDP unit of a module: up to the first numbered part of its name; the root where there is none."""
+    """Return the FSDP unit of a module: its name up to the first number, or the root without a number."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -131,7 +131,7 @@ def unit_of(module: str) -> str:
 
 
 def unit_bytes(trace: Trace) -> dict[str, float]:
-    """Return the bytes of the parameters of each unit."""
+    """Return the parameter bytes of each unit."""
     sizes: dict[str, float] = {}
     for parameter in trace.parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
@@ -140,7 +140,7 @@ def unit_bytes(trace: Trace) -> dict[str, float]:
 
 
 def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
-    """Return the number of values of each unit, in the order of `unit_bytes`."""
+    """Return the number of parameter elements of each unit, in the order of `unit_bytes`."""
     counts: dict[str, int] = {}
     for parameter in parameters:
         unit = unit_of(parameter.name.rpartition(".")[0])
@@ -149,7 +149,7 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
 
 
 def visits(work: Sequence[Launching], units: Mapping[str, float]) -> Iterator[Visit]:
-    """List the units that a step visits, in its order; operations without a module belong to the visit before them."""
+    """Yield the units that a step visits, in order; operations without a module belong to the preceding visit."""
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):
         if operation.phase not in ("forward", "backward") or operation.module is None:

@@ -1,10 +1,9 @@
-"""Turn one GPU's step into that of a layout: what the GPUs exchange, and how much of it is exposed.
+"""Predicts the step on several GPUs from the step on one: communication, and the exposed part of it.
 
-Each GPU runs the recorded step on samples of its own. The simulated step of one GPU is cut where gradients become ready
-(DDP, ZeRO) or where another unit's parameters are needed (FSDP); `overlap.py` walks through the segments with the
-collectives at the same time. Where several GPUs hold the model once, a replica is the slowest stage of it
-(`model_parallel.py`). An optimizer whose state lies in the memory of the host is `update_seconds`. A layout of one GPU
-is the step itself, exactly. Example::
+Each GPU runs the recorded step on its own samples. The simulated step of one GPU is split where gradients become ready
+(DDP, ZeRO) or where parameters of another unit are needed (FSDP). `overlap.py` then schedules the segments together
+with the collectives. With model parallelism, the slowest stage determines a replica's time (`model_parallel.py`).
+`update_seconds` times an optimizer whose state is in host memory. For one GPU, the step is unchanged. Example::
 
     steps = iterations(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
@@ -72,38 +71,38 @@ from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
-# --- An optimizer's state in the memory of the host (ZeRO-Offload)
+# --- Optimizer state in host memory (ZeRO-Offload)
 
 HOST_BYTES_PER_SECOND: Final = gigabytes_to_bytes(200)
-"""Memory bandwidth that the update reaches on the processors of a machine. An assumption: half of what two sockets with
-eight channels of DDR4-3200 have."""
+"""Memory bandwidth that the optimizer update reaches on the CPUs of a machine. An assumption: half the bandwidth of two
+sockets with eight channels of DDR4-3200."""
 
 PCIE_SHARE: Final = 0.8
-"""Share of a PCIe link's rate that copies from pinned memory reach. An assumption."""
+"""Share of the PCIe bandwidth that copies from pinned memory reach. An assumption."""
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
-"""Adam's two moments and the copy of the parameters that it updates, in float32."""
+"""Adam's two moments and the master parameters, all in float32."""
 
 HOST_SPREAD: Final = 2.0
-"""Factor up and down, as machines differ in memory channels and processors. An assumption."""
+"""Factor up and down, because machines differ in memory channels and CPUs. An assumption."""
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
-    """Time an update on the host; (low, middle, high).
+    """Return the time of an optimizer update on the host as (low, middle, high).
 
-    ZeRO-Offload (Ren et al., 2021) keeps the optimizer's state in the memory of the host, whose processor updates it.
-    Gradients go down to the host, new parameters up again, over each GPU's own PCIe link; the processor reads and
-    writes the state of its machine's GPUs. Gradients go down behind the backward pass; the update and the way up stand
-    behind it.
+    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, and the CPU updates it. Gradients are
+    copied to the host and new parameters back, over each GPU's own PCIe link. The CPU reads and writes the state of all
+    GPUs of its machine. Gradients are copied after the backward pass, followed by the update and the copy back.
 
     Args:
-        trained_bytes: One GPU's share of the parameters, which go up, and of the gradients, which went down.
-        state_bytes: Its share of the optimizer's state, copies of the parameters included, read and written once.
-        gpu: For its link.
-        gpus_per_node: GPUs whose shares one machine's processors update.
+        trained_bytes: One GPU's share of the parameters, which are copied to the GPU, and of the gradients, which are
+            copied to the host.
+        state_bytes: Its share of the optimizer state, including master parameters, which is read and written once.
+        gpu: GPU with its PCIe link.
+        gpus_per_node: GPUs whose shares the CPUs of one machine update.
     """
     copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
-    traffic = 2 * state_bytes + trained_bytes  # state in both directions, gradients in one
+    traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
     return (copying + computing) * np.array([1 / HOST_SPREAD, 1.0, HOST_SPREAD])
 
@@ -130,13 +129,13 @@ def on_layouts(
         trace: The step of one GPU.
         timed: Its work with device seconds, rows in the order of `gpus`.
         gpus: The GPUs of the layouts, each once.
-        steps: The step on one of each.
-        layouts: Where to run it; each replica of the model with as many samples as the trace.
-        strategy: How they share the model.
-        interconnect: What is known of the links.
+        steps: The step on one of each GPU.
+        layouts: Layouts to predict; each replica has as many samples as the trace.
+        strategy: Parallel strategy.
+        interconnect: Known properties of the links.
         origin: GPU that the trace was recorded on.
-        models: Trained models, which time the parts of a model that several GPUs hold; None uses rooflines instead.
-        host: What is assumed of the host of the GPUs, as in `steps`.
+        models: Trained models, which time the parts of a split model; None uses rooflines.
+        host: Assumptions about the host of the GPUs, as in `steps`.
     """
     rows = {gpu.name: row for row, gpu in enumerate(gpus)}
     own = [rows[layout.gpu.name] for layout in layouts]
@@ -150,10 +149,10 @@ def on_layouts(
 
 @final
 class SharedStep:
-    """One step, simulated on each GPU, ready to be shared out.
+    """One step, simulated on each GPU, from which steps on layouts are derived.
 
     Raises:
-        InvalidArgumentError: The trace knows no parameters.
+        InvalidArgumentError: The trace has no parameters.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class SharedStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> Iteration:
-        """Return the step on a layout, from the step on one of its GPUs, which stands at `row`."""
+        """Return the step on a layout, given the step on one of its GPUs (`row`)."""
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
         check_links(layout)
@@ -228,31 +227,31 @@ class SharedStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> Walked:
-        """Return the step's segments with the collectives that overlap them, at both ends and in the middle."""
+        """Schedule the step's segments with overlapping collectives, for the middle and both ends of the interval."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
         cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
         return _exchanged(self._trace, self._work, cutter, links, strategy)
 
     def split(self, blocks: bool) -> SplitModel:
-        """Return the model of the trace, with its blocks or without.
+        """Return the trace's model, with or without transformer blocks.
 
         Raises:
-            InvalidArgumentError: It has no transformer blocks.
+            InvalidArgumentError: Blocks are requested and the model has none.
         """
         if blocks not in self._models_of_blocks:
             self._models_of_blocks[blocks] = split_model(self._trace, needs_blocks=blocks)
         return self._models_of_blocks[blocks]
 
     def cutter(self, blocks: bool) -> WorkCutter:
-        """Return what cuts the work of the model, with its blocks or without."""
+        """Return the sharder of the model's work, with or without transformer blocks."""
         if blocks not in self._cutters:
             self._cutters[blocks] = WorkCutter(self._trace, self._timed, self.split(blocks), self._clock)
         return self._cutters[blocks]
 
     @property
     def clock(self) -> ProblemClock:
-        """The models and assumptions that time the parts of its work."""
+        """Models and assumptions that time parts of the work."""
         return self._clock
 
     @property
@@ -262,7 +261,7 @@ class SharedStep:
 
     @property
     def timed(self) -> TimedWork:
-        """Its work with device seconds."""
+        """Work of the step with device seconds."""
         return self._timed
 
     @property
@@ -272,21 +271,21 @@ class SharedStep:
 
     @property
     def models(self) -> KernelModels | None:
-        """Trained models; None uses rooflines instead."""
+        """Trained models; None uses rooflines."""
         return self._models
 
     @property
     def seconds(self) -> Array:
-        """The step on each GPU as it was simulated, shape (gpus,)."""
+        """Simulated step time on each GPU, shape (gpus,)."""
         return self._simulated.seconds
 
     @property
     def work(self) -> tuple[Launching, ...]:
-        """The step's operations in the order of the host."""
+        """Operations of the step in host order."""
         return self._work
 
     def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
-        """Return the host of each GPU; of a step that a framework divides, a slower one."""
+        """Return the host of each GPU; it is slower for steps that a framework splits."""
         if strategy.is_whole or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
@@ -300,7 +299,7 @@ class SharedStep:
         interconnect: Interconnect,
         overlap_costs: OverlapCosts,
     ) -> Iteration:
-        """Return the step where several GPUs hold the model once, or cut its batch: the slowest stage sets the pace."""
+        """Return the step with model parallelism or micro-batches; the slowest stage determines its time."""
         group = data_group(layout, strategy)
         host = self.host(strategy, overlap_costs)
         alike = (_of_stages(strategy), host.factor)
@@ -329,7 +328,7 @@ class SharedStep:
             virtual=strategy.virtual,
             idle=idle_share(strategy, float(pace.stage.weight_share[row])),
         )
-        # A pipeline keeps the parameters that it gathered; else each micro-batch gathers them again.
+        # A pipeline keeps gathered parameters; otherwise each micro-batch gathers them again.
         is_sharded = strategy.split.parameters and strategy.pipeline == 1
         before = list[Walked]()
         if is_sharded and pace.stage.micro_batches > 1:
@@ -349,26 +348,26 @@ _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
     "overlap_tensor": False,
     "param_dtype": None,
 }
-"""Options without effect on what a stage runs; strategies that differ by them alone share their stages."""
+"""Options that do not change the work of a stage; strategies that differ only in these share their stages."""
 
 
 def _of_stages(strategy: Strategy) -> Strategy:
-    """Return the strategy as far as it decides on what a stage runs."""
+    """Return the strategy with options that do not change the work of a stage reset."""
     if strategy.offload != "none":
         return strategy
     return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")
 
 
 def narrowed_ends(step: Iteration) -> Ends:
-    """Return the ends of a step of one GPU as those of a step on many GPUs."""
+    """Return the ends of a one-GPU step's interval, narrowed for many GPUs."""
     return narrowed(_ends(step))
 
 
 def _device_ends(step: Iteration, strategy: Strategy) -> Ends:
-    """Return the ends of a step whose model is divided; in float8 as wide as on one GPU.
+    """Return the ends of the interval for a split model; for float8 they are not narrowed.
 
-    What narrows them was read off steps in 16 bits. Float8 hangs on the container: Llama 3.1 8B on eight H100 took
-    10.9 s in one of NeMo's and 9.7 s in a later one.
+    The narrowing was fitted on 16-bit steps. Float8 depends on the software: Llama 3.1 8B on eight H100 took 10.9 s in
+    one NeMo container and 9.7 s in a later one.
     """
     return narrowed_ends(step) if strategy.fp8 is None else _ends(step)
 
@@ -385,15 +384,15 @@ def _exchanged(
     strategy: Strategy,
     experts: Links | None = None,
 ) -> Walked:
-    """Return the work with what the replicas exchange meanwhile; without a backward pass that is nothing.
+    """Schedule the work with the communication between replicas; without a backward pass, nothing is communicated.
 
     Args:
-        trace: With the parameters of one GPU.
+        trace: Trace with the parameters of one GPU.
         work: Its operations.
-        cutter: Cuts their time.
-        links: The links among replicas.
-        strategy: How the GPUs share.
-        experts: The links among those that hold the same experts; None: among all.
+        cutter: Splits their time into segments.
+        links: Links between replicas.
+        strategy: Parallel strategy.
+        experts: Links between GPUs that hold the same experts; None: `links`.
     """
     if not has_backward(work):
         (whole,) = cutter.segments([])
@@ -410,22 +409,23 @@ def _bucketed(
     links_of: Mapping[bool, Links],
     strategy: Strategy,
 ) -> Walked:
-    """Time data parallelism with whole parameters on every GPU.
+    """Schedule data parallelism with all parameters on every GPU.
 
-    DDP: all_reduce of each bucket behind the backward pass, or all of them after it. ZeRO 1 and 2: each GPU updates its
-    share of the parameters, for which it needs its share of the gradients' sums alone (reduce_scatter), and all gather
-    what was updated afterwards; stage 1 keeps the other gradients in memory. Gradients of experts pass among the GPUs
-    that hold the same ones alone.
+    DDP: all_reduce of each bucket during or after the backward pass. ZeRO 1 and 2: each GPU updates its share of the
+    parameters, so it needs only its share of the summed gradients (reduce_scatter); the updated parameters are then
+    gathered. Stage 1 keeps the other gradients in memory. Gradients of experts are communicated only between GPUs that
+    hold the same experts.
 
     Args:
-        trace: With the parameters of one GPU.
+        trace: Trace with the parameters of one GPU.
         work: Its operations.
-        cutter: Cuts their time.
-        links_of: The links among replicas, and those among GPUs that hold the same experts, by whether they are these.
-        strategy: How the GPUs share.
+        cutter: Splits their time into segments.
+        links_of: Links by whether the gradients are of experts: between GPUs that hold the same experts, or between
+            replicas.
+        strategy: Parallel strategy.
     """
     gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
-    apart = strategy.expert > 1  # else all are exchanged alike, and together
+    apart = strategy.expert > 1  # otherwise all gradients share buckets
     exchanged = [
         bucket
         for is_expert in (False, True)
@@ -448,7 +448,7 @@ def _bucketed(
         for is_expert, links in links_of.items():
             size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
             gathers += links.collective("all_gather", [size]) if size else []
-    # Behind the forward pass: what the update before this step left to be gathered comes first.
+    # Overlapped with the forward pass: first gather the parameters of the previous update.
     early = gathers if strategy.overlap_param_gather else []
     transfers = [Transfer(each, after=0) for each in early]
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
@@ -458,10 +458,10 @@ def _bucketed(
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Return the time behind the backward pass where each GPU updates its share, or its machine's processors do."""
+    """Return the time after the backward pass, with an optimizer update that is sharded or offloaded."""
     if not strategy.split.state or not busy.any():
         return last
-    # GPUs that hold the same experts are as many times fewer as the experts are dealt out.
+    # Expert parallelism divides the number of GPUs that hold the same experts.
     dealt = _expert_share(trace) * (min(strategy.expert, _sharing(links, strategy)) - 1)
     count = _sharing(links, strategy) / (1 + dealt)
     if strategy.offload == "none":
@@ -481,21 +481,21 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
 
 
 def _expert_share(trace: Trace) -> float:
-    """Divide the trained parameters of experts by all; 0 without any."""
+    """Return the share of expert parameters in all trained parameters; 0 without experts."""
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad and is_of_expert(one))
     everything = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return own / everything if everything else 0.0
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:
-    """Count the GPUs of a data-parallel group that split what each would hold whole."""
+    """Return the number of GPUs in a data-parallel group that shard the state."""
     if not strategy.split.inside_machines:
         return links.layout.count
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
 
 def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Divide the size of what is exchanged of the gradients by that of the gradients."""
+    """Return the size of communicated gradients relative to the gradients, which depends on their dtype."""
     dtype = strategy.reduce_dtype or strategy.param_dtype
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return 1.0 if dtype is None or not own else trained_elements(trace) * DTYPE_BYTES[dtype] / own
@@ -508,12 +508,12 @@ def _sharded(
     links: Links,
     strategy: Strategy,
 ) -> Walked:
-    """Time a step whose parameters lie in shares.
+    """Schedule a step with sharded parameters.
 
-    FSDP: a unit's parameters are gathered while the unit before it computes, in the forward and again in the backward
-    pass (of every batch), after which its gradients are scattered. `hybrid` does so inside each machine, or inside
-    groups of `shard` GPUs, and adds up the shares of the groups. A pipeline of torch's keeps what it gathered, and
-    scatters all gradients of a stage behind its last backward pass (`torch.distributed.pipelining.stage`).
+    FSDP gathers a unit's parameters while the previous unit computes, in the forward pass and again in the backward
+    pass of every batch. Then it scatters the unit's gradients. `hybrid` does this inside each machine, or in groups of
+    `shard` GPUs, and reduces the shares across groups. torch's pipelines keep gathered parameters and scatter all
+    gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)
     stops = list(visits(work, units))
@@ -537,7 +537,7 @@ def _sharded(
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
-        """Gather for the visit at this position; the root's parameters stay to the end of its backward pass."""
+        """Add a gather for the visit at this position; the root stays gathered until its backward pass ends."""
         nonlocal gathered_root
         if position >= len(stops) or position in ready or (is_piped and stops[position].is_backward):
             return
@@ -549,7 +549,7 @@ def _sharded(
 
     for position, visit in enumerate(stops):
         gather(position, 0 if position == 0 else len(segments))
-        gather(position + 1, len(segments))  # the host runs ahead; two units' parameters are there at most
+        gather(position + 1, len(segments))  # prefetch: the host runs ahead, and at most two units are gathered
         segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
         if position in last:
             seconds = scatters.get(visit.unit, np.zeros(3))
@@ -564,7 +564,7 @@ def _sharded(
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
-    """Return the links among the GPUs that split the parameters."""
+    """Return the links between GPUs that shard the parameters."""
     if not strategy.split.inside_machines:
         return links
     count = _sharing(links, strategy)
@@ -574,7 +574,7 @@ def _sharding_links(links: Links, strategy: Strategy) -> Links:
 
 
 def _across(links: Links, group: Links) -> Links:
-    """Return the links among GPUs that hold the same share, one of each sharding group."""
+    """Return the links between GPUs that hold the same shard, one in each sharding group."""
     layout, own = links.layout, group.layout
     inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
     copies = layout.count // own.count
@@ -584,14 +584,14 @@ def _across(links: Links, group: Links) -> Links:
 
 
 def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Divide the size of what is gathered of the parameters by that of the parameters."""
+    """Return the size of gathered parameters relative to the parameters, which depends on their dtype."""
     own = sum(map(parameter_bytes, trace.parameters))
     elements = sum(prod(one.shape) for one in trace.parameters)
     return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
 def _last_visits(stops: Sequence[Visit]) -> set[int]:
-    """Find each unit's last visit in the backward pass of each batch, when its gradients are complete."""
+    """Return each unit's last visit in the backward pass of each batch, when its gradients are complete."""
     last: dict[tuple[int, str], int] = {}
     batch, was_backward = 0, False
     for position, visit in enumerate(stops):
@@ -603,22 +603,22 @@ def _last_visits(stops: Sequence[Visit]) -> set[int]:
 
 
 def _update(work: Sequence[Launching]) -> int:
-    """Find where the optimizer begins, after the last backward operation."""
+    """Return the index of the optimizer's first operation, after the last backward operation."""
     return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The GPUs, models and assumptions that all steps of one prediction share.
+    """GPUs, models and assumptions shared by all steps of one prediction.
 
     Attributes:
         gpus: The GPUs, each once.
-        origin: GPU that the steps were recorded on; None off CUDA and where the catalogue lacks it.
-        models: Trained models; None uses rooflines instead.
+        origin: GPU that the steps were recorded on; None without CUDA, or if it is not in the catalogue.
+        models: Trained models; None uses rooflines.
         method: How kernels are predicted, see `kernels/choice.py`.
-        host: What is assumed of the host of the GPUs.
-        interconnect: What is known of the links between GPUs.
+        host: Assumptions about the host of the GPUs.
+        interconnect: Known properties of the links between GPUs.
     """
 
     gpus: tuple[Gpu, ...]
@@ -632,15 +632,15 @@ class Setting:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleSteps:
-    """A recorded step as that of one process, and what it takes on one of each GPU.
+    """A recorded step as the step of one process, with predictions for one of each GPU.
 
     Attributes:
-        recorded: The step as it was recorded.
-        trace: The step without what processes exchanged.
-        timed: Its work with device seconds as the check corrects them, rows in the order of the setting's GPUs.
-        host: What is assumed of their host, with the correction of the check.
+        recorded: The step as recorded.
+        trace: The step without communication between processes.
+        timed: Its work with device seconds, corrected by the same-GPU check; rows in the order of the setting's GPUs.
+        host: Assumptions about the host, corrected by the check.
         steps: One Iteration per GPU.
-        check: The GPU in use, predicted too; None if nothing was measured on it.
+        check: Check with the GPU in use; None without measurements on it.
     """
 
     recorded: Trace
@@ -652,7 +652,7 @@ class SingleSteps:
 
 
 def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
-    """Return the step on one of each GPU."""
+    """Predict the step on one of each GPU."""
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
     timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
@@ -664,7 +664,7 @@ def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
 def shared_steps(
     single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
 ) -> tuple[Iteration, ...]:
-    """Return the step on layouts."""
+    """Predict the step on layouts."""
     return on_layouts(
         single.trace,
         single.timed,

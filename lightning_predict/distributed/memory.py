@@ -1,10 +1,10 @@
-"""Derive the memory of one GPU that holds a part of the model, before and after the replicas share anything.
+"""Predicts the memory of a GPU that holds part of the model, before and after sharding between replicas.
 
-What lives through the step goes by the parameters: those of the fullest stage, the split ones divided. What the
-backward pass reads goes by its tensors: those of the stage's blocks, the split ones divided, for as many micro-batches
-as are under way at once (`pipeline_parallel.under_way`). What is computed again is not kept: of a block its input, or
-all but what lies inside its attention. What the update alone meets are float32 copies of the parameters and of their
-gradients, which replicas share as they share the optimizer's state (`memory_on`). Example::
+Persistent memory follows from the parameters: those of the largest stage, with split ones divided. Activations follow
+from the tensors that the backward pass reads: those of the stage's blocks, with split ones divided, times the number of
+micro-batches in flight (`pipeline_parallel.under_way`). Recomputed activations are not kept: of a block only its input
+is kept, or everything except the inside of its attention. Tensors that only the optimizer update uses are float32
+copies of parameters and gradients, which replicas shard like the optimizer state (`memory_on`). Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes
     shared_memory_bytes(40e9, trace, layout_of("8xH100-SXM-80GB"), Strategy(data="fsdp"))
@@ -39,22 +39,22 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Parameter, T
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Bytes of one GPU.
+    """Memory of one GPU in bytes, before sharding between replicas.
 
     Attributes:
-        peak_bytes: All of it.
+        peak_bytes: Peak of all memory.
         parameter_bytes: Parameters and buffers.
         gradient_bytes: Gradients.
-        optimizer_state_bytes: State of the optimizers.
-        trainable_bytes: Parameters that have a gradient.
-        trained_elements: Number of their values.
-        unit_bytes: Parameters of each unit that FSDP gathers.
-        unit_elements: Number of values of each of them.
-        activation_bytes: What lives in the passes alone.
-        early_gradient_bytes: Gradients that are there when that is the most; None for all of them.
-        copy_bytes: Copies of the parameters that the optimizer updates in their stead.
-        update_bytes: What the update writes in passing.
-        expert_share: Share of the trainable parameters that lies in experts, which fewer replicas hold.
+        optimizer_state_bytes: Optimizer state.
+        trainable_bytes: Parameters with a gradient.
+        trained_elements: Number of elements of trainable parameters.
+        unit_bytes: Parameters of each FSDP unit.
+        unit_elements: Number of elements of each FSDP unit.
+        activation_bytes: Temporary memory of the forward and backward passes at their peak.
+        early_gradient_bytes: Gradients that exist at that peak; None for all gradients.
+        copy_bytes: Master copies of the parameters, which the optimizer updates.
+        update_bytes: Temporaries of the optimizer update.
+        expert_share: Share of trainable parameters in experts, which fewer replicas hold.
     """
 
     peak_bytes: float
@@ -73,12 +73,12 @@ class HeldMemory:
 
     @property
     def lasting_bytes(self) -> float:
-        """Bytes that live through the step."""
+        """Memory that persists through the step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
 def communicators(strategy: Strategy, layout: Layout) -> int:
-    """Count the groups in which each GPU of a layout exchanges something."""
+    """Return the number of communicators (process groups) of each GPU of a layout."""
     if layout.count == 1:
         return 0
     degrees = (strategy.tensor, strategy.pipeline, strategy.context, strategy.expert)
@@ -87,17 +87,17 @@ def communicators(strategy: Strategy, layout: Layout) -> int:
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
-    """Derive what the fullest GPU holds."""
+    """Predict the memory of the GPU that needs the most."""
     return ModelMemory(trace).held(single_bytes, strategy)
 
 
 @final
 class ModelMemory:
-    """The memory of a step by its parts, ready to be shared among GPUs in many ways.
+    """Memory of a step by purpose, from which the memory under many strategies is derived.
 
     Args:
         trace: The step.
-        model: Its blocks, where they are known already.
+        model: Its blocks, if already known.
     """
 
     def __init__(self, trace: Trace, model: SplitModel | None = None) -> None:
@@ -111,9 +111,9 @@ class ModelMemory:
         self._stages: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Derive what the fullest GPU holds; see `held_memory`."""
+        """Predict the memory of the GPU that needs the most; see `held_memory`."""
         trace, whole, written = self._trace, self._whole, self._written
-        # Where gradients are added up, those of the micro-batches before are there.
+        # With gradient accumulation, gradients of earlier micro-batches already exist.
         late_share = 0.0 if strategy.accumulate > 1 else 1 - self._early
         late = late_share * whole.gradient_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
@@ -163,10 +163,10 @@ class ModelMemory:
 
 
 def update_memory(trace: Trace) -> tuple[float, float]:
-    """Return the bytes of the copies that the update alone meets, and of what it writes in passing.
+    """Return the bytes of master copies used only by the optimizer update, and of the update's temporaries.
 
     Args:
-        trace: Recorded where tensors are told apart; else both are 0.
+        trace: A trace with tensor ids; otherwise both are 0.
     """
     end = _end_of_passes(trace)
     met, written, given = set[int](), 0.0, 0.0
@@ -182,14 +182,14 @@ def update_memory(trace: Trace) -> tuple[float, float]:
     if not end or trace.memory.peak_bytes is not None:
         return 0.0, 0.0
     copies = given - (trace.memory.optimizer_state_bytes or 0)
-    # Fewer bytes than a byte for each value are no copies, but scalars and steps.
+    # Less than one byte per parameter cannot be copies; these are scalars and step counters.
     copies = copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0.0
     peak = sum(live_tensors(trace.operations[end:]))
     return copies, min(written, float(peak))
 
 
 def _end_of_passes(trace: Trace) -> int:
-    """Find where the update begins; 0 without a backward pass."""
+    """Return the index of the first operation after the backward pass; 0 without one."""
     ends = (
         index + 1 for index in range(len(trace.operations) - 1, -1, -1) if trace.operations[index].phase == "backward"
     )
@@ -197,7 +197,7 @@ def _end_of_passes(trace: Trace) -> int:
 
 
 def _behind_passes(trace: Trace) -> float:
-    """Return the bytes by which what lives at the fullest moment of a step exceeds the fullest moment of its passes."""
+    """Return by how many bytes the peak of live tensors in the step exceeds the peak in its passes."""
     end = _end_of_passes(trace)
     if not end or trace.memory.peak_bytes is not None:
         return 0.0
@@ -206,13 +206,13 @@ def _behind_passes(trace: Trace) -> float:
 
 
 def _micro_batches(trace: Trace, strategy: Strategy) -> int:
-    """Return how many micro-batches a batch of the step is taken in."""
+    """Return the number of micro-batches per batch of the step."""
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     return micro_batches_of(strategy, samples)
 
 
 def _early_share(trace: Trace) -> float:
-    """Return the share of the gradients that is there when the passes hold the most; all where they were not seen."""
+    """Return the share of the gradients that exist at the peak of the passes; 1 if they were not recorded."""
     gradients = gradient_bytes(trace)
     if not gradients or not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 1.0
@@ -230,19 +230,19 @@ def _shares(
     passing_bytes: float,
     living_bytes: float,
 ) -> list[float]:
-    """Compute each stage's share of what a whole batch on one GPU holds in passing.
+    """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
 
-    Most of it is what the backward pass reads. The rest goes by it where stages are dealt out; where one GPU has all
-    layers, what lives besides at the fullest moment is the gradient of the logits, whose vocabulary GPUs that share
-    blocks share, too, and what the allocator reserves beyond both goes by their sum.
+    Most of it is activations that the backward pass reads. With a pipeline, the rest is proportional to them. If one
+    GPU has all layers, the rest at the peak is the gradient of the logits, and memory that the allocator reserves in
+    proportion to both. The vocabulary of the logits is split by tensor parallelism.
 
     Args:
         trace: The step.
         model: Its blocks.
-        strategy: How GPUs share.
-        kept_storages: What the forward pass leaves to the backward pass.
-        passing_bytes: What the step holds in passing.
-        living_bytes: Tensors of it at the fullest moment of the passes.
+        strategy: Parallel strategy.
+        kept_storages: Storages that the forward pass keeps for the backward pass.
+        passing_bytes: Temporary memory of the step.
+        living_bytes: Live tensors at the peak of the passes.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     micro_batches = _micro_batches(trace, strategy)
@@ -266,19 +266,19 @@ def _shares(
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
-    if strategy.recompute in ("operations", "layers", "full"):  # the input of each block
+    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block
         for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
             input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
             sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
-    if strategy.recompute == "operations":  # what is not computed again is kept, whether it is read or not
+    if strategy.recompute == "operations":  # other outputs are kept, even if the backward pass does not read them
         for tensor, block in _kept_unread(trace, model, kept_storages):
             is_split = strategy.sequence or model.is_split(tensor.shape, block)
             sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
     total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
-    if total == 0:  # no tensors were seen: evenly
+    if total == 0:  # no tensors were recorded: split evenly
         return [count / parts / strategy.pipeline for count in held]
-    # What is computed again lives for one block of one micro-batch at a time.
+    # Recomputed activations exist for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
     shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
     if strategy.pipeline > 1:
@@ -291,19 +291,20 @@ def _shares(
 @final
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A storage that the forward pass leaves to the backward pass.
+    """A storage that the forward pass keeps for the backward pass.
 
     Attributes:
-        tensor: What it holds.
-        position: Position of the block that it goes with, its own or the one before it; None before the first.
-        block: The block that it lies in; None outside of all.
-        is_split: Each GPU that shares the block holds its part.
-        is_core: Written inside the block's attention.
-        is_passing: Written in the block, neither by its attention nor by every second product.
-        is_again: Computed again in the backward pass, so that it lives for one block at a time.
-        is_expert: Written by an expert, for the tokens that are routed to it.
-        is_gathered: Read whole by products of the block: where each GPU has its part of the sequence, what was gathered
-            for them is kept for their gradients, as torch's DTensor keeps it, unless the strategy gathers it again.
+        tensor: Tensor in the storage.
+        position: Position of its block, or of the preceding block; None before the first one.
+        block: Block that contains it; None outside blocks.
+        is_split: Whether tensor parallelism splits it.
+        is_core: Whether the block's attention wrote it.
+        is_passing: Whether an operation of the block wrote it that recomputation of `operations` repeats (not
+            attention, and not every second matmul).
+        is_again: Whether the backward pass recomputes it, so that it exists for one block at a time.
+        is_expert: Whether an expert wrote it, for the tokens routed to it.
+        is_gathered: Whether matmuls of the block read it whole. With sequence parallelism, the gathered tensor is kept
+            for their gradients, as in torch's DTensor, unless the strategy gathers it again.
     """
 
     tensor: TensorInfo
@@ -318,7 +319,7 @@ class _Kept:
 
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Return each storage that the forward pass leaves to the backward pass."""
+    """Yield the storages that the forward pass keeps for the backward pass."""
     read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
     core, passing = (_written_in_blocks(trace, model, what) for what in ("selective", "operations"))
     multiplied = {
@@ -355,9 +356,9 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 def _kept_unread(
     trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
 ) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
-    """Find what operations write that are not computed again, beyond what the backward pass reads.
+    """Yield outputs that are kept although the backward pass does not read or recompute them.
 
-    Of that, compiled code keeps nothing that only goes into the sum that leaves the block.
+    Compiled code does not keep tensors that are only used in the sum at the end of the block.
     """
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
     if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
@@ -366,13 +367,13 @@ def _kept_unread(
         block = model.block(operation.module) if operation.phase == "forward" else None
         if block is None:
             continue
-        met |= {tensor.id for tensor in operation.inputs}  # what is only viewed was there before
+        met |= {tensor.id for tensor in operation.inputs}  # inputs of views existed before
         yield from ((tensor, block) for tensor in operation.outputs if tensor.id not in met)
         met |= {tensor.id for tensor in operation.outputs}
 
 
 def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
-    """Find the storages that the last forward operation of a block reads."""
+    """Return the storages that the last forward operation of each block reads."""
     last = {
         block.name: operation
         for operation in trace.operations
@@ -382,7 +383,7 @@ def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
 
 
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Find each storage that the backward pass of a step with activation checkpointing computes again."""
+    """Yield the storages that the backward pass recomputes in a step with activation checkpointing."""
     calls = {
         (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
         for operation in trace.operations
@@ -404,7 +405,7 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
-    """Find storages that operations write which such a recomputation repeats; a view of what is kept is none."""
+    """Return the storages written by operations that a recomputation repeats, without views of kept tensors."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None
@@ -422,7 +423,7 @@ def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) ->
 
 
 def _of_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
-    """Count the bytes that live through the step of a GPU with these of the trace's parameters."""
+    """Return the persistent memory of a GPU with the given subset of the trace's parameters."""
     memory = trace.memory
     everything = memory.parameter_bytes or 0
     gradients = everything if memory.gradient_bytes is None else memory.gradient_bytes
@@ -448,26 +449,28 @@ def _trainable_bytes(parameters: tuple[Parameter, ...]) -> float:
 
 
 def _share(part: float, whole: float) -> float:
-    """Return a part of a whole; all of it where neither is known."""
+    """Return part / whole; 1 if both are unknown."""
     return part / whole if whole else 1.0
 
 
-# --- What replicas share of it
+# --- Sharding between replicas
 
 GATHERED_UNITS: Final = 2
-"""Units of FSDP whose parameters are whole at once: the one that computes, and the next."""
+"""Number of FSDP units whose parameters are gathered at once: the current one and the next."""
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
-    """Derive the peak memory of each GPU of a layout.
+    """Predict the peak memory of each GPU of a layout.
 
-    DDP adds its buckets, as large as all gradients (torch's default, `gradient_as_bucket_view=False`); gradients that
-    are exchanged in a dtype of their own have a buffer of that dtype, which they are added up in, however few replicas
-    there are. ZeRO 1 leaves each GPU its share of the optimizer's state, ZeRO 2 of the gradients, too, and FSDP of all
-    three (Rajbhandari et al., SC 2020), while the parameters of two units at a time are whole, in `param_dtype`; a
-    pipeline keeps them all from the first micro-batch to the last one, and so the sums of their gradients, in
-    `reduce_dtype`, which replicas share behind the last alone. Copies of the parameters that the optimizer updates are
-    part of its state; what is offloaded is not there. A part of the model comes first, see `held_memory`.
+    - DDP adds buckets as large as all gradients (torch's default, `gradient_as_bucket_view=False`). Gradients reduced
+      in another dtype are accumulated in a buffer of that dtype, regardless of the number of replicas.
+    - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP all three (Rajbhandari et al., SC 2020).
+      Under FSDP, parameters of two units at a time are whole, in `param_dtype`.
+    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients,
+      in `reduce_dtype`, which are sharded only after the last micro-batch.
+    - Master copies of the parameters are part of the optimizer state; offloaded state takes no GPU memory.
+
+    Model parallelism is applied first, see `held_memory`.
     """
     if layout.count == 1:
         return single_bytes
@@ -475,10 +478,10 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
-    """Compute each GPU's peak memory on a layout, from what the fullest holds before replicas share anything."""
+    """Return each GPU's peak memory on a layout, given the memory before sharding between replicas."""
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
-    # Replicas that hold the same experts are as many times fewer as the experts are dealt out.
+    # Expert parallelism divides the number of replicas that hold the same experts.
     share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
     gradients, parameters, buckets = held.gradient_bytes, held.parameter_bytes, 0.0
     early = gradients if held.early_gradient_bytes is None else held.early_gradient_bytes
@@ -504,7 +507,7 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
-    """Return the bytes of each unit as FSDP gathers it."""
+    """Return the bytes of each FSDP unit when gathered."""
     if strategy.param_dtype is None:
         return list(held.unit_bytes)
     return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

@@ -1,11 +1,11 @@
-"""Overlap computing and communicating: segments of a step on one queue, transfers between GPUs on another.
+"""Overlaps computation and communication: segments of a step on one queue, collectives on another.
 
-Each queue works in order. A transfer begins when the link is free and the segments before it are done (a bucket's
-gradients are there); a segment may wait for a transfer (parameters that were gathered). Exposed transfers make the step
-longer. All values are arrays over rows (GPUs, layouts).
+Each queue is in order. A transfer starts when the link is free and the preceding segments are done (a bucket's
+gradients are ready). A segment may wait for a transfer (gathered parameters). Exposed transfers lengthen the step. All
+values are arrays over rows (GPUs, layouts).
 
-Training together costs more than its collectives: they slow the work that they overlap, and all GPUs wait for the
-slowest. `Cutter` cuts the simulated step into segments, and `Links` times collectives on a layout. Example::
+Distributed training costs more than its collectives: they slow down overlapping computation, and all GPUs wait for the
+slowest one. `Cutter` splits the simulated step into segments, and `Links` times collectives on a layout. Example::
 
     >>> import numpy as np
     >>> backward, update = WorkSegment(np.array([6.0])), WorkSegment(np.array([1.0]), waits_for=1)
@@ -32,12 +32,12 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
 @final
 @dataclass(frozen=True, slots=True)
 class WorkSegment:
-    """A part of the step on the compute queue.
+    """A segment of the step on the compute queue.
 
     Attributes:
-        seconds: Its time on each row, shape (rows,).
-        waits_for: Position of the transfer that it needs; None if it needs none.
-        name: What it does, for `events_of`.
+        seconds: Its time for each row, shape (rows,).
+        waits_for: Index of the transfer that it needs; None without one.
+        name: Description, for `events_of`.
     """
 
     seconds: Array
@@ -51,9 +51,9 @@ class Transfer:
     """A collective on the communication queue.
 
     Attributes:
-        seconds: Its time on each row, shape (rows,).
-        after: Number of segments that are done before it may begin.
-        name: What it carries, for `events_of`.
+        seconds: Its time for each row, shape (rows,).
+        after: Number of segments that must be done before it starts.
+        name: Description, for `events_of`.
     """
 
     seconds: Array
@@ -64,12 +64,12 @@ class Transfer:
 @final
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A step with its transfers, as it was walked through.
+    """Times of a step with its transfers.
 
     Attributes:
-        seconds: The whole step on each row, shape (rows,).
-        communication_seconds: All transfers together, shape (rows,).
-        exposed_seconds: The exposed part of them, shape (rows,).
+        seconds: Step time for each row, shape (rows,).
+        communication_seconds: Total time of all transfers, shape (rows,).
+        exposed_seconds: Exposed part of the transfer time, shape (rows,).
     """
 
     seconds: Array
@@ -78,11 +78,11 @@ class Walked:
 
 
 def walk(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> Walked:
-    """Run the two queues.
+    """Schedule both queues.
 
     Args:
-        segments: In the order of the device; at least one. Each waits only for transfers whose `after` is no later.
-        transfers: In the order of the link, `after` never falling.
+        segments: Segments in order; at least one. Each may wait only for transfers whose `after` is not later.
+        transfers: Transfers in order, with non-decreasing `after`.
     """
     clock, link, _, _ = _placed(segments, transfers)
     seconds = np.maximum(clock, link)
@@ -94,7 +94,7 @@ def walk(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> Walk
 def _placed(
     segments: Sequence[WorkSegment], transfers: Sequence[Transfer]
 ) -> tuple[Array, Array, Sequence[Array], Sequence[Array]]:
-    """Return when each queue is done, and the end of each segment, after a leading 0, and of each transfer."""
+    """Return the end of each queue, of each segment (preceded by 0) and of each transfer."""
     clock = np.zeros_like(segments[0].seconds)  # (rows,)
     done = [clock]
     link = np.zeros_like(clock)
@@ -120,14 +120,14 @@ def _placed(
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A segment or a transfer, placed in the step.
+    """A segment or transfer with its place in the step.
 
     Attributes:
-        name: What it is.
-        is_transfer: On the links' queue; on that of computing otherwise.
-        start_seconds: When it begins.
-        seconds: How long it takes.
-        is_critical: The step would be shorter without it.
+        name: Description.
+        is_transfer: Whether it is on the communication queue; otherwise on the compute queue.
+        start_seconds: Start.
+        seconds: Duration.
+        is_critical: Whether it is on the critical path.
     """
 
     name: str
@@ -138,12 +138,12 @@ class Event:
 
 
 def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], row: int) -> tuple[Event, ...]:
-    """Place a step's segments and transfers, with the path that decides its length, in the order of their begins.
+    """Return a step's segments and transfers with start times and the critical path, ordered by start.
 
     Args:
         segments: See `walk`.
         transfers: See `walk`.
-        row: One of the rows of their times.
+        row: Row of their times.
     """
     clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()
@@ -177,44 +177,47 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
 
 
 def slowest_of(count: int) -> float:
-    """Compute the mean of the largest of n normal draws (Blom's approximation); 0 for one."""
+    """Return the expected maximum of n standard normal draws (Blom's approximation); 0 for one."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCosts:
-    """The cost of training together beyond the collectives alone.
+    """Costs of distributed training in addition to isolated collectives.
 
-    Slowdown fits the published training throughputs of one to eight GPUs best on a coarse grid; the accuracy report
-    leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`). Contention was chosen on five sources: those
-    throughputs (136 rows of V100 and A100 with NVLink) hardly tell (mean errors of 4.5, 4.2 and 4.0 points at 0.2, 0.5
-    and 0.9), nor does MPT's FSDP on up to 128 A100; torchtitan's FSDP on 64 A100 asks for 0.4 to 0.6. On Hopper, where
-    a collective takes a tenth of the multiprocessors, torchtitan's FSDP on 64 H200 and NeMo's FSDP and distributed
-    optimizer on 8 and 64 H100 ask for 0.2 or less; each of the two sources left out, the other chooses 0.2, too
-    (`--of torchtitan`, `--of nemo`: training data, these rows). A GPU's pace fluctuates,
-    so that over a long step its mean differs less from the others' than over a short one. The spread lies between the
-    0.05 to 0.06 that suits those throughputs, whose steps take 0.1 to 0.5 s, and the 0.025 that suits MPT's and
-    Megatron's longer ones (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`), each of them
-    with the other left out. So all three tables are training data.
+    The slowdown was fitted on a coarse grid to published training throughputs of one to eight GPUs. The accuracy report
+    leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`).
 
-    Frameworks that divide a model or its batch wrap layers, collectives and checkpoints in Python of their own. The
-    factor is read off the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its
-    shapes), whose host takes 3.6 to 3.8 ms for a layer, forward twice and backward, over the median host of `host.py`,
-    which counts the launches of a backward pass twice: one framework on one machine. `python -m benchmarks.accuracy
-    FOLDER --of many-gpus` prints what both would be, and err, with each table left out.
+    Contention was chosen on five sources. The throughputs above (136 rows of V100 and A100 with NVLink) hardly
+    constrain it: mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. The same holds for MPT's FSDP on up to
+    128 A100. torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. On Hopper, a collective uses a tenth of the SMs. There,
+    torchtitan's FSDP on 64 H200 and NeMo's FSDP and distributed optimizer on 8 and 64 H100 suggest at most 0.2. With
+    either of these two left out, the other selects 0.2, too (`--of torchtitan`, `--of nemo`: training data, these
+    rows).
+
+    A GPU's speed fluctuates, so over a long step the means of GPUs differ less than over a short one. The spread lies
+    between 0.05 to 0.06, which fits the throughputs above (steps of 0.1 to 0.5 s), and 0.025, which fits the longer
+    steps of MPT and Megatron (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`), each with
+    the other left out. All three tables are therefore training data.
+
+    Frameworks that split a model or its batch wrap layers, collectives and checkpoints in Python code. The factor comes
+    from the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its shapes). There,
+    the host takes 3.6 to 3.8 ms per layer (forward twice and backward), compared with the median host of `host.py`,
+    whose backward overheads are doubled. This is one framework on one machine. `python -m benchmarks.accuracy FOLDER
+    --of many-gpus` prints both values and their errors with each table left out.
 
     Attributes:
-        slowdown: Time of a collective during a training step over that of the same collective alone.
-        contention: Seconds by which computing slows down per second of concurrent transfer, as both need memory and
-            multiprocessors.
-        hopper_contention: The same on Hopper and later.
-        straggler_spread: Standard deviation of one GPU's pace at a moment, as a share of it. All wait for the slowest,
-            so that n GPUs take as long as the largest of n draws.
-        straggler_seconds: Correlation time of its pace.
-        framework_host: Time that the host takes for an operation of a divided step over that in a plain one.
-        pcie_slowdown: The slowdown between cards without NVLink, where few kernels wait for a slow link.
-        pcie_contention: The contention there: such transfers take a few hundredths of a card's memory bandwidth.
+        slowdown: Time of a collective during a training step relative to the isolated collective.
+        contention: Slowdown of computation in seconds per second of concurrent transfer, since both need memory
+            bandwidth and SMs.
+        hopper_contention: Contention on Hopper and later.
+        straggler_spread: Standard deviation of one GPU's momentary speed, as a share of it. All GPUs wait for the
+            slowest, so n GPUs take as long as the maximum of n draws.
+        straggler_seconds: Correlation time of the speed.
+        framework_host: Host time per operation in a split step relative to an ordinary step.
+        pcie_slowdown: Slowdown between cards without NVLink, where few kernels wait for a slow link.
+        pcie_contention: Contention there; such transfers use a few hundredths of a card's memory bandwidth.
     """
 
     slowdown: float = 1.5
@@ -231,13 +234,13 @@ class OverlapCosts:
         return self.pcie_slowdown if layout.gpu.nvlink_bytes_per_second is None else self.slowdown
 
     def contention_on(self, layout: Layout) -> float:
-        """Return the contention of transfers with computing on a layout."""
+        """Return the contention between transfers and computation on a layout."""
         if layout.gpu.nvlink_bytes_per_second is None:
             return self.pcie_contention
         return self.hopper_contention if layout.gpu.generation.has_adding_switches else self.contention
 
     def spread(self, seconds: Array) -> Array:
-        """Compute the deviation of a GPU's mean pace over a step, whose correlation falls exponentially."""
+        """Return the standard deviation of a GPU's mean speed over a step, with exponentially decaying correlation."""
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
         found: Array = self.straggler_spread * np.sqrt(variance)
@@ -246,14 +249,14 @@ class OverlapCosts:
     def seconds(
         self, walked: Walked, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
     ) -> Array:
-        """Return the step.
+        """Return the step time.
 
         Args:
-            walked: What the two queues give.
-            single: Seconds of the step on one GPU.
+            walked: Times of the two queues.
+            single: Step time on one GPU.
             layout: The GPUs.
-            replicas: Groups of GPUs that wait for each other.
-            spread: Times the mean wait for the slowest.
+            replicas: Number of groups of GPUs that wait for each other.
+            spread: Factor on the mean wait for the slowest.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
         waiting = spread * self.spread(single) * slowest_of(replicas) * single
@@ -264,23 +267,25 @@ class OverlapCosts:
 OVERLAP_COSTS: Final = OverlapCosts()
 
 WAITS: Final = np.array([0.0, 1.0, 2.5])
-"""Low end, middle and high end of the wait for the slowest, over its mean."""
+"""Low end, middle and high end of the wait for the slowest GPU, relative to its mean."""
 
 
 Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
 
 LAYOUT_WIDTH: Final = 0.7
-"""Width of the interval of computing and launching in a step on many GPUs over that of a single step, as logarithms:
-of steps of all kinds, large transformers in 16 bits are among those that are predicted best. With 1 every published
-row lies in its interval. 0.65 of intervals that were a little wider (0.7 of today's are as wide) held 92 % of
-mpt_fsdp.csv and 100 % of megatron_single_node.csv, for which the framework's host was read off; nine in ten would have
-been held by 0.55 and, of Megatron's rows that the host does not bound, 0.48.
-So both tables are training data for it; all of the papers' rows, which are not, lie inside (`--of many-gpus`)."""
+"""Log-scale width of the interval of computation and launches in a step on many GPUs, relative to a single step. It is
+below 1 because large 16-bit transformers are among the steps with the smallest errors.
+
+With 1, every published row lies in its interval. Intervals of 0.65 times a slightly wider earlier interval (0.7 times
+the current one) covered 92 % of mpt_fsdp.csv and 100 % of megatron_single_node.csv, to which the framework's host time
+was fitted. A coverage of 90 % would need 0.55, and 0.48 for those rows of Megatron that are not host-bound. Both tables
+are therefore training data for this constant. The papers' rows are not, and all of them are covered (`--of many-gpus`).
+"""
 
 
 def narrowed(ends: Ends) -> Ends:
-    """Return the ends of a single step's interval drawn together to those of a step on many GPUs."""
+    """Narrow the interval of a single step to the interval of a step on many GPUs."""
     middle = ends[1]
     if middle <= 0:
         return ends
@@ -289,20 +294,20 @@ def narrowed(ends: Ends) -> Ends:
 
 
 MACHINE_SPREAD: Final = 2.5
-"""Factor up and down around a collective, on machines without measurements: of the published machines whose links are
-there at all, nine in ten lie within it (`python -m benchmarks.accuracy` prints their bandwidths)."""
+"""Factor up and down around a collective's time on machines without measurements. It covers 90 % of the published
+machines whose links work at all (`python -m benchmarks.accuracy` prints their bandwidths)."""
 
 
 @final
 class Cutter:
-    """Cuts the simulated step of one GPU into segments, at each end of its interval.
+    """Splits the simulated step of one GPU into segments, for the middle and both ends of its interval.
 
     Args:
         simulated: The step, one row per GPU.
-        row: The GPU.
-        factors: By what the simulated times are multiplied.
-        exposed: Collectives inside the model that make the passes longer; None without.
-        micro_batches: How often the passes are repeated between the cuts.
+        row: Row of the GPU.
+        factors: Factors on the simulated times, shape (3,).
+        exposed: Exposed collectives inside the model, which lengthen the passes; None without.
+        micro_batches: Number of repetitions of the passes.
     """
 
     def __init__(
@@ -317,9 +322,9 @@ class Cutter:
         self._factors, self._exposed, self._micro_batches = factors, exposed, micro_batches
 
     def segments(self, cuts: Sequence[int]) -> list[Array]:
-        """Time between cuts (ascending numbers of operations), from the beginning of the step to its end.
+        """Return the time between cuts (ascending operation indices), from the start of the step to its end.
 
-        Collectives inside the model, which stand in the way, are spread over all segments but that behind the last cut.
+        Exposed collectives inside the model are spread over all segments except the last.
         """
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
@@ -332,7 +337,7 @@ class Cutter:
         return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:
-        """Return the time in which the operations from `begin` on keep the device busy."""
+        """Return the device time of the operations from `begin` on."""
         seconds: Ends = float(self._busy[begin:].sum()) * self._factors
         return seconds
 
@@ -340,13 +345,13 @@ class Cutter:
 @final
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A layout and what is known of its links.
+    """A layout with the known properties of its links.
 
     Attributes:
-        layout: The GPUs that communicate.
-        interconnect: What is known of the links.
-        slowdown: Time of a collective during other work over that of the same collective alone.
-        groups_per_node: Such groups in each machine, which share its network.
+        layout: The communicating GPUs.
+        interconnect: Known properties of the links.
+        slowdown: Time of a collective during other work relative to the isolated collective.
+        groups_per_node: Number of such groups per machine, which share its network.
     """
 
     layout: Layout
@@ -355,7 +360,7 @@ class Links:
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Time each message: low end, middle and high end."""
+        """Return the time of each message: low end, middle and high end."""
         if not sizes:
             return []
         found = collective(
@@ -365,7 +370,7 @@ class Links:
             interconnect=self.interconnect,
             groups_per_node=self.groups_per_node * groups_per_node,
         )
-        has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else the kind of machine has its own spread
+        has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else: spread by machine type
         spread = MACHINE_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
         found = found.widened(spread).scaled(self.slowdown)
         return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

@@ -1,9 +1,10 @@
-"""`Strategy`: how several GPUs share a model, in one word of Lightning's or of the papers, and options behind it.
+"""`Strategy`: how several GPUs share a model, written as a name from Lightning or the papers, plus options.
 
-`"ddp"` replicates the model; `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) split the optimizer's state, the gradients
-and the parameters over the GPUs; `"hybrid"` splits them inside a machine and replicates over machines. Behind a comma:
-`tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 a quarter of the blocks,
-`micro_batches=16` cuts a batch; the others are the fields of `Strategy`. Options alone are of `ddp`. Example::
+`"ddp"` replicates the model. `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) shard the optimizer state, the gradients and
+the parameters over the GPUs; `"hybrid"` shards inside a machine and replicates over machines. Options follow after a
+comma: `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter of the blocks,
+and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. Options without a name apply to
+`ddp`. Example::
 
     >>> strategy_of("fsdp").name
     'fsdp'
@@ -36,14 +37,14 @@ DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit:
-    """What replicas split of the model, so that each GPU holds its share; memory, exchanges and the search follow.
+    """State that data-parallel replicas shard; it determines memory, communication and the strategy search.
 
     Attributes:
-        state: The optimizer's state: each GPU updates its share, and all gather what was updated.
-        gradients: Gradients, which are scattered as they come.
-        parameters: Parameters, which are gathered for each unit as it computes.
-        inside_machines: Only inside a machine, or a group of them; these groups are replicas.
-        is_searched: The search for the fastest strategy looks at it.
+        state: Shard the optimizer state: each GPU updates its shard, and the updated parameters are gathered.
+        gradients: Shard gradients, which are scattered as they become ready.
+        parameters: Shard parameters, which are gathered for each unit.
+        inside_machines: Shard only inside a machine or a group of machines; these groups are replicas.
+        is_searched: Whether the strategy search considers it.
     """
 
     state: bool = False
@@ -56,7 +57,7 @@ class DataSplit:
 DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {
     "ddp": DataSplit(),
     "zero1": DataSplit(state=True),
-    # It exchanges what ZeRO 1 does, in the same time; where that does not fit, the search goes on to FSDP.
+    # It communicates as much as ZeRO 1, in the same time; if ZeRO 1 does not fit, the search continues with FSDP.
     "zero2": DataSplit(state=True, gradients=True, is_searched=False),
     "fsdp": DataSplit(state=True, gradients=True, parameters=True),
     "hybrid": DataSplit(state=True, gradients=True, parameters=True, inside_machines=True),
@@ -78,7 +79,7 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
     "single_device": "ddp",
     "zero3": "fsdp",
 }
-"""Lightning's names and others' for the same thing; DeepSpeed without a stage is Lightning's stage 2."""
+"""Equivalent names from Lightning and others; DeepSpeed without a stage means stage 2, as in Lightning."""
 
 PipelineSchedule = Literal["1f1b", "gpipe", "zero_bubble"]
 Recompute = Literal["none", "selective", "operations", "layers", "full"]
@@ -92,56 +93,56 @@ MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A way in which GPUs share the work: each data-parallel group of `tensor x pipeline x context` holds one batch.
+    """A parallel strategy: each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.
 
     Attributes:
-        data: What the data-parallel groups split.
-        tensor: GPUs that share every transformer block (Megatron's tensor parallelism).
-        pipeline: GPUs in a row that share the blocks.
-        micro_batches: Parts that a batch is cut into, whose gradients add up; None takes four times the length of a
-            pipeline, and the whole batch without one.
-        accumulate: Batches as large as the recorded one whose gradients add up before an update.
-        bucket_cap_mb: Size of DDP's buckets of gradients, in MiB as torch counts them.
-        virtual: Stages of each GPU of a pipeline (Megatron's interleaved schedule).
-        first_stage: Blocks of a pipeline's first stage, which has the embedding besides; None for as many as the
-            others have.
-        last_stage: Blocks of a pipeline's last stage, which has the output layer and the loss besides; None for as many
-            as the others have.
-        schedule: In which order a pipeline's stages work: `1f1b`, `gpipe` (all forward, then all backward), or
-            `zero_bubble` (gradients of weights fill the gaps: ZB-H1 of Qi et al., 2024).
-        sequence: Norms, dropouts and shortcuts between the blocks' shared layers are shared, too (Megatron's sequence
-            parallelism).
-        gather_again: Where each GPU has its part of the sequence, what products of the blocks read whole is gathered
-            once more for their gradients, as Megatron does, rather than kept, as torch's DTensor keeps it.
-        context: GPUs that share each sequence; keys and values go around in a ring.
-        expert: Data-parallel groups over which the experts of a mixture are dealt out.
-        capacity: Tokens that each expert takes over those of an even routing, padding included; without padding, those
-            of the GPU whose experts take most, for which the others wait.
-        expert_launches: Products of a layer's experts that were recorded as one are launched for each expert, in
-            float8 behind a cast of each operand (Transformer Engine's `GroupedLinear`, and so Megatron and NeMo).
-        shard: GPUs that split what `hybrid` splits; None takes those of a machine.
-        groups: Data-parallel groups that it was written for, as a file or an object of Lightning's says them; layouts
-            that make others are refused. None for as many as the GPUs make.
-        recompute: What a backward pass computes again, of a step that was recorded without: nothing, the attention
-            between its projections (`selective`, as Megatron calls it), all but attention and every second product
+        data: What data-parallel groups shard.
+        tensor: Number of GPUs that share every transformer block (Megatron's tensor parallelism).
+        pipeline: Number of pipeline stages that share the blocks.
+        micro_batches: Number of micro-batches per batch, whose gradients are accumulated; None: four times `pipeline`,
+            or 1 without a pipeline.
+        accumulate: Number of batches of the recorded size whose gradients are accumulated before an update.
+        bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
+        virtual: Stages per GPU of a pipeline (Megatron's interleaved schedule).
+        first_stage: Number of blocks in the first stage, which also has the embedding; None for as many as the other
+            stages have.
+        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; None for as many
+            as the other stages have.
+        schedule: Pipeline schedule: `1f1b`, `gpipe` (all forward, then all backward), or `zero_bubble` (weight
+            gradients fill the bubbles: ZB-H1 of Qi et al., 2024).
+        sequence: Also split norms, dropouts and residual connections between tensor-parallel layers (Megatron's
+            sequence parallelism).
+        gather_again: With sequence parallelism, gather the inputs of matmuls again for their gradients, as Megatron
+            does, instead of keeping them, as torch's DTensor does.
+        context: Number of GPUs that share each sequence; keys and values circulate in a ring.
+        expert: Number of data-parallel groups over which experts are distributed (expert parallelism).
+        capacity: Tokens per expert relative to balanced routing, including padding. Without padding, the load of the
+            GPU with the most tokens, for which the others wait.
+        expert_launches: Launch the matmuls of a layer's experts, recorded as one, for each expert. In float8, each
+            follows casts of its operands (Transformer Engine's `GroupedLinear`, thus Megatron and NeMo).
+        shard: Number of GPUs in `hybrid`'s sharding groups; None: the GPUs of a machine.
+        groups: Number of data-parallel groups that a file or Lightning object was written for; layouts with another
+            number are refused. None accepts any number.
+        recompute: Activation recomputation in the backward pass, for a step recorded without: none, the attention
+            between its projections (`selective`, as in Megatron), everything except attention and every second matmul
             (`operations`, torchtitan's default), every second block (`layers`), or every block (`full`).
-        offload: What lives in the memory of the host: nothing, or the optimizer's state, which the processor updates.
-        fp8: Products of the blocks in float8, with one scale per tensor, row, block of values, or 32 values (`mx`);
-            None for none.
-        overlap_grad_reduce: Gradients are exchanged behind the backward pass; otherwise after it.
-        overlap_param_gather: Parameters that ZeRO 1 and 2 updated are gathered behind the next forward pass; otherwise
-            before it.
-        overlap_tensor: Collectives of tensor parallelism run in parts behind the products beside them (torch's async
-            tensor parallelism, Megatron's tp-comm-overlap); the first part stays exposed.
-        param_dtype: What FSDP gathers parameters in (torch's `MixedPrecision`); None for their own.
-        reduce_dtype: What gradients are exchanged in, and, where each replica holds all of them, added up in (a buffer
-            of that dtype, as Megatron and nanotron have it); None for their own, under FSDP for `param_dtype`.
-        embedding: How embedding tables are shared: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
-            `column_wise` or `data_parallel` for all of them, or the plan that `lightning-predict shard` wrote; None
-            for a copy on each GPU, like any other layer.
+        offload: State in host memory: none, or the optimizer state, which the CPU updates.
+        fp8: Run the blocks' matmuls in float8, with one scale per tensor, row, block, or 32 values (`mx`); None
+            disables it.
+        overlap_grad_reduce: Overlap gradient communication with the backward pass; otherwise it follows the pass.
+        overlap_param_gather: Overlap the gathering of parameters updated by ZeRO 1 and 2 with the next forward pass;
+            otherwise it precedes the pass.
+        overlap_tensor: Overlap parts of tensor-parallel collectives with adjacent matmuls (torch's async tensor
+            parallelism, Megatron's tp-comm-overlap); the first part stays exposed.
+        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); None: their own dtype.
+        reduce_dtype: dtype of gradient communication. If each replica holds all gradients, they are also accumulated in
+            it (in a separate buffer, as in Megatron and nanotron). None: their own dtype; under FSDP, `param_dtype`.
+        embedding: How embedding tables are sharded: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
+            `column_wise` or `data_parallel` for all of them, or a plan written by `lightning-predict shard`; None
+            replicates them like other layers.
 
     Raises:
-        InvalidArgumentError: A value outside its range, or values that exclude each other.
+        InvalidArgumentError: A value is out of range, or values contradict each other.
     """
 
     data: DataStrategy = "ddp"
@@ -192,7 +193,7 @@ class Strategy:
                 raise InvalidArgumentError(f"strategy: {words}")
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Describe which options exclude each other."""
+        """Yield contradictions between options, as (condition, message)."""
         split = self.split
         yield (
             self.virtual > 1 and self.pipeline == 1,
@@ -274,7 +275,7 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """The words that `strategy_of` reads back: what splits the data, and the options that are not the default."""
+        """Text that `strategy_of` parses back: the data strategy and the options that differ from their defaults."""
         words: list[str] = [self.data]
         for own in fields(self)[1:]:
             value = getattr(self, own.name)
@@ -284,22 +285,22 @@ class Strategy:
 
     @property
     def split(self) -> DataSplit:
-        """What the data-parallel groups split."""
+        """What data-parallel groups shard."""
         return DATA_SPLITS[self.data]
 
     @property
     def model_parallel(self) -> int:
-        """GPUs that hold the model once."""
+        """Number of GPUs that together hold one copy of the model."""
         return self.tensor * self.pipeline
 
     @property
     def batch_parallel(self) -> int:
-        """GPUs that work on one batch."""
+        """Number of GPUs that process one batch."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def is_whole(self) -> bool:
-        """Each GPU runs the whole model, as it was recorded, on a whole batch at once."""
+        """Whether each GPU runs the whole recorded model on a whole batch at once."""
         is_as_recorded = (
             self.expert == 1
             and not self.expert_launches
@@ -310,10 +311,10 @@ class Strategy:
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
 
     def replicas(self, layout: Layout) -> int:
-        """Count a layout's data-parallel groups, each with its own samples; a single GPU is one, whatever the degrees.
+        """Return the number of data-parallel groups of a layout, each with its own samples; always 1 for a single GPU.
 
         Raises:
-            InvalidArgumentError: The GPUs cannot be divided so.
+            InvalidArgumentError: The strategy cannot divide these GPUs.
         """
         if layout.count == 1:
             return 1
@@ -345,10 +346,10 @@ class Strategy:
         return replicas
 
     def sharded_count(self, layout: Layout) -> int:
-        """Count the GPUs that share what a single GPU holds under `ddp`.
+        """Return the number of GPUs over which state is sharded, or replicated under `ddp`.
 
         Raises:
-            InvalidArgumentError: Hybrid's groups cannot be made of these GPUs.
+            InvalidArgumentError: The GPUs cannot form hybrid's groups.
         """
         group = layout.count // self.model_parallel
         if not self.split.inside_machines:
@@ -386,7 +387,7 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 class LightningStrategy(Protocol):
-    """A strategy of Lightning's or Fabric's, as `ModelParallelStrategy(...)`; see `foreign.strategy_of_object`."""
+    """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`; see `foreign.strategy_of_object`."""
 
     @property
     def root_device(self) -> Any:
@@ -394,12 +395,12 @@ class LightningStrategy(Protocol):
 
 
 def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
-    """Return the strategy of these words, of Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or of a file.
+    """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
-    Files are torchtitan's TOML and DeepSpeed's JSON; a strategy of Lightning's may stand for its words.
+    Files are torchtitan's TOML and DeepSpeed's JSON. A strategy object of Lightning is also accepted.
 
     Raises:
-        InvalidArgumentError: A name or an option that is not known.
+        InvalidArgumentError: A name or an option is unknown.
     """
     if isinstance(words, Strategy):
         return words
@@ -407,7 +408,7 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
         words = strategy_of_object(words)
     elif not words.isalnum() and are_arguments(words):
         words = strategy_of_arguments(words)
-    elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
+    elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may also name a file
         words = strategy_of_file(words)
     name, *options = (word.strip() for word in words.split(","))
     if name.partition("=")[0].strip() in _OPTIONS:
@@ -428,10 +429,10 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
 
 
 def _value(words: str, key: str, value: str) -> float | str | bool:
-    """Read an option's value.
+    """Parse the value of an option.
 
     Raises:
-        InvalidArgumentError: Not a number, or not true or false.
+        InvalidArgumentError: The value is not a number, or not true or false.
     """
     if key in _FLAGS:
         if value.lower() not in ("true", "false"):
@@ -448,13 +449,14 @@ def _value(words: str, key: str, value: str) -> float | str | bool:
 @final
 @dataclass(frozen=True, slots=True)
 class DataGroup:
-    """GPUs that hold the same part of the model and exchange its gradients.
+    """GPUs that hold the same part of the model and reduce its gradients.
 
-    GPUs that share a block come first in the layout, then the replicas, then the stages (Narayanan et al., 2021).
+    In a layout, GPUs are ordered by tensor parallelism first, then replicas, then pipeline stages (Narayanan et al.,
+    2021).
 
     Attributes:
-        layout: One GPU of each replica.
-        groups_per_node: Such groups in each machine, which share its network.
+        layout: Layout of the group: one GPU of each replica.
+        groups_per_node: Number of such groups per machine, which share its network.
     """
 
     layout: Layout
@@ -470,11 +472,11 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Group `count` GPUs at distance `stride`, as closely together as possible, as many in each machine.
+    """Place a group of `count` GPUs at distance `stride`, in as few machines as possible and with as many in each.
 
-    Where a group does not end with a machine, one of them lies across two.
+    If the machine size is not a multiple of a group, one group spans two machines.
     """
-    if stride > layout.gpus_per_node:  # whole machines share a block: one GPU of each group in a machine
+    if stride > layout.gpus_per_node:  # whole machines share a block: each machine has one GPU of each group
         return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
     places = layout.gpus_per_node // stride
     fewest = 1 if places % count == 0 else 2
@@ -485,24 +487,24 @@ def _group(layout: Layout, count: int, stride: int) -> DataGroup:
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs that share a block: of one machine, or of whole machines."""
+    """Return the tensor-parallel group, in one machine or over whole machines."""
     inside = min(strategy.tensor, layout.gpus_per_node)
     own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
     return DataGroup(own, layout.gpus_per_node // inside)
 
 
 def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs that share a sequence: neighbours beyond those that share a block."""
+    """Return the context-parallel group: adjacent GPUs outside the tensor-parallel group."""
     return _group(layout, strategy.context, strategy.tensor)
 
 
 def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs over which experts are dealt out: neighbours beyond those that share a block or a sequence."""
+    """Return the expert-parallel group: adjacent GPUs outside the tensor- and context-parallel groups."""
     return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 
 def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs that hold the same experts and exchange their gradients."""
+    """Return the GPUs that hold the same experts and reduce their gradients."""
     count = layout.count // strategy.model_parallel // strategy.expert
     return _group(layout, count, strategy.tensor * strategy.expert)
 
