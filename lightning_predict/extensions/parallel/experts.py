@@ -1,11 +1,10 @@
-"""Distribute the experts of a mixture over GPUs (expert parallelism): all-to-alls of routed tokens, and placement.
+"""Expert parallelism: placement of the experts of a mixture, and the all-to-alls of routed tokens.
 
-Each of `expert` data-parallel groups holds its part of the experts. Tokens go to where their experts are and back, in
-the forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Tokens are assumed to be
-routed evenly, so that every GPU processes as many as it holds; `capacity` says how many more the fullest one processes.
-Experts are modules or parameters whose name has a part with "expert" in it; shared experts, which every token visits,
-are none.
-Example::
+Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in the
+forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to be balanced,
+so every GPU processes as many tokens as it holds; `capacity` is the load of the fullest GPU relative to that. Experts
+are modules or parameters with "expert" in a part of their name. Shared experts, which process every token, are
+excluded. Example::
 
     routed_bytes(trace)  # by the module that holds the experts
 """
@@ -26,7 +25,7 @@ from lightning_predict.tracing.trace import Operation, Parameter, Trace
 
 
 def experts_module(name: str | None) -> str | None:
-    """Name the module that holds the expert which a module or parameter belongs to; None outside all experts."""
+    """Return the module that holds the expert to which a module or parameter belongs; None outside experts."""
     parts = (name or "").split(".")
     for position, part in enumerate(parts):
         if "expert" in part.lower() and "shared" not in part.lower():
@@ -40,9 +39,9 @@ def is_of_expert(parameter: Parameter) -> bool:
 
 
 def routed_bytes(trace: Trace) -> dict[str, float]:
-    """Return the bytes that the tokens of a batch have on their way to the experts, by the module that holds these.
+    """Return the bytes of the tokens sent to the experts per batch, by the module that holds the experts.
 
-    They are the inputs of each expert's first product; of a grouped product, all of them.
+    This is the size of the input of each expert's first matmul, or of a grouped matmul's whole input.
     """
     first: dict[str, tuple[str, float]] = {}
     for operation in trace.operations:
@@ -64,13 +63,13 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
 
 
 def _expert_of(module: str, holder: str) -> str:
-    """Name one expert: the numbered part below the module that holds them, or that module."""
+    """Return the name of an expert: the numbered child of the module that holds them, or that module."""
     below = module[len(holder) + 1 :].split(".")[0]
     return f"{holder}.{below}" if below.isdigit() else holder
 
 
 def count_experts(trace: Trace) -> int:
-    """Count the experts of the largest layer: numbered children, or the first size of a parameter of three."""
+    """Return the number of experts in the largest layer: numbered children, or the first of three dimensions."""
     numbered: dict[str, set[str]] = {}
     most = 0
     for parameter in trace.parameters:
@@ -107,18 +106,18 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
 
 
 def _words(strategy: Strategy) -> str:
-    """Say what is asked of the experts."""
+    """Describe the requested expert options."""
     if strategy.expert > 1:
         return f"expert={strategy.expert} deals out experts"
     return "expert_launches=true launches what each expert multiplies"
 
 
 def launched_by_expert(trace: Trace, work: Sequence[Launching], strategy: Strategy) -> Iterator[Launching]:
-    """Yield the work with a launch for each of a GPU's experts where the recording has one product of all.
+    """Yield the work with one launch per local expert instead of one grouped matmul.
 
-    In float8 each operand of each of them is cast before, by a launch of its own. The device's time stays. In the
-    forward pass the host waits before each layer's experts until it knows how many tokens go to each: messages and
-    products are as large (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
+    In float8, each operand is first cast by a separate launch. The device time is unchanged. In the forward pass, the
+    host waits before the experts of each layer for the number of tokens per expert. Messages and matmuls have that size
+    (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
     """
     casts = 0 if strategy.fp8 is None else 2
     holders = [experts_module(each.module) for each in work]
@@ -136,7 +135,7 @@ def launched_by_expert(trace: Trace, work: Sequence[Launching], strategy: Strate
 
 
 def _grouped_experts(trace: Trace, operation: Operation) -> int:
-    """Count the experts whose products an operation computes at once; 0 where it does not."""
+    """Return the number of experts in a grouped matmul; 0 for other operations."""
     if experts_module(operation.module) is None:
         return 0
     grouped = (problem for problem in translate(operation, trace.flags) if problem.operation == "bmm")
@@ -144,6 +143,6 @@ def _grouped_experts(trace: Trace, operation: Operation) -> int:
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
-    """List the all-to-alls of a batch: to the experts and back, forward and backward."""
+    """Return the sizes of a batch's all-to-alls: to the experts and back, forward and backward."""
     ways = 4 if trains else 2
     return [size * strategy.capacity for size in sizes for _ in range(ways)]

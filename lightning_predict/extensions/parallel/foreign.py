@@ -1,13 +1,14 @@
-"""Read how others say what GPUs share, as words of `strategy_of`: arguments, files, and Lightning's own objects.
+"""Translates parallel configurations of other projects to the text that `strategy_of` parses.
 
-Arguments are Megatron's and NeMo's, files torchtitan's TOML and DeepSpeed's JSON. What has a word here is taken, what
-changes how GPUs share and has none is refused, as is the size of a batch, and what is not about sharing (the model,
-logging, data, learning rates) is passed over; the answer names the words. Example::
+Supported are arguments of Megatron and NeMo, torchtitan's TOML, DeepSpeed's JSON, and strategy objects of Lightning.
+Options with an equivalent are translated. Options that affect parallelism and have none are refused, as are batch
+sizes. Options unrelated to parallelism (model, logging, data, learning rates) are ignored. Errors name the option.
+Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
 
-    strategy_of("train_configs/llama3_70b.toml")  # what torchtitan --job.config_file reads
+    strategy_of("train_configs/llama3_70b.toml")  # the file for torchtitan's --job.config_file
     strategy_of("ds_config.json")
     strategy_of(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # lightning.pytorch's or Fabric's
 """
@@ -35,7 +36,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "accumulate": "accumulate",
     "accumulate-grad-batches": "accumulate",
 }
-"""Options with a number, by Megatron's or NeMo's name."""
+"""Numeric options by their name in Megatron or NeMo."""
 
 _FLAGS: Final[Mapping[str, str]] = {
     "sequence-parallel": "sequence=true,gather_again=true",
@@ -43,10 +44,10 @@ _FLAGS: Final[Mapping[str, str]] = {
     "tp-comm-overlap": "overlap_tensor=true",
     "optimizer-cpu-offload": "offload=optimizer",
 }
-"""Options that are there or not. `overlap-grad-reduce` is the default here and not there."""
+"""Boolean options. `overlap-grad-reduce` is missing because it is on by default here, but not in Megatron."""
 
 _SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
-"""Parts of the names of arguments that change how GPUs share, or what they exchange or compute again."""
+"""Substrings of arguments that affect parallelism, communication or recomputation."""
 
 _BATCHES: Final = frozenset({"micro-batch-size", "global-batch-size", "rampup-batch-size"})
 
@@ -59,15 +60,15 @@ _CHOICES: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def strategy_of_arguments(text: str) -> str:
-    """Translate arguments, separated by spaces, into the words of a strategy.
+    """Translate command-line arguments to the text of a strategy.
 
     Args:
-        text: As `--tensor-model-parallel-size 8 --sequence-parallel`; `=` may stand between name and value, and
-            underscores for hyphens, as NeMo writes them (`model.tensor_model_parallel_size=8`).
+        text: For example `--tensor-model-parallel-size 8 --sequence-parallel`. Values may follow `=`, and NeMo's
+            notation is accepted (`model.tensor_model_parallel_size=8`).
 
     Raises:
-        InvalidArgumentError: An argument about sharing that no option says, the size of a batch, or a value that is
-            missing or not expected.
+        InvalidArgumentError: An argument about parallelism has no equivalent, a batch size is given, or a value is
+            missing or invalid.
     """
     words, options, data, overlaps = text.replace("=", " ").split(), list[str](), "ddp", False
     while words:
@@ -104,35 +105,35 @@ def strategy_of_arguments(text: str) -> str:
                 f"strategy: the argument {name} has no word here, so that it would not be predicted; leave it out, or "
                 f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
             )
-    if any(option.startswith("expert=") for option in options):  # grouped or not, one launch an expert
+    if any(option.startswith("expert=") for option in options):  # one launch per expert, whether grouped or not
         options.append("expert_launches=true")
     options += [] if overlaps else ["overlap_grad_reduce=false"]
     return ",".join([data, *options])
 
 
 def are_arguments(text: str) -> bool:
-    """Tell arguments, as they are in a script, from words of a strategy."""
+    """Return whether a text consists of command-line arguments instead of a strategy."""
     first = text.replace("=", " ").split()[:1]
     return text.lstrip().startswith("--") or any(_argument(one) in {*_NUMBERS, *_FLAGS, *_CHOICES} for one in first)
 
 
 def _argument(name: str) -> str:
-    """Return an argument's name as Megatron writes it, without hyphens before it and without NeMo's groups."""
+    """Normalise an argument's name to Megatron's, without leading hyphens and NeMo's groups."""
     return name.lstrip("-+").rpartition(".")[2].replace("_", "-")
 
 
 def _is_set(words: list[str]) -> bool:
-    """Read whether a flag is set: by being there, unless a word behind it says that it is not."""
+    """Return whether a flag is set: always, unless `false` follows it."""
     if words and words[0].lower() in ("true", "false"):
         return words.pop(0).lower() == "true"
     return True
 
 
 def _value(name: str, words: list[str]) -> str:
-    """Take the value of an argument.
+    """Remove and return the value of an argument.
 
     Raises:
-        InvalidArgumentError: It has none.
+        InvalidArgumentError: The value is missing.
     """
     if not words or words[0].startswith("--"):
         raise InvalidArgumentError(f"strategy: {name} has no value; expected one behind it.")
@@ -170,14 +171,14 @@ TORCHTITAN_PASSED_OVER: Final = frozenset(
         "context_parallel_rotate_method",
     }
 )
-"""Keys of `[parallelism]` that are read below, or that change nothing that is predicted."""
+"""Keys of `[parallelism]` that are read below, or that do not affect predictions."""
 
 
 def strategy_of_file(path: str) -> str:
-    """Translate a file into the words of a strategy.
+    """Translate a configuration file to the text of a strategy.
 
     Raises:
-        InvalidArgumentError: No such file, or something in it that no option says.
+        InvalidArgumentError: The file does not exist, or one of its options has no equivalent.
     """
     file = Path(path.strip())
     is_toml = file.suffix == ".toml"
@@ -207,7 +208,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
     data = ["ddp"] if shard == 1 else ["fsdp"]
     if replicas > 1 and shard != 1:
         data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={_whole(shard, path, 'data_parallel_shard_degree')}"]
-    if shard != -1:  # of the GPUs that are left
+    if shard != -1:  # -1: all remaining GPUs
         data.append(f"groups={replicas * _whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
     words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
     if numbers["tensor_parallel_degree"] > 1:
@@ -245,7 +246,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[str]:
-    """Return the parts of a batch in a pipeline, of one sample by default; of a batch that is not told none."""
+    """Return the micro-batches of a pipeline, of one sample each by default; empty if the batch size is unknown."""
     if batch is None:
         return []
     own = _whole(
@@ -261,7 +262,7 @@ def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[st
 
 
 def _recomputed(mode: str, option: str, path: str) -> list[str]:
-    """Return the words of `[activation_checkpoint]`, whose selection is by operation or of every second layer."""
+    """Translate `[activation_checkpoint]`, which selects operations or every n-th layer."""
     if mode in ("none", "full"):
         return [] if mode == "none" else ["recompute=full"]
     known = {"op": ["recompute=operations"], "2": ["recompute=layers"], "1": ["recompute=full"]}
@@ -278,8 +279,8 @@ DEEPSPEED_PASSED_OVER: Final = frozenset(
     "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
     "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
 )
-"""Keys of `zero_optimization` that are read below, or change little that is predicted; `stage3_` may stand before some.
-DeepSpeed itself refuses keys that it does not know there."""
+"""Keys of `zero_optimization` that are read below or hardly affect predictions; some may have the prefix `stage3_`.
+DeepSpeed itself refuses unknown keys there."""
 
 
 def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
@@ -320,7 +321,7 @@ def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
-    """Return a table of options, empty where there is none."""
+    """Return a table of options; empty if it is missing."""
     own = found.get(name) if isinstance(found, Mapping) else None
     if own is None:
         return {}
@@ -350,17 +351,17 @@ _SHARDED: Final[Mapping[str, str]] = {
     "HYBRID_SHARD": "hybrid",
     "NO_SHARD": "ddp",
 }
-"""torch's `ShardingStrategy`."""
+"""Names of torch's `ShardingStrategy`."""
 
 
 def strategy_of_object(found: object) -> str:
-    """Translate a strategy of Lightning's or Fabric's into words.
+    """Translate a strategy object of Lightning or Fabric to text.
 
-    Known are DDP, FSDP, model parallelism and DeepSpeed, and what is derived of them, by the names of their classes,
-    as two packages have them and some cannot be imported without an extra.
+    DDP, FSDP, model parallelism and DeepSpeed are supported, with subclasses. Classes are identified by name, because
+    two packages define them and some cannot be imported without an extra.
 
     Raises:
-        InvalidArgumentError: An object of another kind, or something in it that no option says.
+        InvalidArgumentError: The object has another type, or an option without an equivalent.
     """
     names = [parent.__name__ for parent in type(found).__mro__]
     name = names[0]
@@ -391,9 +392,9 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
             f"strategy={name!r}: which modules activation_checkpointing_policy computes again is known when they are "
             "wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
         )
-    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning's, Fabric's
+    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning, Fabric
     words, mesh = [_SHARDED[sharded]], options.get("device_mesh")
-    if words == ["hybrid"] and isinstance(mesh, tuple):  # replicas, and GPUs that split
+    if words == ["hybrid"] and isinstance(mesh, tuple):  # (replicas, sharding GPUs)
         words += [f"shard={mesh[1]}", f"groups={mesh[0] * mesh[1]}"]
     mixed = getattr(found, "mixed_precision", None)
     for option in ("param_dtype", "reduce_dtype"):
@@ -403,7 +404,7 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
 
 
 def _of_model_parallel(found: Any, name: str) -> list[str]:
-    """Read FSDP 2 with tensor parallelism; `auto` is told by a Trainer, once it runs."""
+    """Translate FSDP 2 with tensor parallelism; `auto` is resolved by a Trainer at run time."""
     sizes = {part: getattr(found, f"_{part}_parallel_size", None) for part in ("data", "tensor")}
     tensor = sizes["tensor"]
     if tensor == "auto":

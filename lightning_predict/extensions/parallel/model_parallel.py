@@ -1,10 +1,8 @@
-"""Time GPUs that hold parts of a model: what one GPU of each stage runs, and the pace of the slowest stage.
+"""Predicts model parallelism: the work of one GPU of each stage, and the time of the slowest stage.
 
-The recorded work is cut (`tensor_parallel.py`), dealt out to stages (`pipeline_parallel.py`) and simulated again, so
-that the host's launches, which no GPU more makes fewer, stay a floor.
-
-The collectives inside blocks, and what stages hand over, stand in the way of the work behind them: they are hidden by
-nothing but the device's waits for the host. Example::
+The recorded work is split (`tensor_parallel.py`), assigned to stages (`pipeline_parallel.py`) and simulated again. The
+host's launches therefore remain a lower bound, since more GPUs do not reduce them. Collectives inside blocks, and
+transfers between stages, are on the critical path; only the device's waits for the host hide them. Example::
 
     stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
     stages[0].passes.seconds  # of one micro-batch, on each GPU
@@ -70,23 +68,23 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The work of one GPU of a stage; arrays and simulations have one row per GPU.
+    """Work of one GPU of a pipeline stage; arrays and simulations have one row per GPU.
 
     Attributes:
-        parameters: Its parameters, each as large as its part.
-        work: One micro-batch, and the update.
-        whole: Both, simulated.
-        pass_work: The micro-batch alone.
-        passes: The same, simulated.
-        reduced_bytes: All_reduces of a micro-batch among the GPUs that share the blocks.
-        routed_bytes: All-to-alls of a micro-batch among the GPUs that hold different experts.
-        ring_bytes: Keys and values of a micro-batch's blocks that go around among the GPUs that share a sequence.
+        parameters: Its parameters, with the shape of its part.
+        work: One micro-batch and the optimizer update.
+        whole: Simulation of `work`.
+        pass_work: One micro-batch without the update.
+        passes: Simulation of `pass_work`.
+        reduced_bytes: All_reduces per micro-batch in the tensor-parallel group.
+        routed_bytes: All-to-alls per micro-batch between GPUs that hold different experts.
+        ring_bytes: Keys and values per micro-batch that circulate in the context-parallel group.
         attention_seconds: Time of the attention that hides them, on each GPU, shape (gpus,).
-        weight_share: Share of a micro-batch that the gradients of weights take, shape (gpus,).
-        hand_overs: Activations and gradients that it sends to a neighbour, a micro-batch.
+        weight_share: Share of weight gradients in a micro-batch, shape (gpus,).
+        hand_overs: Number of activations and gradients sent to neighbouring stages per micro-batch.
         stream_bytes: Size of each of them.
-        micro_batches: Micro-batches of a step.
-        notes: What was assumed, in words.
+        micro_batches: Micro-batches per step.
+        notes: Assumptions, for the user.
     """
 
     parameters: tuple[Parameter, ...]
@@ -116,7 +114,7 @@ def model_stages(
     model: SplitModel | None = None,
     cutter: WorkCutter | None = None,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a model's pipeline, a single one where only blocks are split."""
+    """Return the pipeline stages of a model; a single one without pipeline parallelism."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
@@ -133,7 +131,7 @@ def model_stages(
         expert=strategy.expert,
         capacity=strategy.capacity,
         fp8=strategy.fp8,
-        # What FSDP gathers is cast again each time: torchao's layers do so whenever they run.
+        # Gathered parameters are cast again each time, as in torchao's layers.
         cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
         added=_added_share(strategy, micro_batches * strategy.accumulate),
         sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
@@ -166,7 +164,7 @@ def model_stages(
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
                 attention_seconds=_attention_seconds(passes, len(gpus)),
                 weight_share=weights,
-                # Activations to the next stage, gradients to the one before.
+                # activations to the next stage, gradients to the previous one
                 hand_overs=trace.batches
                 * (
                     (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
@@ -182,26 +180,26 @@ def model_stages(
 
 
 def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches whose whole gradients are added up; FSDP scatters first, and adds up shares."""
+    """Return the share of micro-batches that accumulate whole gradients; FSDP scatters first and accumulates shards."""
     if strategy.split.parameters and strategy.pipeline == 1:
         return 0.0
     return 1 - 1 / micro_batches
 
 
 def needs_blocks(strategy: Strategy) -> bool:
-    """Return whether the model's blocks must be known."""
+    """Return whether the strategy requires the model's transformer blocks."""
     return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
 
 
 def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
-    """Sum the device time of fused attention on each GPU, shape (gpus,)."""
+    """Return the device time of fused attention on each GPU, shape (gpus,)."""
     fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
     seconds: Array = sum(fused, np.zeros(gpus))
     return seconds
 
 
 def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
-    """Return the share of the passes that the gradients of weights take on each GPU, shape (gpus,)."""
+    """Return the share of weight gradients in the passes on each GPU, shape (gpus,)."""
     passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
         if phase in ("forward", "backward"):
@@ -216,12 +214,12 @@ def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
 def _of(
     work: Sequence[Launching], owners: Sequence[int | None], members: Collection[int | None]
 ) -> tuple[Launching, ...]:
-    """Return the operations that these stages own."""
+    """Return the operations of the given stages."""
     return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
 
 def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
-    """Return the share of the parameters that the fullest stage updates on each of its GPUs."""
+    """Return the largest share of the parameters that one GPU of a stage updates."""
     everything = sum(map(parameter_bytes, trace.parameters))
     if not everything:
         return 1 / strategy.model_parallel
@@ -231,9 +229,9 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
 def _messages(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
 ) -> list[tuple[float, ...]]:
-    """Return bytes of each stage's all_reduces of a batch: those of its blocks forward and back, and of the vocabulary.
+    """Return the sizes of each stage's all_reduces per batch, for blocks (forward and backward) and vocabulary.
 
-    What a backward pass computes again adds up again.
+    Recomputation in the backward pass repeats all_reduces.
     """
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
     again = recomputed_products(trace, model) if trains else {}
@@ -242,7 +240,7 @@ def _messages(
         repeated = reduced_again(block, again.get(block.name, 0))
         if recompute in ("full", "layers") and is_recomputed(position, recompute):
             repeated = block.reduced_bytes
-        elif recompute == "operations":  # sums are kept, what is gathered is not: half of what each pair exchanges
+        elif recompute == "operations":  # sums are kept, gathered tensors are not: half of each pair
             repeated = block.reduced_bytes[::2]
         sizes[stage] += repeated if trains else ()
     first, last = vocabulary_messages(trace, model)
@@ -254,7 +252,7 @@ def _messages(
 def _routed(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool
 ) -> list[tuple[float, ...]]:
-    """Return the bytes of each stage's all-to-alls of a batch."""
+    """Return the sizes of each stage's all-to-alls per batch."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     for holder, size in (routed_bytes(trace) if strategy.expert > 1 else {}).items():
         position = block_of(holder, model.positions)
@@ -263,7 +261,7 @@ def _routed(
 
 
 def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
-    """Return bytes of each stage's rings of a batch: keys and values forward; backward again, and their gradients."""
+    """Return the sizes of each stage's ring transfers per batch: keys and values twice, and their gradients."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     if strategy.context > 1:
         for block, stage in zip(model.blocks, stage_of, strict=True):
@@ -272,10 +270,10 @@ def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, tr
 
 
 def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
-    """Return the parameters of each stage, each as large as one GPU's part of it.
+    """Return the parameters of each stage, with the shapes of one GPU's part.
 
-    Outside of blocks, those of modules that run behind the last block alone are the last stage's, the others the
-    first's.
+    Parameters outside blocks belong to the last stage if their module only runs after the last block, otherwise to the
+    first.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     behind = _modules_behind(trace, model)
@@ -294,7 +292,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
 
 
 def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
-    """Split along its first dimension; which one makes no difference to its size."""
+    """Split a parameter along its first dimension; the choice of dimension does not affect its size."""
     if not is_split or parts == 1 or len(parameter.shape) < 2:
         return parameter
     rows, *others = parameter.shape
@@ -302,7 +300,7 @@ def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
-    """Find modules outside of blocks that all run forward after the last block; none without blocks."""
+    """Return modules outside blocks that only run after the last block in the forward pass; empty without blocks."""
     forward = [operation for operation in trace.operations if operation.phase == "forward"]
     inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
     if not inside:
@@ -317,11 +315,11 @@ _AGAIN: Final[Mapping[Recompute, str]] = {
     "layers": "every second block",
     "full": "every block",
 }
-"""What is computed again, in words."""
+"""Description of each recomputation for the user."""
 
 
 def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
-    """Say what was assumed."""
+    """Yield notes on the assumptions."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
@@ -387,14 +385,14 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
 @final
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """A micro-batch in one stage; all times (low, middle, high).
+    """Times of a micro-batch in one stage, each as (low, middle, high).
 
     Attributes:
         stage: The stage.
-        row: The layout's GPU.
-        seconds: The micro-batch.
-        communication_seconds: Its collectives inside the model.
-        exposed: The exposed part of them.
+        row: Row of the layout's GPU.
+        seconds: Time of the micro-batch.
+        communication_seconds: Time of its collectives inside the model.
+        exposed: Exposed part of that time.
     """
 
     stage: Stage
@@ -404,13 +402,13 @@ class StageTimes:
     exposed: Ends
 
     def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = (), together: int = 1) -> Walked:
-        """Add up a whole step: micro-batches, and the last one and the update with what replicas exchange meanwhile.
+        """Compute the times of a whole step from its micro-batches and the last part, which overlaps communication.
 
         Args:
-            last: The last micro-batches and the update.
-            turns: Micro-batches' worth of time of a step.
-            before: Micro-batches that are exchanged, too; the others are not.
-            together: How many the last ones are.
+            last: Times of the last micro-batches and the update.
+            turns: Time of the passes of a step, in micro-batches.
+            before: Earlier micro-batches with communication between replicas.
+            together: Number of micro-batches in `last`.
         """
         seconds = (turns - together - len(before)) * self.seconds
         walked = [*before, last]
@@ -422,9 +420,9 @@ class StageTimes:
 
 
 def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
-    """Divide the ends of a stage's micro-batch by its middle: of the device or the host, the later at each end."""
+    """Return the ends of a stage's micro-batch time relative to its middle; at each end, device or host dominates."""
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
-    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits in turn
+    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # alternating waits
     launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
@@ -432,22 +430,22 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
 
 
 TENSOR_HIDDEN: Final = 0.45
-"""Share of what products could hide of tensor parallelism's collectives that they do: smaller products are slower, and
-the copies take multiprocessors. torchtitan's async tensor parallelism of Llama 3.1 8B over 8 H100 shortens a step by
-9 % in bfloat16 and in float8, where hiding everything would by 26 % (training data: those rows of torchtitan.csv)."""
+"""Share of the tensor-parallel communication that could overlap with matmuls and actually does. Smaller matmuls are
+slower, and copies use SMs. torchtitan's async tensor parallelism of Llama 3.1 8B over 8 H100 shortens a step by 9 % in
+bfloat16 and in float8; hiding everything would give 26 % (training data: those rows of torchtitan.csv)."""
 
 
 RING_DOUBT: Final = np.array([0.0, 0.0, 0.5])
-"""Time that attention in a ring may take beyond its own, at the ends and in the middle: which ring computes it is not
-told. Transformer Engine's takes what attention of one GPU does; torch's, in torchtitan's runs of 131,072 and 262,144
-tokens over four and eight H100, half as much again (training data: those rows of torchtitan.csv)."""
+"""Additional time of ring attention, for low end, middle and high end, because the implementation is unknown.
+Transformer Engine's takes as long as attention on one GPU. torch's takes half as much again in torchtitan's runs of
+131,072 and 262,144 tokens over four and eight H100 (training data: those rows of torchtitan.csv)."""
 
 
 def sharing_collectives(strategy: Strategy) -> dict[str, float]:
-    """Return the collectives that add up what the GPUs of a block hold, and by what their messages are multiplied.
+    """Return the collectives of tensor parallelism, with the factor on their message sizes.
 
-    With one scale a tensor, each GPU casts its part before all gather it, as Transformer Engine and torchao do; other
-    scales differ among them, and are taken to travel in the stream's own dtype.
+    With one float8 scale per tensor, each GPU casts its part before the all_gather, as in Transformer Engine and
+    torchao. Other scales differ between GPUs; their tensors are assumed to be sent in their own dtype.
     """
     if not strategy.sequence:
         return {"all_reduce": 1.0}
@@ -457,19 +455,19 @@ def sharing_collectives(strategy: Strategy) -> dict[str, float]:
 def pace_of(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
 ) -> StageTimes:
-    """Time a micro-batch of a stage on a layout.
+    """Predict the time of a stage's micro-batch on a layout.
 
     Args:
         stage: The stage.
         layout: All GPUs.
-        strategy: How they share.
-        interconnect: What is known of the links.
-        row: The layout's GPU.
-        factors: By what the simulated times are multiplied; (low, middle, high).
+        strategy: Parallel strategy.
+        interconnect: Known properties of the links.
+        row: Row of the layout's GPU.
+        factors: Factors on the simulated times; (low, middle, high).
     """
     communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
-    # The device waits for the host or for the collectives, whichever is longer.
+    # The device waits for the host or for the collectives, whichever takes longer.
     exposed = np.maximum(unhidden - (passes - active), 0.0)
     if stage.ring_bytes:
         exposed = exposed + RING_DOUBT * stage.attention_seconds[row]
@@ -479,10 +477,10 @@ def pace_of(
 def _communication(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
 ) -> tuple[Ends, Ends]:
-    """Return the seconds of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
+    """Return the time of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
 
     Returns:
-        All of them, and those that no work hides.
+        Time of all of them, and of those that nothing hides.
     """
     sharing = sharing_links(layout, strategy, interconnect)
     seconds = np.zeros(3)  # (3,): low end, middle, high end
@@ -490,7 +488,7 @@ def _communication(
         sizes = [share * size for size in stage.reduced_bytes]
         seconds = seconds + sum(sharing.collective(operation, sizes), np.zeros(3))
     hidden = np.zeros(3)
-    if strategy.overlap_tensor:  # in as many parts as GPUs, all but the first behind products, where these take as long
+    if strategy.overlap_tensor:  # in `tensor` parts; all but the first overlap with matmuls
         hidden = TENSOR_HIDDEN * np.minimum((1 - 1 / strategy.tensor) * seconds, stage.passes.active_seconds[row])
     if stage.routed_bytes:
         group = expert_group(layout, strategy)
@@ -516,17 +514,17 @@ def divided_step(
     seconds: Ends,
     walked: Walked,
 ) -> Iteration:
-    """Return the step of a layout whose GPUs hold parts of the model.
+    """Return the step of a layout with model parallelism.
 
     Args:
         step: The step of one GPU.
         work: Its operations.
-        simulated: The same, simulated.
-        pace: The slowest stage.
-        turns: Times that its micro-batch fits into the passes of a step.
+        simulated: Simulation of `work`.
+        pace: Times of the slowest stage.
+        turns: Time of the passes of a step, in micro-batches of the slowest stage.
         layout: The GPUs.
-        seconds: The step on them; (low, middle, high).
-        walked: What the replicas exchange in it.
+        seconds: Step time; (low, middle, high).
+        walked: Times of the step with communication between replicas.
     """
     stage, row = pace.stage, pace.row
     low, middle, high = seconds.tolist()
@@ -556,10 +554,10 @@ def divided_step(
 
 
 def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, walked: Walked) -> Verdict | None:
-    """Find what bounds the step of a divided layout: the largest part of the time of its slowest stage.
+    """Determine the bottleneck of a model-parallel step: the largest part of its slowest stage's time.
 
-    A stage that waits for its host computes as well as it can, so the two are told apart as on one GPU; what links add
-    is what is exposed, and what the schedule adds is waiting for other stages.
+    Host and device are distinguished as on one GPU, since a stage that waits for its host cannot compute faster. The
+    links' part is the exposed communication, and the bubble is the time spent waiting for other stages.
     """
     if step.verdict is None:
         return None
@@ -574,12 +572,12 @@ def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, wa
     }
     bound_by = max(spent, key=lambda each: spent[each])
     idle = 1 - micro_batches * float(stage.passes.active_seconds[row]) / seconds
-    gain = 0.5 * spent.get("device", 0.0) / seconds  # of a GPU twice as fast
+    gain = 0.5 * spent.get("device", 0.0) / seconds  # with a GPU twice as fast
     return replace(step.verdict, bound_by=bound_by, idle_share=min(max(idle, 0.0), 1.0), gain=gain)
 
 
 def _phase_share(part: Sequence[Launching], whole: Sequence[Launching], phase: Phase, row: int) -> float:
-    """Divide the device time of a phase in a part by that in the whole."""
+    """Return the device time of a phase in a part, relative to the whole."""
     one, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
     )

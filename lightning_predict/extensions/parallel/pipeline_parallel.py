@@ -1,11 +1,11 @@
-"""Pipeline parallelism: blocks in stages, a batch in micro-batches, and the time that stages wait for each other.
+"""Pipeline parallelism: assignment of blocks to stages, micro-batches, and the bubble.
 
 Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
-micro-batch passes all stages, and the slowest one sets the pace of the others: with p equal stages and m micro-batches
-a step takes m + p - 1 times what one of them needs, so that (p - 1) / m of the work is waiting, the bubble. With v
-stages on each GPU (interleaved) the bubble is v times smaller, and v times as much is handed over; where gradients of
-weights wait until there is nothing else to do (zero-bubble schedule H1, Qi et al., 2024), it is shorter by twice their
-time. Without a pipeline, micro-batches follow each other, and their gradients add up. Example::
+micro-batch passes through all stages, and the slowest stage limits the others. With p equal stages and m micro-batches,
+a step takes m + p - 1 times the time of a stage's micro-batch, so the bubble is (p - 1) / m of the work. With v stages
+per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. If weight gradients are
+delayed to fill idle time (zero-bubble schedule H1, Qi et al., 2024), the bubble is shorter by twice their time. Without
+a pipeline, micro-batches run one after another with gradient accumulation. Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
@@ -33,13 +33,13 @@ MICRO_BATCHES_PER_STAGE: Final = 4
 
 
 def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
-    """Count how many times the slowest stage's micro-batch fits into the passes of a step.
+    """Return the time of the passes of a step, in micro-batches of the slowest stage.
 
     Args:
-        seconds: Seconds of a micro-batch, forward and backward, in each stage.
-        micro_batches: Micro-batches of a step.
-        virtual: Stages of each GPU.
-        idle: Bubble of the schedule over that of 1F1B.
+        seconds: Time of a micro-batch, forward and backward, in each stage.
+        micro_batches: Micro-batches per step.
+        virtual: Stages per GPU.
+        idle: Bubble of the schedule relative to 1F1B.
     """
     slowest = max(seconds)
     others = sum(seconds) / slowest - 1 if slowest > 0 else len(seconds) - 1
@@ -47,25 +47,26 @@ def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idl
 
 
 def idle_share(strategy: Strategy, weight_share: float) -> float:
-    """Divide the bubble of a schedule by that of 1F1B."""
+    """Return the bubble of a schedule relative to 1F1B."""
     return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
 
 
 def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
-    """Count micro-batches behind whose passes the replicas exchange what they share.
+    """Return the number of last micro-batches whose passes overlap communication between replicas.
 
-    The gradients of a stage are complete with its last micro-batch. An interleaved pipeline works in rounds of as many
-    micro-batches as it has stages, part by part: those of each part are complete when the round has passed it, and go
-    out behind the parts before it.
+    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes rounds of as
+    many micro-batches as stages, one model part at a time. Gradients of a part are complete after its last round, and
+    are communicated during the passes of earlier parts.
     """
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
 
 
 def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
-    """Count micro-batches whose activations a stage holds at once, at most.
+    """Return the maximum number of micro-batches in flight, whose activations a stage holds.
 
-    Under 1F1B as many as there are stages from it on; interleaved, (p - 1) / (p v) of that more on the first stage
-    (Narayanan et al., 2021); with GPipe all of them. Zero-bubble's schedule H1 takes no more than 1F1B.
+    With 1F1B, this is the number of stages from this one to the end. Interleaved, the first stage holds (p - 1) / (p v)
+    more (Narayanan et al., 2021). With GPipe, all micro-batches are in flight. The zero-bubble schedule H1 holds no
+    more than 1F1B.
     """
     if strategy.schedule == "gpipe":
         return float(micro_batches)
@@ -87,17 +88,17 @@ def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
 def stage_of_blocks(
     blocks: int, stages: int, virtual: int = 1, *, first_stage: int | None = None, last_stage: int | None = None
 ) -> tuple[int, ...]:
-    """Assign blocks to stages: as evenly as possible, the first ones with one more block; interleaved, in rounds.
+    """Assign blocks to stages evenly, with one extra block for the first ones; interleaved, in rounds.
 
     Args:
-        blocks: Their number.
-        stages: Of the pipeline.
-        virtual: Stages of each GPU.
-        first_stage: Blocks of the first stage, the others sharing the rest; None for as many as they have.
-        last_stage: The same of the last stage.
+        blocks: Number of blocks.
+        stages: Number of pipeline stages.
+        virtual: Stages per GPU.
+        first_stage: Number of blocks in the first stage, with the others sharing the rest; None: as many as the others.
+        last_stage: Number of blocks in the last stage; None: as many as the others.
 
     Raises:
-        InvalidArgumentError: Fewer blocks than stages.
+        InvalidArgumentError: There are fewer blocks than stages.
     """
     if first_stage is not None or last_stage is not None:
         given = {"first_stage": first_stage, "last_stage": last_stage}
@@ -133,15 +134,15 @@ def stage_of_blocks(
 
 
 def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
-    """Count the micro-batches of a batch.
+    """Return the number of micro-batches per batch.
 
     Args:
-        strategy: What was asked for; where it does not say, four per pipeline stage, or as many as there are
-            samples, and one without a pipeline.
-        samples: Samples of a batch; None if unknown.
+        strategy: Strategy. Its default is four micro-batches per pipeline stage but at most one per sample, and one
+            without a pipeline.
+        samples: Samples per batch; None if unknown.
 
     Raises:
-        InvalidArgumentError: More micro-batches than samples.
+        InvalidArgumentError: There are more micro-batches than samples.
     """
     if strategy.micro_batches is None:
         if strategy.pipeline == 1:
@@ -159,17 +160,17 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
 def stages_of(
     work: Sequence[Launching] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
 ) -> Iterator[int | None]:
-    """Find the stage of each operation of the passes; None for what is done once a step (the update).
+    """Yield the stage of each operation of the passes; None for operations that run once per step (the update).
 
-    What lies outside of blocks goes with the block before it: the embedding to the first stage, the output layer and
-    the loss to the last one.
+    Operations outside blocks belong to the preceding block's stage: the embedding to the first stage, the output layer
+    and the loss to the last.
     """
     current, phase = 0, "forward"
     for operation in work:
         if operation.phase not in ("forward", "backward"):
             yield None
             continue
-        if (phase, operation.phase) == ("backward", "forward"):  # another batch, under gradient accumulation
+        if (phase, operation.phase) == ("backward", "forward"):  # next batch, with gradient accumulation
             current = 0
         phase = operation.phase
         block = block_of(operation.module, positions)
@@ -178,10 +179,11 @@ def stages_of(
 
 
 def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Return the time to send a stage's output, or its input's gradient, to the neighbour; (low, middle, high).
+    """Return the time to send a stage's output, or its input's gradient, to a neighbour; (low, middle, high).
 
-    Stages lie one behind the other in the layout, so that between machines all GPUs of one send at once. GPUs that
-    share a block hold the same output: each sends its part, and the receivers gather them (Narayanan et al., 2021).
+    Stages are consecutive in the layout, so between machines all GPUs of a stage send at once. GPUs of a
+    tensor-parallel group hold the same output: each sends a part, and the receivers gather the parts (Narayanan et al.,
+    2021).
     """
     link = Links(replace(layout, gpus_per_node=2, nodes=1), interconnect, slowdown=1.0)
     if layout.nodes > 1:
@@ -189,7 +191,7 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
         link = replace(link, layout=replace(layout, gpus_per_node=1, nodes=2), groups_per_node=senders)
     sent_bytes = stream_bytes / strategy.context
     (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
-    if strategy.sequence:  # each GPU holds, and needs, its part of the stream alone
+    if strategy.sequence:  # each GPU holds and needs only its part of the stream
         return sent
     sharing = sharing_links(layout, strategy, interconnect)
     (gathered,) = sharing.collective("all_gather", [sent_bytes])
@@ -198,6 +200,6 @@ def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, i
 
 
 def sharing_links(layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Links:
-    """Return the links among the GPUs that share a block."""
+    """Return the links within a tensor-parallel group."""
     group = tensor_group(layout, strategy)
     return Links(group.layout, interconnect, slowdown=1.0, groups_per_node=group.groups_per_node)

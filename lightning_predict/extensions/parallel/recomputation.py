@@ -1,10 +1,15 @@
-"""Compute activations again in the backward pass: what a recorded step repeats, and what it would repeat.
+"""Activation recomputation in the backward pass, as recorded or added to a step.
 
-A step that was recorded with activation checkpointing holds its forward operations twice, the second time in the
-backward phase; layers that lead back to the residual stream then add up over the GPUs once more. A step that was
-recorded without is given the forward operations of its blocks a second time (`full`, or `layers` of every second one),
-those between a block's projections (`selective`: the attention itself, as Megatron's "core attention"), or all but
-attention and every second product, from the first on (`operations`, as torchtitan's per-operation selection). Example::
+A step recorded with activation checkpointing contains its forward operations twice, the second time in the backward
+phase. Under tensor parallelism, recomputed layers that lead back to the residual stream repeat their all_reduce. For a
+step recorded without it, forward operations are repeated before the backward pass:
+
+- `full`: all operations of every block; `layers`: of every second block;
+- `selective`: those between a block's projections, the attention itself (Megatron's "core attention");
+- `operations`: everything except attention and every second matmul, from the first on (torchtitan's per-operation
+  selection).
+
+Example::
 
     work = with_recomputation(work, model, "selective")
 """
@@ -24,14 +29,14 @@ from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.trace import Operation, Trace
 
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
-"""Beginnings of the names of attention's own products, fused or written out."""
+"""Prefixes of the names of attention's own operations, fused or unfused."""
 
 BACKWARD_PRODUCTS: Final = 2
-"""Products of a linear layer's backward pass: the gradients of its input and of its weight."""
+"""Matmuls in a linear layer's backward pass: the gradients of its input and of its weight."""
 
 
 def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
-    """Count, by block, the linear layers whose forward pass the recorded backward pass repeats, from the first on."""
+    """Return, by block, the number of linear layers that the recorded backward pass recomputes, from the first on."""
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
         if operation.phase not in ("forward", "backward"):
@@ -47,20 +52,20 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
-"""Names of the linear layers' products, of which `operations` keeps every second result, from the first on."""
+"""Names of linear layers' matmuls; `operations` keeps every second result, from the first on."""
 
 
 def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:
-    """Return the bytes of the all_reduces that a block repeats with its first so many linear layers."""
+    """Return the sizes of a block's all_reduces that are repeated if its first `recomputed` linear layers are."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
     return tuple(size for position, size in pairs if position < recomputed)
 
 
 def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -> None:
-    """Check that a step can be given what it was recorded without.
+    """Check that recomputation can be added to a step.
 
     Raises:
-        InvalidArgumentError: It was recorded with activation checkpointing.
+        InvalidArgumentError: The step was recorded with activation checkpointing.
     """
     if recompute != "none" and any(recomputed_products(trace, model).values()):
         raise InvalidArgumentError(
@@ -70,12 +75,12 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
 
 
 def with_recomputation(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> tuple[Launching, ...]:
-    """Repeat the forward operations of each block before its backward ones."""
+    """Repeat the forward operations of each block before its backward operations."""
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
 
 def is_recomputed(position: int, recompute: Recompute) -> bool:
-    """Return whether anything of the block at this position is computed again."""
+    """Return whether any part of the block at this position is recomputed."""
     return recompute != "none" and (recompute != "layers" or position % 2 == 0)
 
 
@@ -85,7 +90,7 @@ def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute
     for operation in work:
         block = model.block(operation.module)
         if block is not None and operation.phase == "forward":
-            if block.name in done:  # another batch
+            if block.name in done:  # next batch
                 done.discard(block.name)
                 latest[block.name] = []
             latest.setdefault(block.name, []).append(operation)
@@ -98,21 +103,21 @@ def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute
 
 
 class Named(Protocol):
-    """An operation, recorded or as it is launched."""
+    """An operation, recorded or launched."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the operation."""
 
     @property
     def module(self) -> str | None:
-        """The module that it belongs to."""
+        """Module of the operation."""
 
 
 def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequence[int]:
-    """Select the forward operations of a block that its backward pass repeats, in order.
+    """Return the indices of a block's forward operations that its backward pass repeats.
 
-    Batched products of experts are products of the perceptron, not of attention.
+    Batched matmuls of experts belong to the MLP, not to attention.
     """
     if recompute == "none":
         return ()
@@ -132,5 +137,5 @@ def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequen
 
 
 def chosen_operations(operations: Sequence[Operation], recompute: Recompute) -> Sequence[Operation]:
-    """Select those of a block's forward operations that its backward pass repeats."""
+    """Return a block's forward operations that its backward pass repeats."""
     return [operations[index] for index in recomputed_part(operations, recompute)]

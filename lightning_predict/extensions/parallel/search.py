@@ -1,10 +1,10 @@
-"""Find the strategies with the highest throughput of a layout within its memory.
+"""Finds the strategies with the highest throughput on a layout that fit in memory.
 
-All combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving and
-recomputation are listed, with and without products in float8 where a user takes them; what does not fit in memory is
-left out. Each of the others has a bound that its time cannot
-fall below: what its slowest stage computes and exchanges, where blocks that do the same are computed once. In the order
-of their bounds they are predicted as `predict` does, until no bound is better than the last of those wanted. Example::
+Candidates are all combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving
+and recomputation, and of float8 matmuls if the user permits them. Candidates that do not fit in memory are removed. For
+each remaining one, a lower bound on the step time is computed: computation and communication of its slowest stage, with
+identical blocks computed once. Candidates are then predicted in the order of their bounds, as `predict` does. The
+search stops if no bound is better than the last of the wanted results. Example::
 
     found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
 """
@@ -47,19 +47,19 @@ VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 LEAST_CONTEXT: Final = 4096
-"""Tokens of a sequence that each GPU of a ring keeps at least: below, sequences are short enough to be whole."""
+"""Minimum number of tokens per GPU in context parallelism; shorter sequences are not split."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StrategyCandidate:
-    """A strategy that fits.
+    """A strategy that fits in memory.
 
     Attributes:
-        strategy: How the GPUs share.
-        memory_bytes: Peak memory of each GPU; None if it is not known.
-        replicas: Batches of a step.
-        bound_seconds: What a step takes at least.
+        strategy: Parallel strategy.
+        memory_bytes: Peak memory of each GPU; None if unknown.
+        replicas: Number of data-parallel groups, with a batch each.
+        bound_seconds: Lower bound on the step time.
     """
 
     strategy: Strategy
@@ -69,37 +69,37 @@ class StrategyCandidate:
 
     @property
     def batches(self) -> int:
-        """Batches that a step works through."""
+        """Batches per step."""
         return self.replicas * self.strategy.accumulate
 
     @property
     def bound(self) -> float:
-        """Least seconds for the samples of a batch."""
+        """Lower bound on the time per batch."""
         return self.bound_seconds / self.batches
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStrategy:
-    """A strategy and its step."""
+    """A strategy and its predicted step."""
 
     candidate: StrategyCandidate
     step: Iteration
 
     @property
     def seconds_per_batch(self) -> float:
-        """Seconds for the samples of a batch."""
+        """Time per batch."""
         return self.step.seconds / self.candidate.batches
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What a user says of the batch of a step.
+    """Limits on the batch of a step, set by the user.
 
     Attributes:
-        global_batch: Samples of all GPUs between two updates; None: one recorded batch a data-parallel group.
-        max_micro_batch: Most samples that a group works on at once.
+        global_batch: Samples of all GPUs per update; None: one recorded batch per data-parallel group.
+        max_micro_batch: Maximum samples per micro-batch of a group.
     """
 
     global_batch: int | None = None
@@ -113,15 +113,15 @@ class BatchLimits:
 
     @property
     def words(self) -> str:
-        """What was said, for an error."""
+        """The limits as text, for an error message."""
         said = [f"{name}={value}" for name, value in asdict(self).items() if value is not None]
         return " with ".join(said)
 
     def accumulate(self, samples: int, replicas: int) -> int | None:
-        """Count the recorded batches that each group adds up; None if the global batch does not divide so.
+        """Return the number of recorded batches that each group accumulates; None if they cannot make a global batch.
 
         Args:
-            samples: Of a recorded batch.
+            samples: Samples per recorded batch.
             replicas: Data-parallel groups.
         """
         if self.global_batch is None:
@@ -142,24 +142,24 @@ def strategies_for(
     batch: BatchLimits = BatchLimits(),
     fp8: Float8 | None = None,
 ) -> Iterator[Strategy]:
-    """List every strategy to look at.
+    """Yield every candidate strategy.
 
     Args:
         trace: The step of one GPU.
         layout: The GPUs.
-        heads: What tensor parallelism must divide; 0 where the model has no blocks.
-        blocks: Blocks of the model.
-        recomputes: The step was recorded with activation checkpointing.
-        is_fused: Attention is one kernel, between whose projections nothing is kept that could be computed again.
-        length: Tokens of a sequence that a ring of GPUs may share; 1 where none can.
-        batch: What the user says of a step's batch.
-        fp8: Float8 that the blocks' products may run in, beside their own dtype; None for none.
+        heads: Number that the tensor-parallel degree must divide; 0 if the model has no blocks.
+        blocks: Number of blocks of the model.
+        recomputes: Whether the step was recorded with activation checkpointing.
+        is_fused: Whether attention is one kernel, so that selective recomputation has no effect.
+        length: Tokens per sequence for context parallelism; 1 if it is impossible.
+        batch: Limits on the batch of a step.
+        fp8: Float8 recipe that the blocks' matmuls may use, in addition to their own dtype; None for none.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
     if batch.max_micro_batch is not None:
         parts = [count for count in parts if samples // count <= batch.max_micro_batch]
-    if layout.count == 1:  # which knows of a strategy how many batches it adds up, and nothing else
+    if layout.count == 1:  # a single GPU only supports gradient accumulation
         accumulate = batch.accumulate(samples * trace.batches, 1)
         if accumulate is not None and 1 in parts:
             yield Strategy(accumulate=accumulate)
@@ -201,7 +201,7 @@ def strategies_for(
 
 
 def has_gradients(trace: Trace) -> bool:
-    """Return whether the step trains."""
+    """Return whether the step has a backward pass."""
     return any(operation.phase == "backward" for operation in trace.operations)
 
 
@@ -210,7 +210,7 @@ def _divisors(count: int) -> list[int]:
 
 
 def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
-    """List the ways to split the data; only without a pipeline, which gathers them often, are parameters sharded."""
+    """Return the data strategies to search; pipelines would gather sharded parameters often, so they exclude these."""
     if layout.count == model_parallel or not trains:
         return ("ddp",)
     return tuple(
@@ -223,17 +223,17 @@ def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trai
 
 
 def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int]:
-    """List over how many data-parallel groups experts may be dealt out; sharded parameters are not dealt out again."""
+    """Return possible degrees of expert parallelism; not combined with sharded parameters."""
     if not experts or data in ("fsdp", "hybrid"):
         return [1]
     return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
 def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | None, int | None], ...]:
-    """List how many blocks the first and the last stage may have: as many as others, or less for what is outside.
+    """Return possible numbers of blocks in the first and last stage: as many as the others, or fewer.
 
-    Where blocks divide evenly, one less on the last stage, which has the output layer; where two are missing from an
-    even share, one less on both ends, as the 126 blocks of Llama 3 405B are laid out.
+    If blocks divide evenly, the last stage, which has the output layer, may have one less. If two blocks are missing
+    from an even split, both ends may have one less, as in Llama 3 405B with 126 blocks.
     """
     if pipeline == 1 or virtual > 1:
         return ((None, None),)
@@ -258,23 +258,23 @@ def best_strategies(
     fp8: Float8 | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[FoundStrategy, ...]:
-    """Find the strategies with the least time for each sample, the fastest first.
+    """Return the strategies with the lowest time per sample, fastest first.
 
     Args:
-        shared: The step, ready to be shared.
+        shared: The step to distribute.
         layout: The GPUs.
         step: The step on one of them.
-        row: Its row in `shared`.
-        memory_of: Peak memory of each GPU under a strategy; None if it is not known.
-        usable_bytes: What a GPU's tensors may take.
-        wanted: How many to find.
-        interconnect: What is known of the links.
-        batch: What the user says of a step's batch.
-        fp8: Float8 that the blocks' products may run in; None for none.
-        on_progress: Called with the number of candidates done and their total.
+        row: Row of the GPU in `shared`.
+        memory_of: Returns the peak memory of each GPU under a strategy; None if unknown.
+        usable_bytes: Memory available to tensors on each GPU.
+        wanted: Number of strategies to return.
+        interconnect: Known properties of the links.
+        batch: Limits on the batch of a step.
+        fp8: Float8 recipe that the blocks' matmuls may use; None for none.
+        on_progress: Called with the number of finished candidates and their total.
 
     Raises:
-        InvalidArgumentError: No strategy fits.
+        InvalidArgumentError: No strategy fits in memory.
     """
     candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
     bounds = Bounds(shared, step, row, interconnect)
@@ -306,7 +306,7 @@ def _fitting(
     trace = shared.trace
     try:
         model = shared.split(True)
-    except InvalidArgumentError:  # no transformer: whole models alone
+    except InvalidArgumentError:  # not a transformer: no model parallelism
         model = None
     blocks = () if model is None else model.blocks
     heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
@@ -348,13 +348,13 @@ def _fitting(
 @final
 @dataclass(frozen=True, slots=True)
 class _Least:
-    """Device seconds of a micro-batch's passes in one GPU's part of all blocks, what is outside, and the update.
+    """Minimum device time of a micro-batch on one GPU, by part.
 
     Attributes:
-        in_blocks: As recorded.
-        again: What recomputation adds to them.
-        outside: Outside of blocks.
-        update: The update.
+        in_blocks: Passes in all blocks, as recorded.
+        again: Additional time of each recomputation.
+        outside: Passes outside blocks.
+        update: Optimizer update.
     """
 
     in_blocks: float
@@ -365,15 +365,15 @@ class _Least:
 
 @final
 class Bounds:
-    """Least times of strategies: nothing hides computing, the host's launches, or what a block's GPUs exchange.
+    """Lower bounds on step times: computation, launches and tensor-parallel communication that cannot be hidden.
 
-    Blocks that do the same are cut and timed once.
+    Identical blocks are split and timed once.
 
     Args:
-        shared: The step, ready to be shared.
+        shared: The step to distribute.
         step: The step on one of the GPUs.
-        row: Its row in `shared`.
-        interconnect: What is known of the links.
+        row: Row of the GPU in `shared`.
+        interconnect: Known properties of the links.
     """
 
     def __init__(self, shared: SharedStep, step: Iteration, row: int, interconnect: Interconnect) -> None:
@@ -385,7 +385,7 @@ class Bounds:
         self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
 
     def seconds(self, strategy: Strategy, layout: Layout) -> float:
-        """Bound the seconds of a step from below: its longest stage's blocks, and the others as equal as can be."""
+        """Return a lower bound on the step time, assuming equal stages except for the one with the most blocks."""
         own = Strategy(
             tensor=strategy.tensor,
             context=strategy.context,
@@ -410,7 +410,8 @@ class Bounds:
             slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
         )
         shared = strategy.sharded_count(layout) if strategy.split.state else 1
-        # Where the update is not shared, a GPU updates its experts alone: a part of all, if a model were nothing else.
+        # If the update is not sharded, a GPU updates only its own experts; at least this share, if all parameters are
+        # experts.
         update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
         return turning + update
 
@@ -418,7 +419,7 @@ class Bounds:
         return self._shared.split(needs_blocks(strategy))
 
     def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
-        """Return the seconds of the collectives of a micro-batch inside all blocks."""
+        """Return the time of a micro-batch's collectives inside all blocks."""
         if strategy.tensor == 1:
             return 0.0
         trains = has_gradients(self._shared.trace)
@@ -433,7 +434,7 @@ class Bounds:
         return seconds
 
     def _host(self, strategy: Strategy) -> float:
-        """Return the seconds in which the host launches a micro-batch's passes."""
+        """Return the host time of a micro-batch's passes."""
         key = strategy.recompute, strategy.is_whole
         if key not in self._hosts:
             work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
@@ -477,7 +478,7 @@ class Bounds:
         return _Least(inside, again, outside, update)
 
     def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:
-        """Count the blocks like each representative, and assign every item of work to one of them or to none."""
+        """Count identical blocks by a representative; return the counts, the representatives' work and its owners."""
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
             try:

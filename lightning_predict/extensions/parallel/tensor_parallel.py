@@ -1,17 +1,17 @@
-"""Split transformer blocks over GPUs (tensor parallelism): the work of one of several GPUs that share every block.
+"""Tensor parallelism: the work of one of several GPUs that share every transformer block.
 
-As in Megatron (Shoeybi et al., 2019): the heads, and the inner width of the perceptron, are split; the residual stream
-with its norms, dropouts and shortcuts is whole on every GPU; what leads back to it is added up by an all_reduce, two
-per block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
-too. The changed problems are timed by the same models, so that small products lose efficiency as they do.
+As in Megatron (Shoeybi et al., 2019), attention heads and the inner width of the MLP are split. The residual stream
+with its norms, dropouts and residual connections is replicated. Layers that lead back to it need an all_reduce, two per
+block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
+too. The resulting smaller problems are timed by the same models, which account for their lower efficiency.
 
-Blocks are the numbered modules that hold attention and linear layers; what a block is, its operations say: the width of
-its residual stream is the size that its weights have in common, and the number of heads is that of its attention, or
-the rows of its softmax over the tokens where attention is written out. Modules that hold blocks, or lie inside one, are
-none.
+Blocks are the numbered modules that contain attention and linear layers. Their properties are derived from their
+operations. The width of the residual stream is the size that most weights have in common. The number of heads comes
+from fused attention, or from the rows of the softmax over the tokens if attention is unfused. A module that contains or
+is inside a block is not itself a block.
 
-What is decided by shapes: a linear layer is split along the side that is not the residual stream, and along its outputs
-where both are; other work is whole where its largest tensor is as large as the residual stream. Example::
+The split is determined by shapes. A linear layer is split along the dimension that is not the residual stream, or along
+its outputs if both are. Other work is replicated if its largest tensor is as large as the residual stream. Example::
 
     model = split_model(trace)
     WorkCutter(trace, timed, model, ProblemClock(gpus, models)).cut(Cut(tensor=8)).seconds.sum(axis=1)
@@ -40,26 +40,26 @@ from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
 
 Weight = tuple[int, int]
-"""Outputs and inputs of a linear layer."""
+"""(outputs, inputs) of a linear layer."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerBlock:
-    """One transformer block.
+    """A transformer block.
 
     Attributes:
         name: Name of its module.
         hidden: Width of its residual stream.
         tokens: Rows of the residual stream.
-        heads: Heads of its queries.
-        kv_heads: Heads of its keys and values.
-        weights: Outputs and inputs of its linear layers.
-        parameters: Shapes of its parameters of two dimensions or more.
-        reduced_bytes: Outputs of the linear layers that add up what several GPUs hold, one all_reduce each.
-        reduced_behind: Which of its linear layers, in order, each of them is the output of.
+        heads: Number of query heads.
+        kv_heads: Number of key and value heads.
+        weights: (outputs, inputs) of its linear layers.
+        parameters: Shapes of its parameters with at least two dimensions.
+        reduced_bytes: Sizes of its forward all_reduces, which sum outputs of linear layers over GPUs.
+        reduced_behind: Index of the linear layer before each all_reduce.
         stream_bytes: Size of its residual stream.
-        ring_bytes: Keys and values of its fused attention; 0 where attention is written out.
+        ring_bytes: Size of keys and values of its fused attention; 0 if attention is unfused.
     """
 
     name: str
@@ -78,7 +78,7 @@ class TransformerBlock:
 @final
 @dataclass(slots=True)
 class _Unit:
-    """A numbered module as its forward operations show it: operations with their problems."""
+    """Forward operations of a numbered module, with their problems."""
 
     operations: list[tuple[Operation, tuple[Problem, ...]]] = field(default_factory=list)
 
@@ -91,18 +91,18 @@ class _Unit:
             yield from problems
 
     def signature(self) -> tuple[object, ...]:
-        """Describe what it does and its shapes: equal for modules that do the same on equal ones."""
+        """Return its operations and shapes, which are equal for identical modules."""
         return tuple(
             (operation.name, tuple(tensor.shape for tensor in operation.inputs)) for operation, _ in self.operations
         )
 
     def is_block(self) -> bool:
-        """Return whether it holds attention, and linear layers next to it."""
+        """Return whether it contains attention and linear layers."""
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
 def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
-    """Return the blocks in the order in which the forward pass visits them.
+    """Return the transformer blocks in forward order.
 
     Raises:
         InvalidArgumentError: There are none.
@@ -121,7 +121,7 @@ def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
 
 
 def numbered_modules(module: str) -> Iterator[str]:
-    """Return the numbered modules that a module is or lies in, outermost first."""
+    """Yield the numbered modules in a module's path, outermost first."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -129,18 +129,18 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
-    """Find the block that a module is or lies in, by position; None outside of all."""
+    """Return the position of the block that is or contains a module; None outside blocks."""
     found = (positions.get(name) for name in numbered_modules(module or ""))
     return next((position for position in found if position is not None), None)
 
 
 def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
-    """Number each block by its name."""
+    """Map block names to positions."""
     return {block.name: position for position, block in enumerate(blocks)}
 
 
 def _units(trace: Trace) -> dict[str, _Unit]:
-    """List all numbered modules, by the forward operations inside them."""
+    """Return all numbered modules with the forward operations inside them."""
     units: dict[str, _Unit] = {}
     for operation in trace.operations:
         if operation.phase == "forward" and operation.module is not None:
@@ -151,7 +151,7 @@ def _units(trace: Trace) -> dict[str, _Unit]:
 
 
 def _repeated(units: Mapping[str, _Unit]) -> set[str]:
-    """Select modules next to equal ones, the outermost such."""
+    """Return the outermost modules that have identical siblings."""
     counts = Counter((_container(name), unit.signature()) for name, unit in units.items())
     containers = {container for (container, _), count in counts.items() if count > 1}
     inside = {name for name in units if _container(name) in containers}
@@ -159,13 +159,13 @@ def _repeated(units: Mapping[str, _Unit]) -> set[str]:
 
 
 def _innermost(units: Iterable[str]) -> set[str]:
-    """Select modules without another inside them: blocks that have no like."""
+    """Return modules without numbered modules inside them: blocks without identical siblings."""
     names = set(units)
     return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
 
 
 def _are_nested(name: str, chosen: Collection[str]) -> bool:
-    """Return whether a module is one of these, holds one or lies in one."""
+    """Return whether a module is, contains or lies inside one of the chosen ones."""
     around = set(numbered_modules(name))
     return any(other in around or name in numbered_modules(other) for other in chosen)
 
@@ -175,7 +175,10 @@ def _container(name: str) -> str:
 
 
 def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
-    """Find attention that is fused (True), or the softmax between two batched products with no linear layer between."""
+    """Yield fused attention with True, and the softmax of unfused attention with False.
+
+    Unfused attention is a softmax between two batched matmuls, without a linear layer between them.
+    """
     multiplied = False
     softmax: Problem | None = None
     for problem in problems:
@@ -194,7 +197,7 @@ def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
 def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     linears = unit.linears
     weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
-    # The first layer reads the residual stream, which settles a draw.
+    # The first layer reads the residual stream, which breaks ties.
     shared = Counter([weights[0][1], *(size for weight in weights for size in set(weight))])
     hidden = shared.most_common(1)[0][0]
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
@@ -220,20 +223,20 @@ def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
 
 
 def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
-    """Count heads of the queries, and of the keys and values."""
+    """Return the number of query heads, and of key and value heads."""
     heads, kv_heads = [], []
     for problem, fused in _attentions(unit.problems()):
         if fused:
             heads.append(int(problem.dims[1]))
             kv_heads.append(int(problem.dims[2]))
-        else:  # a row of scores for each token and head
+        else:  # the softmax has a row of scores per token and head
             heads.append(max(int(problem.dims[0]) // tokens, 1))
             kv_heads.append(heads[-1])
     return max(heads), min(kv_heads)
 
 
 def _ring_bytes(unit: _Unit) -> float:
-    """Return the bytes of the keys and values of all fused attention."""
+    """Return the size of keys and values of all fused attention."""
     total = 0.0
     for problem, fused in _attentions(unit.problems()):
         if fused:
@@ -243,10 +246,10 @@ def _ring_bytes(unit: _Unit) -> float:
 
 
 def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
-    """Find outputs that are sums over a block's GPUs, by position and bytes (Shoeybi et al., 2019).
+    """Yield linear layers whose outputs are summed over GPUs, as index and bytes (Shoeybi et al., 2019).
 
-    Layers that widen the stream give each GPU columns of its own; those that lead back to it, from the heads or from
-    the inner width, add up. A square layer leads back where it is the first behind attention.
+    Layers that widen the residual stream are split by columns. Layers that lead back to it, from the heads or the inner
+    width, are summed. A square layer leads back if it is the first one after attention.
     """
     attends = multiplied = normalised = False
     position = -1
@@ -269,7 +272,7 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
 
 
 def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
-    """Read the element size of the first tensor that is as wide as the stream."""
+    """Return the element size of the first tensor that is as wide as the residual stream."""
     widths = (
         DTYPE_BYTES.get(tensor.dtype, 4)
         for operation, _ in unit.operations
@@ -280,26 +283,26 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
 
 
 LOSS_REDUCTIONS: Final = 3
-"""Numbers per token that a loss over a split vocabulary adds up: the largest logit, the label's, and the sum."""
+"""Values per token that a loss over a split vocabulary reduces: the maximum logit, the label's logit, and the sum."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The parts into which a batch's work is divided.
+    """How to split the work of a batch.
 
     Attributes:
-        tensor: GPUs that share every block.
-        micro_batches: Parts of the batch.
+        tensor: Tensor-parallel degree.
+        micro_batches: Micro-batches per batch.
         updated: Share of the parameters that one GPU updates.
-        context: GPUs that share every sequence.
-        sequence: What tensor parallelism leaves whole inside blocks is shared, too.
-        expert: Groups over which experts are dealt out; each of a group's GPUs takes the tokens of all for its own.
-        capacity: Tokens of each expert over those of an even routing.
-        fp8: Products of the blocks in float8, with one scale per tensor or per block of values.
-        cast: Share of the weights' casts to float8 that falls on one micro-batch: an update needs each once.
-        added: Share of the micro-batches whose gradients of weights are added to those before them.
-        sum_bytes: Bytes of a value of these sums; None for those of a gradient.
+        context: Context-parallel degree.
+        sequence: Whether sequence parallelism splits replicated work inside blocks.
+        expert: Expert-parallel degree; each GPU processes the tokens of all groups for its own experts.
+        capacity: Tokens per expert relative to balanced routing.
+        fp8: Float8 recipe of the blocks' matmuls: one scale per tensor, row or block of values.
+        cast: Share of the weights' casts to float8 per micro-batch; each weight is cast once per update.
+        added: Share of the micro-batches whose weight gradients are accumulated.
+        sum_bytes: Bytes per element of accumulated gradients; None: as the gradients.
     """
 
     tensor: int = 1
@@ -316,20 +319,20 @@ class Cut:
 
     @property
     def rows(self) -> int:
-        """Parts that the tokens of a batch are cut into."""
+        """Number of parts into which the tokens of a batch are split."""
         return self.micro_batches * self.context
 
 
 @final
 @dataclass(frozen=True)
 class SplitModel:
-    """A model of transformer blocks.
+    """A model as transformer blocks.
 
     Attributes:
-        blocks: In the order of the forward pass.
-        vocabulary: Rows of the embedding, or outputs of the last layer, whichever are more; None without either.
-        weights: Outputs and inputs of the linear layers outside of blocks.
-        parameters: Shapes of all parameters of two dimensions or more, and these transposed.
+        blocks: Blocks in forward order.
+        vocabulary: Rows of the embedding, or outputs of the last layer, whichever is larger; None without either.
+        weights: (outputs, inputs) of the linear layers outside blocks.
+        parameters: Shapes of all parameters with at least two dimensions, and their transposes.
     """
 
     blocks: tuple[TransformerBlock, ...]
@@ -344,11 +347,11 @@ class SplitModel:
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, TransformerBlock | None]:
-        """Blocks of modules found so far."""
+        """Cache of blocks by module."""
         return {}
 
     def block(self, module: str | None) -> TransformerBlock | None:
-        """Return the block that a module lies in; None outside of all."""
+        """Return the block that contains a module; None outside blocks."""
         known = self._block_of_module
         if module not in known:
             position = block_of(module, self.positions)
@@ -356,10 +359,10 @@ class SplitModel:
         return known[module]
 
     def check(self, tensor: int) -> None:
-        """Check that this many GPUs can share every block.
+        """Check that a tensor-parallel degree is possible.
 
         Raises:
-            InvalidArgumentError: Their number does not divide the heads.
+            InvalidArgumentError: The degree does not divide the number of heads.
         """
         for block in self.blocks:
             shared = math.gcd(block.heads, block.kv_heads)
@@ -374,10 +377,10 @@ class SplitModel:
                 )
 
     def check_context(self, context: int) -> None:
-        """Check that this many GPUs can share every sequence.
+        """Check that context parallelism is possible.
 
         Raises:
-            InvalidArgumentError: Attention is written out, so that no ring can compute it in parts.
+            InvalidArgumentError: Attention is unfused, so that it cannot be computed in a ring.
         """
         written_out = next((block.name for block in self.blocks if not block.ring_bytes), None)
         if written_out is not None:
@@ -387,7 +390,7 @@ class SplitModel:
             )
 
     def is_split(self, shape: tuple[int, ...], block: TransformerBlock | None) -> bool:
-        """Return whether each GPU holds its part of a tensor of this shape."""
+        """Return whether tensor parallelism splits a tensor of this shape."""
         if block is None:
             is_table = shape in self.parameters and self.vocabulary in shape
             return self.vocabulary is not None and (is_table or shape[-1:] == (self.vocabulary,))
@@ -399,7 +402,7 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """Return the model of a trace."""
+    """Derive the model from a trace."""
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
     hidden = blocks[0].hidden if blocks else None
@@ -423,11 +426,11 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
 
 @final
 class ProblemClock:
-    """Times problems on GPUs, each once.
+    """Times problems on GPUs, with a cache.
 
     Args:
         gpus: The GPUs.
-        models: Trained models; None uses rooflines instead.
+        models: Trained models; None uses rooflines.
     """
 
     def __init__(self, gpus: Sequence[Gpu], models: KernelModels | None) -> None:
@@ -436,11 +439,11 @@ class ProblemClock:
 
     @property
     def timed(self) -> int:
-        """Count the problems that were timed."""
+        """Number of distinct problems timed so far."""
         return len(self._known)
 
     def seconds(self, parts: Sequence[Sequence[Problem]]) -> Array:
-        """Return the seconds of each part's problems together, (gpus, parts)."""
+        """Return the total time of each part's problems, (gpus, parts)."""
         unknown = list(dict.fromkeys(problem for own in parts for problem in own if problem not in self._known))
         if unknown:
             found = problem_times(unknown, self.gpus, self.models).seconds
@@ -452,15 +455,15 @@ class ProblemClock:
 
 @final
 class WorkCutter:
-    """Cuts a step's work in many ways; what is alike, as blocks are, is cut and timed once.
+    """Splits a step's work in many ways; identical work, as in equal blocks, is split and timed once.
 
-    A part takes no longer than a larger one, whose kernel would do. What was measured, or corrected, is scaled by the
-    ratio of the part to the whole.
+    A part never takes longer than a larger part, because its kernel could be used. Measured and corrected times are
+    scaled by the predicted ratio of the part to the whole.
 
     Args:
         trace: The step of one GPU.
         timed: Its work with device seconds, rows in the order of the clock's GPUs.
-        model: The model of the trace.
+        model: The trace's model.
         clock: Times the parts.
     """
 
@@ -469,7 +472,7 @@ class WorkCutter:
         kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
         self._first: list[WorkItem] = []
-        self._uses: list[tuple[int, ...]] = []  # of the factors of each distinct item
+        self._uses: list[tuple[int, ...]] = []  # number of uses of each matmul factor of a distinct item
         self._alike = np.zeros(len(timed.items), dtype=np.intp)
         operations = [trace.operations[item.operations[0]] for item in timed.items]
         factors = [_factors(item, operation) for item, operation in zip(timed.items, operations, strict=True)]
@@ -489,7 +492,7 @@ class WorkCutter:
             self._alike[index] = first[key]
 
     def cut(self, cut: Cut) -> TimedWork:
-        """Return the work of one GPU on one micro-batch, and its update."""
+        """Return the work of one GPU for one micro-batch and the update."""
         model, operations = self._model, self._trace.operations
         model.check(cut.tensor)
         if cut.context > 1:
@@ -516,9 +519,10 @@ class WorkCutter:
 
 
 def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: Cut) -> float:
-    """Time of a part over that of its problems.
+    """Return the time of a part relative to its problems' time.
 
-    A ring cuts attention evenly, experts make room for more tokens, and products with a scale for each row are slower.
+    Ring attention is split evenly, experts process more tokens than with balanced routing, and row-wise scaled matmuls
+    are slower.
     """
     factor = 1.0
     if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
@@ -531,9 +535,10 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
 
 
 def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
-    """Size the all_reduces that a split vocabulary needs in a batch: of the embedding, and of the output layer.
+    """Return the all_reduce sizes per batch for a split vocabulary: of the embedding, and of the output layer.
 
-    The embedding's rows are added up; so is the gradient of what the output layer reads, and the loss over its columns.
+    The embedding's rows are summed, and so are the gradient of the output layer's input and the loss over the
+    vocabulary.
     """
     first, last = list[float](), list[float]()
     for operation in trace.operations:
@@ -550,7 +555,7 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
 
 
 def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
-    """List degrees up to this one that are possible, too."""
+    """Yield the possible tensor-parallel degrees up to this one."""
     heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
@@ -578,10 +583,10 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Se
 
 
 def _added(gradient: Problem, cut: Cut) -> Problem:
-    """Return what adding a weight's gradient to those of the micro-batches before takes, beyond writing it.
+    """Return the additional work to accumulate a weight gradient, compared with writing it.
 
-    The sum is read, and written in its own dtype. Megatron's product adds to it; torch does in a pass of its own, which
-    reads the gradient again.
+    The accumulated gradient is read and written in its own dtype. Megatron's matmul accumulates directly. torch uses a
+    separate kernel, which reads the gradient again.
     """
     batches, m, n, _ = gradient.dims
     written = COMPUTE_BYTES[gradient.dtype]
@@ -591,19 +596,19 @@ def _added(gradient: Problem, cut: Cut) -> Problem:
 
 
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
-"""Times that a tensor is read to be scaled and cast to float8, by rows and by columns."""
+"""Number of times that a tensor is read to scale and cast it to float8, by rows and by columns."""
 
 ROWWISE_TIME: Final = 1.15
-"""Time of products in float8 with a scale for each row, and of their casts, over that of others: these are kernels of
-CUTLASS, not of cuBLAS. Read off two runs of torchao on eight H100 (Llama 3 8B; the README of `torchao.float8`, and
-torchtitan's commit 7a04053), which gain 10 and 11 % over bfloat16 where one scale for a tensor gains 25."""
+"""Time of float8 matmuls with row-wise scales, and of their casts, relative to other scales: they use CUTLASS instead
+of cuBLAS. Derived from two runs of torchao on eight H100 (Llama 3 8B; the README of `torchao.float8`, and torchtitan's
+commit 7a04053). They gain 10 and 11 % over bfloat16, and 25 % with one scale per tensor."""
 
 FACTOR_OF: Final = 2
-"""Products that each input, weight and gradient is a factor of, where a recording does not tell."""
+"""Number of matmuls that use each input, weight and gradient, if the recording does not show it."""
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
-    """Return the tensors that each product of an item that may run in float8 multiplies, two a product."""
+    """Return the ids of the tensors multiplied by each float8-capable matmul of an item, two per matmul."""
     found = list[int | None]()
     for problem in item.problems:
         if _is_product(problem, operation):
@@ -618,24 +623,24 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
 
 
 def _is_product(problem: Problem, operation: Operation) -> bool:
-    """Return whether a product of a block runs in float8 where asked: linear layers, and batched ones of experts."""
+    """Return whether a problem of a block can run in float8: linear layers, and batched matmuls of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
     )
 
 
 def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> Iterator[Problem]:
-    """Return a product in float8, and what scaling its factors for it takes.
+    """Yield a matmul in float8, and the work to scale and cast its factors.
 
-    A tensor is cast once for all products that it is a factor of: read and written in its own dtype, and in one byte,
-    by rows and by columns. One scale for a tensor needs its largest value first, so that it is read once more; scales
-    of rows are none of columns, so that both are found and cast apart; one for a block is found on the way.
+    A tensor is cast once for all matmuls that use it: it is read and written in its own dtype, and written in one byte,
+    by rows and by columns. A scale per tensor needs the maximum first, so the tensor is read once more. Scales per row
+    and per column differ, so both are computed and cast separately. A scale per block is computed during the cast.
 
     Args:
-        problem: The product.
-        scales: What has a scale of its own.
-        left: Share of the first factor's cast that falls on this product.
-        right: Share of the second factor's.
+        problem: The matmul.
+        scales: Granularity of the scales.
+        left: Share of the first factor's cast that this matmul is charged for.
+        right: Share of the second factor's cast.
     """
     batches, m, n, k = problem.dims
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)
@@ -647,7 +652,7 @@ def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> I
 def part_of(
     problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: Cut
 ) -> Problem:
-    """Take one GPU's part of a problem."""
+    """Return one GPU's part of a problem."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
     if problem.operation == "bmm" and experts_module(operation.module) is not None:
@@ -671,7 +676,7 @@ def part_of(
 
 
 def _linear(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None, cut: Cut) -> Problem:
-    """Return a product of rows and a weight, or of rows and rows, which gives the weight's gradient."""
+    """Return one GPU's part of a linear layer's matmul, including the weight gradient."""
     _, m, n, k = problem.dims
     is_gradient = is_weight_gradient(problem, phase, model, block)
     rows, sides = ("k", {"n": n, "m": m}) if is_gradient else ("m", {"n": n, "k": k})
@@ -684,7 +689,7 @@ def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Transforme
 
 
 def _of_experts(problem: Problem, is_gradient: bool, block: TransformerBlock | None, cut: Cut) -> Problem:
-    """Return a grouped product: a GPU's own experts, of the tokens of all groups, each split by its inner width."""
+    """Return one GPU's part of a grouped matmul: its own experts, the tokens of all groups, a split inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
@@ -693,14 +698,14 @@ def _of_experts(problem: Problem, is_gradient: bool, block: TransformerBlock | N
 
 
 def _is_gradient(problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None) -> bool:
-    """Return whether a product gives a weight's gradient; a grouped one's result is as large as the weight."""
+    """Return whether a matmul computes a weight gradient; a grouped one's result has the size of the weight."""
     if problem.operation == "linear":
         return is_weight_gradient(problem, operation.phase, model, block)
     return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
 
 
 def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:
-    """Return whether a problem is the product of rows and rows that gives a weight's gradient."""
+    """Return whether a problem is the matmul over tokens that computes a weight gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False
     _, m, n, k = problem.dims
@@ -709,7 +714,7 @@ def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block:
 
 
 def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
-    """Return the share of the bytes that grow with the batch; parameters and their gradients do not."""
+    """Return the share of the bytes that scales with the batch, without parameters and their gradients."""
     own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
@@ -722,12 +727,12 @@ def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
 
 COUNTED: Final = frozenset({"rows", "parameters", "bags", "blocks"})
 MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops", "cycles"})
-"""Shape parameters that go by the work: whole numbers of what there is, and sizes. Where rows are looked up for bags,
-the bags go by it, and the rows of the table do not."""
+"""Shape parameters that scale with the amount of work: counts and sizes. If rows are looked up for bags, the number of
+bags scales, but not the rows of the table."""
 
 
 def thinned(problem: Problem, share: float) -> Problem:
-    """Return a share of the rows, of the parameters or of the bytes."""
+    """Scale the rows, parameters or bytes of a problem by a share."""
     words = operation_kind(problem.operation).shape
     dims = dict(zip(words, problem.dims, strict=True))
     for word in words:
@@ -735,7 +740,7 @@ def thinned(problem: Problem, share: float) -> Problem:
             dims[word] *= share
         elif word in COUNTED and not (word == "rows" and "bags" in words):
             dims[word] = float(max(math.ceil(dims[word] * share), 1))
-    if "block_cycles" in dims:  # the work of the blocks that are no longer there is no longer done
+    if "block_cycles" in dims:  # fewer blocks need fewer cycles in total
         blocks = problem.dims[words.index("blocks")]
         dims["block_cycles"] *= min(share * blocks / dims["blocks"], 1.0)
     return replace(problem, dims=tuple(dims.values()))
