@@ -1,8 +1,8 @@
-"""Write a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
+"""Export of a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
 
-Carrying a plan out must lose nothing, however wrong the predicted times are: no line ends a job or a machine at a
-predicted moment. A job that moves has one file per stretch, `bert.yaml`, `bert-2.yaml`, and so on; it is told to stop,
-writes its checkpoint where the next stretch finds it, and only then starts again. Example::
+Running a plan must not lose work, however wrong the predicted times are. Therefore no script ends a job or a machine at
+a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. It gets a stop signal,
+writes its checkpoint where the next segment finds it, and only then starts again. Example::
 
     write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
 """
@@ -36,17 +36,17 @@ from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRE
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 SCHEDULE: Final = "schedule.txt"
-"""File that says which line of a plan to run when."""
+"""File with the commands of a plan and their times."""
 
 
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
-    """Write all files of a plan, and return what was not written, and why, in words.
+    """Write all files of a plan; return messages about files that were not written.
 
     Args:
-        plan: What runs when.
-        problem: What was planned.
-        folder: Where to write; it is made.
-        since: What was running already when the plan was made, and is not started again.
+        plan: The plan.
+        problem: The planned problem.
+        folder: Output folder, created if needed.
+        since: Jobs already running when the plan was made; they are not started again.
     """
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
     refused: list[str] = []
@@ -63,14 +63,14 @@ def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: Situat
 
 
 def _remove_earlier(folder: Path) -> None:
-    """Remove what an earlier plan wrote, as its tasks would be taken for this one's; nothing that is not ours."""
+    """Remove the files of an earlier plan, so that its tasks are not mistaken for this plan's; keep other files."""
     if (folder / SCHEDULE).is_file():
         for path in (*folder.glob("*.yaml"), *folder.glob("*.sh"), folder / SCHEDULE):
             path.unlink()
 
 
 def plan_json(plan: Plan) -> str:
-    """Write everything in a plan, with its sums; the key of each number says its unit."""
+    """Return the whole plan as JSON, with its sums; each key contains its unit."""
     return json.dumps(
         {
             "version": 1,
@@ -89,13 +89,13 @@ def plan_json(plan: Plan) -> str:
 
 
 def read_plan(path: Path) -> tuple[Segment, ...]:
-    """Read what runs when from a `plan.json`.
+    """Read the segments of a `plan.json`.
 
     Args:
-        path: The file, as `plan_json` writes it.
+        path: The file, as written by `plan_json`.
 
     Raises:
-        PlanningFormatError: It is missing, or no plan.
+        PlanningFormatError: It is missing, or not a plan.
     """
     document = read_json(path, PlanningFormatError)
     return tuple(
@@ -115,21 +115,21 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
 
 
 def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
-    """Write what SkyPilot needs to carry a plan out, by file name.
+    """Return the SkyPilot files that run a plan, by file name.
 
-    A task rents each machine, one starts each stretch of a job on its GPUs of that machine, and `schedule.txt` says
-    which line to run when. No line ends what still works: a machine gives itself back once nothing ran on it for
-    `IDLE_MINUTES`, a job waits in the machine's own queue until its GPUs are free, and one that moves is told to stop,
-    writes its checkpoint and has ended before it starts elsewhere. A node becomes another machine once nothing runs on
-    the one that it was, so that there are never more machines than planned.
+    There is one task to rent each machine, one task to start each segment of a job on its GPUs, and `schedule.txt` with
+    the commands and their times. No command ends running work: a machine shuts down after `IDLE_MINUTES` without work,
+    and a job waits in the machine's own queue until its GPUs are free. A job that moves gets a stop signal, writes its
+    checkpoint, and has ended before it starts elsewhere. A node changes its machine type only after its old machine is
+    idle, so there are never more machines than planned.
 
     Args:
-        plan: What runs when.
-        problem: What was planned.
-        since: What was running already when the plan was made, and is not started again.
+        plan: The plan.
+        problem: The planned problem.
+        since: Jobs already running when the plan was made; they are not started again.
 
     Raises:
-        PlanningFormatError: A job that names no command, or that moves and names no bucket for its checkpoint.
+        PlanningFormatError: A job without a command, or a job that moves without a bucket for its checkpoint.
     """
     check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
@@ -181,18 +181,18 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None
 
 
 def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
-    """Write a Slurm batch script for each stretch of a job, by file name, and `schedule.txt`, which line to run when.
+    """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt` with commands and times.
 
-    The stretches of a job share its name and follow one another (`--dependency=singleton`). A time limit, at the upper
-    end of the predicted time, is set only where a checkpoint outlasts it: the job is told before, and queued again.
+    The segments of a job share its name and run one after another (`--dependency=singleton`). A time limit, at the
+    upper end of the predicted time, is set only if a checkpoint survives it: the job is signalled before, and requeued.
 
     Args:
-        plan: What runs when.
-        problem: What was planned.
-        since: What was running already when the plan was made, and is not started again.
+        plan: The plan.
+        problem: The planned problem.
+        since: Jobs already running when the plan was made; they are not started again.
 
     Raises:
-        PlanningFormatError: A job that names no command, or that moves and names no checkpoint.
+        PlanningFormatError: A job without a command, or a job that moves without a checkpoint.
     """
     check_exportable(plan, problem, since, target="Slurm")
     begin = 0.0 if since is None else since.now_seconds
@@ -240,24 +240,24 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None 
 
 
 IDLE_MINUTES: Final = 15
-"""A rented machine is given back once nothing has run on it for so long: a job that is late keeps it, and the next one
-is there within it."""
+"""Idle minutes before a rented machine shuts down. A late job keeps its machine, and the next job arrives within this
+time."""
 
 TOLD_SECONDS: Final = 300
-"""Before its time limit a job is told so long ahead, and writes its checkpoint: a minute or two of a large model's."""
+"""Seconds before its time limit at which a job is signalled; a large model's checkpoint takes a minute or two."""
 
 
 def check_exportable(plan: Plan, problem: PlanningProblem, since: Situation | None = None, *, target: str) -> None:
-    """Refuse a plan that would end or lose a job's work if somebody carried it out.
+    """Reject a plan that would end or lose a job's work when exported.
 
     Args:
-        plan: What runs when.
-        problem: What was planned.
-        since: What was running already when the plan was made.
+        plan: The plan.
+        problem: The planned problem.
+        since: Jobs already running when the plan was made.
         target: `SkyPilot` or `Slurm`.
 
     Raises:
-        PlanningFormatError: A job that names no command, or that moves and names no checkpoint (no bucket, on clouds).
+        PlanningFormatError: A job without a command, or a job that moves without a checkpoint (on clouds, in a bucket).
     """
     silent = sorted({job.name for _, _, job, _ in _stays(plan, problem, since) if job.command is None})
     if silent:
@@ -287,17 +287,17 @@ def _is_path(checkpoint: str | None) -> bool:
 
 
 def _is_bucket(checkpoint: str | None) -> bool:
-    """Return whether a checkpoint lies in a bucket, by its address: `s3://our-bucket/runs`."""
+    """Return whether a checkpoint is in a bucket, by its address: `s3://our-bucket/runs`."""
     return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
 
 
 def _mounted(name: str) -> str:
-    """Give the folder that the bucket of a job of this file name is mounted at."""
+    """Return the mount point of a job's bucket, by the job's file name."""
     return f"/checkpoints/{name}"
 
 
 def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment of a stretch: where its checkpoint is, and where to keep how far it is, and as what."""
+    """Return the environment of a segment: its checkpoint folder, its progress file and its placement."""
     configuration = segment.placement.configuration
     place = Place(
         job=segment.job,
@@ -313,20 +313,20 @@ def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[
 
 
 def _pid_file(name: str) -> str:
-    """Give the file on the machine that holds the process of a job of this file name."""
+    """Return the file on the machine with the process ID of a job, by the job's file name."""
     return f"~/.lightning-predict-{name}.pid"
 
 
 def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
-    """Write bash that runs a job's command, tells all of its processes when it is told to stop, and waits for them.
+    """Return bash code that runs a job's command, forwards stop signals to all its processes, and waits for them.
 
-    A process group of its own takes the signal, as the command may start others; and only once all of them have ended
-    is the checkpoint whole, and does this script end.
+    The command gets its own process group, because it may start other processes. The checkpoint is complete, and the
+    script ends, only after all of them have ended.
 
     Args:
-        job: Its command.
-        pid_file: Where to write the number of this script's process.
-        requeues: TERM comes before a time limit: Slurm queues the job again. USR1 stops it for good.
+        job: The job with its command.
+        pid_file: File for the process ID of this script.
+        requeues: TERM comes before a time limit: Slurm requeues the job. USR1 stops it for good.
     """
     lines = [
         *([] if pid_file is None else [f"echo $$ > {pid_file}", f"trap 'rm -f {pid_file}' EXIT"]),
@@ -344,29 +344,29 @@ def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False)
 
 
 def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
-    """Write which line to run when, in hours from now; at one moment jobs are stopped before others start."""
+    """Return the commands with their times, in hours from now; at equal times, jobs stop before others start."""
     return "".join(f"{seconds_to_hours(at - begin_seconds):8.3f} h  {line}\n" for at, _, line in sorted(commands))
 
 
 def _cluster(placement: Placement) -> str:
-    """Name a rented machine: the same in every plan, so that planning again finds what runs."""
+    """Name a rented machine: the same in every plan, so that a new plan finds running machines."""
     return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
 
 
 def _marker(name: str) -> str:
-    """Name the file beside the schedule that says that a job of this file name was stopped, to be started again."""
+    """Name the file next to the schedule that marks a job as stopped, to be started again."""
     return f"{name}.stopped"
 
 
 def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
-    """Write on what condition a later stretch starts: a job that ended earlier, or waits still, has not stopped."""
+    """Return the shell condition to start a later segment: the job was stopped, and has not ended or kept waiting."""
     stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
     marker = _marker(names[segment.job])
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
 
 
 def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> str:
-    """Write how to wait for the machine that a node was before, which gives itself back once nothing runs on it."""
+    """Return shell code that waits until the node's previous machine has shut down, after its last work."""
     node = segment.placement.node
     running = () if since is None else since.running.values()
     before = {_cluster(one.placement) for one in plan.segments if one.start_seconds < segment.start_seconds}
@@ -380,7 +380,7 @@ def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> s
 
 
 def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
-    """Give the own machines that stand for the nodes of a plan, by node and type, where the problem names enough."""
+    """Map the nodes of a plan to the user's own machines, by node and type, if the problem names enough."""
     found: dict[tuple[int, str], str] = {}
     for machine in problem.machines:
         nodes = sorted({rental.node for rental in plan.rentals if rental.machine == machine.name})
@@ -390,7 +390,7 @@ def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
 
 
 def _cloud(machine: MachineType) -> str | None:
-    """Return SkyPilot's name of the cloud that a machine is of; None if it has none."""
+    """Return SkyPilot's name for the cloud of a machine; None without one."""
     return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
 
 
@@ -401,7 +401,7 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
 def _stays(
     plan: Plan, problem: PlanningProblem, since: Situation | None
 ) -> Iterator[tuple[str, Segment, Job, MachineType]]:
-    """List every stretch of a job that has to be started, with the name of its file, its job and its machine type."""
+    """Yield every segment to start, with its file name, job and machine type."""
     jobs = {job.name: job for job in problem.jobs}
     machines = {machine.name: machine for machine in problem.machines}
     files = _file_names(plan, problem)
@@ -411,7 +411,7 @@ def _stays(
     for segment in plan.segments:
         begins = since is not None and segment.start_seconds == since.now_seconds
         if begins and running.get(segment.job) == segment.placement:
-            continue  # it goes on where it runs
+            continue  # it continues where it runs
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
         name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
         taken.add(name)
@@ -419,7 +419,7 @@ def _stays(
 
 
 def _stops(plan: Plan, problem: PlanningProblem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
-    """List when which job stops where, without having ended, to move or to wait."""
+    """Yield the times at which jobs stop before their end, to move or to wait."""
     jobs = {job.name: job for job in problem.jobs}
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
     for segment in plan.segments:
@@ -433,7 +433,7 @@ def _stops(plan: Plan, problem: PlanningProblem, since: Situation | None) -> Ite
 
 
 def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
-    """Name each job safely in a file system: its file, process, checkpoint; as no other job or machine is named."""
+    """Return unique names of the jobs that are safe in a file system, different from names of machines."""
     names: dict[str, str] = {}
     machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
     for job in sorted(job.name for job in problem.jobs):
@@ -442,7 +442,7 @@ def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
 
 
 def _unused(name: str, taken: Collection[str]) -> str:
-    """Lengthen a name until it is not taken."""
+    """Append underscores to a name until it is unique."""
     while name in taken:
         name += "_"
     return name
@@ -464,7 +464,7 @@ def _safe_comment(text: str) -> str:
 
 
 def _slurm_time(seconds: float) -> str:
-    """Write hours, minutes and seconds, at least a minute."""
+    """Format as hours, minutes and seconds, at least one minute."""
     whole = max(math.ceil(seconds), int(SECONDS_PER_MINUTE))
     hours, rest = divmod(whole, int(SECONDS_PER_HOUR))
     minutes, left = divmod(rest, int(SECONDS_PER_MINUTE))

@@ -1,6 +1,6 @@
-"""Problems from files: a YAML file of machines, limits and jobs, the jobs perhaps in a CSV next to it.
+"""Planning problems from files: a YAML file of machines, limits and jobs; the jobs may be in a separate CSV file.
 
-Example of `jobs.yaml`; times are in hours, as people write them, and become seconds here::
+Example of `jobs.yaml`. Times in the file are in hours, and are converted to seconds::
 
     nodes: 2
     budget_usd: 60
@@ -8,8 +8,8 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
     machines:
       - g4dn.xlarge                       # an offer that ships with the package, or your own:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
-      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # its spot price; how often it is taken away you say
-    checkpoint_seconds: 600               # with spot machines: what came after the last checkpoint is lost
+      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # at its spot price, with your interruption rate
+    checkpoint_seconds: 600               # for spot machines: work after the last checkpoint is lost
     jobs:
       - name: resnet
         hours: {g4dn.xlarge: {1: 9.5}, g4dn.xlarge spot: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
@@ -17,12 +17,12 @@ Example of `jobs.yaml`; times are in hours, as people write them, and become sec
         tardiness_usd_per_hour: 2
       - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
 
-`jobs: jobs.csv` reads a table instead: one line per job and configuration, with the columns name, machine, num_gpus,
-hours, deadline_hours, and perhaps release_hours, tardiness_usd_per_hour, command, checkpoint. With `remaining_epochs`,
-`hours` is the time of one epoch.
+`jobs: jobs.csv` reads a table instead, with one line per job and configuration. Its columns are name, machine,
+num_gpus, hours, deadline_hours, and optionally release_hours, tardiness_usd_per_hour, command, checkpoint. With
+`remaining_epochs`, `hours` is the time of one epoch.
 
-The times of a job that names a trace, or past runs, are predicted (`times.py`), with their intervals, on one, two,
-four, ... GPUs of each machine type, and on machines together, where a type says so::
+The times of a job with a trace or past runs are predicted with intervals (`times.py`), on one, two, four, ... GPUs of
+each machine type, and on several machines if a type says so::
 
     weights: my-weights                   # and gpus_file, release, host, strategy, history: as for `predict`
     machines:
@@ -32,11 +32,12 @@ four, ... GPUs of each machine type, and on machines together, where a type says
       - {name: gpt, trace: gpt.json.gz, iterations: 50000, strategy: fsdp, keep_batch: true, deadline_hours: 24}
       - {name: unet, runs: runs.csv, model: unet, batch_size: 16, iterations: 9000, deadline_hours: 24}
 
-A step is as large as the trace, or as `batch_size` says, on one GPU; with `keep_batch` several share it, else each of
-them takes as much, in as many fewer steps. `runs: history` are the runs that RuntimePredictor remembers.
+On one GPU, a step has the samples of the trace, or `batch_size`. With `keep_batch`, several GPUs share these samples.
+Otherwise each GPU takes as many, in correspondingly fewer steps. `runs: history` are the runs stored by
+RuntimePredictor.
 
-What an exported plan needs beside times: `command`, which starts the training, and, of a job that may move,
-`checkpoint`, a shared folder or a bucket. Machines of your own may be named for Slurm: `hosts: [dgx1, dgx2]`.
+An exported plan also needs `command`, which starts the training, and for jobs that may move `checkpoint`, a shared
+folder or a bucket. Your own machines may be named for Slurm: `hosts: [dgx1, dgx2]`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from lightning_predict.run.progress import PROGRESS_PREFIX, Place, Progress, rea
 from lightning_predict.units import hours_to_seconds
 
 DEADLINE_PROBABILITY: Final = 0.9
-"""Deadlines of a file of jobs are to be kept with this probability, unless it says otherwise."""
+"""Default probability of meeting each deadline."""
 
 
 _TOP_KEYS: Final = frozenset({"nodes", "machines", "jobs"})
@@ -130,7 +131,7 @@ def read_problem(path: Path) -> PlanningProblem:
     Raises:
         PlanningFormatError: A file that is missing or malformed.
         InvalidArgumentError: A number out of its range.
-        TraceError: A trace that a job names is missing or is not a trace.
+        TraceError: The trace of a job is missing or is not a trace.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
     """
     document = read_yaml(path, PlanningFormatError)
@@ -160,28 +161,28 @@ def read_problem(path: Path) -> PlanningProblem:
 
 
 def read_situation(path: Path, problem: PlanningProblem) -> Situation:
-    """Read how far a running plan is.
+    """Read the progress of a running plan.
 
-    Jobs that are not listed have not run yet. Example of `state.yaml`::
+    Jobs that are not listed have not started. Example of `state.yaml`::
 
         now_hours: 3.5
         spent_usd: 12.4                                          # on machines, so far
         jobs:
-          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # it runs
-          bert: {done: 0.1, machine: box, num_gpus: 1}            # it last ran so, and waits
-          unet: {done: 1}                                         # it has ended
+          resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # running
+          bert: {done: 0.1, machine: box, num_gpus: 1}            # waiting; its last configuration
+          unet: {done: 1}                                         # finished
 
-    `measured_hours` is the time of the whole run where the job ran last, as its progress shows; what it takes elsewhere
-    is predicted anew from it. `beside_hours` are those of them that pass beside the steps, wherever it runs: in waits
-    for data, validation and checkpoints.
+    `measured_hours` is the time of the whole run where the job ran last, according to its progress; times elsewhere are
+    predicted again from it. `beside_hours` is the part outside the steps, on any machine: waits for data, validation
+    and checkpoints.
 
     Args:
         path: The YAML file.
-        problem: What is planned.
+        problem: The planned problem.
 
     Raises:
         PlanningFormatError: A file that is missing or malformed.
-        InvalidArgumentError: What the problem does not allow, such as a job that it does not list.
+        InvalidArgumentError: A state that contradicts the problem, such as an unlisted job.
     """
     document = read_yaml(path, PlanningFormatError)
     document.check_keys({"now_hours", "jobs"}, {"spent_usd"})
@@ -221,24 +222,24 @@ def read_situation(path: Path, problem: PlanningProblem) -> Situation:
 
 
 PROGRESS_IS_OLD_SECONDS: Final = 900.0
-"""A run whose file was last written longer ago does not run any more."""
+"""A run whose file was last written longer ago is not running any more."""
 
 
 def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> Situation:
-    """Read how far a plan is from the files that its jobs keep (`run/progress.py`), wherever they lie in a folder.
+    """Read the progress of a plan from the files of its jobs (`run/progress.py`), anywhere in a folder.
 
-    The plan began when the first of its jobs did. A job without a file has not run yet. Jobs of other plans, which the
-    problem does not list, are left out; of two files of one job, the one written last counts. What was spent is taken
-    from the times of these files: machines that jobs have left are not in it.
+    The plan began with the first of its jobs. A job without a file has not started. Jobs of other plans are ignored; of
+    two files of one job, the newer one is used. The spent money is computed from the times in these files, so machines
+    that jobs have left are missing.
 
     Args:
         folder: Folder that the jobs' checkpoints share.
-        problem: What is planned.
+        problem: The planned problem.
         now: Seconds since 1970.
 
     Raises:
         PlanningFormatError: No job of the problem has a file there.
-        InvalidArgumentError: A file that is damaged, or what the problem does not allow.
+        InvalidArgumentError: A damaged file, or a state that contradicts the problem.
     """
     jobs = {job.name: job for job in problem.jobs}
     found: dict[str, tuple[Progress, Place]] = {}
@@ -303,7 +304,7 @@ def _number(row: Checked, key: str, default: float) -> float:
 
 
 def _assumptions(document: Checked, folder: Path) -> Assumptions:
-    """Return what is assumed of predicted times; paths are seen from the file of jobs."""
+    """Return the assumptions for predicted times; paths are relative to the file of jobs."""
     known = document.value.get("history", True)
     if not isinstance(known, bool):
         known = folder / document.member("history").words()
@@ -350,7 +351,7 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
 
 
 def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
-    """Return the newest offer of this instance that ships with the package."""
+    """Return the newest offer for this instance that ships with the package."""
     known = at_spot_prices(load_offers()) if spot else load_offers()
     offers = [offer for offer in known if offer.instance == instance]
     if not offers:
@@ -369,7 +370,7 @@ def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
 
 
 def _spot(row: Checked) -> MachineType:
-    """Return an instance at the newest of its spot prices that ship with the package."""
+    """Return an instance at its newest spot price that ships with the package."""
     machine = _offered(row.member("spot"), row.member("spot").words(), spot=True)
     return replace(
         machine,
@@ -380,7 +381,7 @@ def _spot(row: Checked) -> MachineType:
 
 
 def _together(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
-    """Return so many machines of a type, one named above or an offer, as one that a job can span."""
+    """Return several machines of a type, one named above or an offer, as one type that a job can span."""
     name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
     one = next((machine for machine in known if machine.name == name and machine.of is None), None)
     one = one or _offered(row.member("machine"), name)
@@ -431,12 +432,12 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
 
 
 def _over_middle(time: Interval[float]) -> Interval[float]:
-    """Divide a time and its ends by its middle: equal numbers give exactly 1, as a product with 1 / middle may not."""
+    """Divide a time and its ends by its middle: equal numbers give exactly 1, unlike a product with 1 / middle."""
     return time.each(lambda value: value / time.middle)
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
-    """Return the time of the whole run by configuration, stated or predicted; stated ones have no width."""
+    """Return the time of the whole run by configuration, given or predicted; given times have no width."""
     sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
     if len(sources) != 1:
         raise row.problem(
@@ -481,7 +482,7 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
 
 
 def _csv_jobs(path: Path) -> list[Checked]:
-    """Return the lines of a CSV as jobs; what belongs to the job must agree on all of its lines."""
+    """Return the lines of a CSV file as jobs; the properties of a job must agree on all of its lines."""
     try:
         lines = list(read_csv(path, PlanningFormatError, name=path.name))
     except OSError as error:

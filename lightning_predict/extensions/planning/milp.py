@@ -1,25 +1,29 @@
-"""The planner: one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
+"""MILP planner: one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
+
+::
 
     min  Σ_jk cost_jk x_jk + Σ_j stay_j s_j + Σ_j postponed_j (1 − Σ_k x_jk − s_j)
-         + Σ_n period_n y_n + Σ_vf period_v z_vf
+        + Σ_n period_n y_n + Σ_vf period_v z_vf
 
-under the constraints below. Sets: jobs j, machine types v with G_v GPUs, sizes q (GPUs that a job takes of its
-machine), and nodes n that are rented now. Variables:
+subject to the constraints below. Sets: jobs j, machine types v with G_v GPUs, sizes q (GPUs of its machine that a job
+takes), and currently rented nodes n. Variables::
 
     x_jk ∈ {0, 1}       job j starts on configuration k = (v, g), on a node that is new to it
     s_j  ∈ {0, 1}       job j stays where it runs; a job with neither waits
     y_n  ∈ {0, 1}       node n is kept
-    u_nq ∈ {0, 1, …}    how many jobs of size q start on a node that is kept
-    z_vf ∈ {0, 1, …}    how many further nodes become machines of type v that are filled in the way f
+    u_nq ∈ {0, 1, …}    number of jobs of size q that start on a kept node
+    z_vf ∈ {0, 1, …}    number of new nodes of machine type v with filling f
 
-Ours: the published models name each node (w_n, y_vn, x_jvgn) and take a job that stays on its configuration for one
-that does not move. Free nodes are all alike, so any plan can be written in many ways, and a solver has to refute each
-of them; here they are counted by how they are filled: a filling of an 8-GPU machine is one of the 22 ways to write 8 as
-a sum of sizes. A node with running jobs is named, because who leaves it loses a restart, wherever it goes.
-Tardiness needs no variables, because x_jk and s_j fix it (`objective.py`).
+Differences from the published models: they have variables for each node (w_n, y_vn, x_jvgn), and a job that keeps its
+configuration does not count as moving. Free nodes are interchangeable, so any plan can be written in many ways, and a
+solver has to refute each of them. Here, free nodes are counted by their filling; a filling of an 8-GPU machine is one
+of the 22 ways to write 8 as a sum of sizes. A node with running jobs has its own variables, because a job that leaves
+it loses a restart.
 
-There is always a decision: where the time limit ends the search, the best one found so far with its gap; where
-nothing was found yet, jobs that run stay, and the others are served as a queue. Example::
+Tardiness needs no variables, because x_jk and s_j determine it (`objective.py`).
+
+There is always a decision. If the time limit ends the search, it is the best one found so far, with its gap. If none
+was found, running jobs stay, and the others are served as a queue. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
     decision.objective_usd, decision.gap
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=256)
 def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ...]:
-    """Return all ways to fill a node as far as possible: counts by size, in the order of `sizes` (largest first).
+    """Return all maximal fillings of a node: counts by size, in the order of `sizes` (largest first).
 
     With sizes 1 to 8 and 8 GPUs these are the 22 partitions of 8.
     """
@@ -77,7 +81,7 @@ def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ..
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """The columns of the program: x, s, y, u and z, one after another.
+    """Columns of the program: x, s, y, u and z, in this order.
 
     Attributes:
         starts: Job and configuration index of each x.
@@ -145,11 +149,11 @@ def variables_of(options: Options) -> Variables:
 
 
 Entries = list[tuple[int, float]]
-"""A row of a constraint: columns and their coefficients."""
+"""Row of a constraint: columns and their coefficients."""
 
 
 def one_place(options: Options, variables: Variables) -> LinearConstraint:
-    """Give a job one place at most, and exactly one where it must not wait: Σ_k x_jk + s_j ≤ 1, or = 1."""
+    """Return the constraint of one place per job, required if it must not wait: Σ_k x_jk + s_j ≤ 1, or = 1."""
     rows: list[Entries] = [[] for _ in options.jobs]
     for column, (job, _) in enumerate(variables.starts):
         rows[job].append((column, 1.0))
@@ -160,7 +164,7 @@ def one_place(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def room(options: Options, variables: Variables) -> LinearConstraint:
-    """Keep a node for whoever is on it, within its GPUs: Σ_q q u_nq + Σ_j g_j s_j ≤ G y_n, and s_j ≤ y_n."""
+    """Return the capacity constraint of kept nodes: Σ_q q u_nq + Σ_j g_j s_j ≤ G y_n, and s_j ≤ y_n."""
     column_of = {node: column for column, (node, _) in enumerate(variables.kept, start=variables.first_kept)}
     size_of = dict(zip(options.configurations, options.size_of.tolist(), strict=True))
     gpus: dict[int, Entries] = {
@@ -178,7 +182,7 @@ def room(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def slots(options: Options, variables: Variables) -> LinearConstraint:
-    """Start no more jobs of a size than there are places: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
+    """Limit starts of a size to its slots: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
     rows: dict[tuple[int, int], Entries] = {}
     for column, (_, item) in enumerate(variables.starts):
         key = (int(options.machine_of[item]), int(options.size_of[item]))
@@ -192,9 +196,9 @@ def slots(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Rent no more machines than allowed: Σ_n y_n + Σ_vf z_vf ≤ N, and of a type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
+    """Limit rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
 
-    A type that stands for several machines counts as so many, in N and in the quota of theirs.
+    A type of several machines counts with their number, in N and in the quota of the single type.
     """
     machines = [
         *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
@@ -208,10 +212,10 @@ def nodes(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def budget(options: Options, variables: Variables) -> LinearConstraint:
-    """Keep the budget: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs for now ≤ B.
+    """Limit the cost: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs for now ≤ B.
 
-    m_jk is the job's share of its machine until its end, r_j what is kept for a job that waits; idle is the price of
-    the machines until the next event without the shares of their jobs. Ours.
+    m_jk is the job's share of its machine until its end, and r_j the reserve for a job that waits. Idle is the price of
+    the machines until the next event, minus the shares of their jobs. Our addition to the published models.
     """
     part = options.period_usd[options.machine_of] * options.size_of  # (K,)
     part = part / np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
@@ -254,12 +258,12 @@ def _constraint(variables: Variables, rows: Sequence[Entries], lower: Table, upp
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MilpPlanner:
-    """Decides by the program.
+    """Planner that optimizes each decision.
 
     Attributes:
-        time_limit_seconds: For one decision.
-        relative_gap: The search ends when no plan can be cheaper by more than this share.
-        name: What tables call it.
+        time_limit_seconds: Time limit of one decision.
+        relative_gap: The search ends if no plan can be cheaper by more than this share.
+        name: Name in tables.
     """
 
     time_limit_seconds: float = 30.0
@@ -267,7 +271,7 @@ class MilpPlanner:
     name: str = "MILP"
 
     def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
-        """Return the best decision within the time limit, and the gap that it left.
+        """Return the best decision found within the time limit, with its gap.
 
         Raises:
             MissingDependencyError: SciPy is not installed.
@@ -293,7 +297,7 @@ class MilpPlanner:
         )
 
     def _solve(self, options: Options, variables: Variables) -> Any:
-        """Ask HiGHS for the answer; Any because SciPy does not type it."""
+        """Solve with HiGHS; the result is Any because SciPy has no types."""
         from scipy.optimize import Bounds, milp
 
         constraints = [family(options, variables) for family in (one_place, room, slots, nodes)]
@@ -312,14 +316,14 @@ class MilpPlanner:
 
 @contextmanager
 def _libraries_print_nothing() -> Iterator[None]:
-    """Keep what a C library prints away from the standard output: a command's JSON goes there, and its table.
+    """Suppress the output of C libraries to standard output, which is reserved for a command's JSON and table.
 
-    HiGHS prints a line of its own in rare cases, whatever its options say (github.com/jump-dev/HiGHS.jl/issues/312).
+    HiGHS prints a line in rare cases, even with its output off (github.com/jump-dev/HiGHS.jl/issues/312).
     """
     if os.name != "posix":
         yield
         return
-    flush = ctypes.CDLL(None).fflush  # of C's own buffer, which Python does not know
+    flush = ctypes.CDLL(None).fflush  # C's own buffer, unknown to Python
     flush(None)
     standard_output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -333,10 +337,10 @@ def _libraries_print_nothing() -> Iterator[None]:
 
 
 def check_scipy() -> None:
-    """Say how to install SciPy where it is missing.
+    """Raise an error with the install command if SciPy is missing.
 
     Raises:
-        MissingDependencyError: It is.
+        MissingDependencyError: SciPy is not installed.
     """
     try:
         import scipy.optimize  # noqa: F401
@@ -348,12 +352,12 @@ def check_scipy() -> None:
 
 
 def _waiting_usd(options: Options) -> Table:
-    """Cost the wait of each job; 0 for jobs that must run, whose waiting the constraints exclude."""
+    """Return the cost of waiting of each job; 0 for jobs that must run, because the constraints exclude waiting."""
     return np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
 
 
 def _costs(options: Options, variables: Variables) -> Table:
-    """Build the coefficients of the objective: running instead of waiting, and machines until the next event."""
+    """Return the coefficients of the objective: running instead of waiting, and machines until the next event."""
     waiting = _waiting_usd(options)
     costs = np.zeros(variables.count)
     costs[: variables.first_stay] = [options.cost_usd[job, item] - waiting[job] for job, item in variables.starts]
@@ -366,7 +370,7 @@ def _costs(options: Options, variables: Variables) -> Table:
 
 
 def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]) -> dict[str, Placement]:
-    """Return the solver's numbers as places: nodes that are kept are filled first, then new ones."""
+    """Convert the solution to placements; kept nodes are filled first, then new ones."""
     placements: dict[str, Placement] = {}
     taken = {node for column, (node, _) in enumerate(variables.kept, start=variables.first_kept) if x[column]}
     for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
@@ -391,7 +395,7 @@ def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]
 
 
 def _queued(problem: PlanningProblem, situation: Situation) -> dict[str, Placement]:
-    """Keep what runs; start the others as a queue, unless there is a budget, which a queue does not keep."""
+    """Keep running jobs; start the others as a queue, unless there is a budget, which a queue does not keep."""
     if problem.limits.budget_usd is not None:
         return dict(situation.running)
     rule = replace(EARLIEST_DEADLINE_FIRST, shares_gpus=problem.formulation.shares_gpus)

@@ -1,27 +1,31 @@
-"""The objective of a decision: dollars of every job on every configuration.
+"""Objective of a decision: the cost of every job on every configuration, in dollars.
 
-Once a job's configuration is chosen, its end, its tardiness and its price are numbers. With time `t` left on the
-configuration `(v, g)`, price `c_v` of a machine of `G_v` GPUs, deadline `d`, tardiness weight `ω`, the moment `now` and
-the time `h` until machines are used otherwise:
+Once a job's configuration is chosen, its end, its tardiness and its price are constants. The symbols are: time `t` left
+on the configuration `(v, g)`, price `c_v` of a machine with `G_v` GPUs, deadline `d`, tardiness weight `ω`, the current
+time `now`, and the horizon `h` until machines are used otherwise::
 
-    machines now       c_v · h            for each machine that is rented
+    machines now       c_v · h            for each rented machine
     afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
     tardiness          ρ · ω · max(0, now + q·t − d)             q: for deadlines to be kept with a probability
     postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
     and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
-    restarts (ours)    t counts m more restarts of the time r for a job that moves or is paused
+    restarts (ours)    t includes m more restarts of duration r for a job that moves or is paused
 
 After Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS 2019), who
-count machines until the next event and waiting until the period `H` is over. Ours: `h` is three mean gaps between
-events so far or two restarts, whichever is longer, at most `H`. Without the two further rows of machines, waiting would
-look free, and slow configurations of cheap machines would look cheap. A job that is paused goes on with a restart, so
-waiting costs it one. Between equals, the choice that gets work done wins: waiting costs a thousandth more. `t_worst` is
-the time on the cheapest configuration, the slowest that none beats in both time and price; the slowest of all is often
-so slow that it drowns everything else. That price and that time may be of two configurations, so that waiting costs no
-less than the best one with a price and a time of its own: else a job might wait for ever. Example::
+count machines until the next event, and waiting until the end of the period `H`.
+
+Our additions: `h` is three mean gaps between events so far or two restarts, whichever is longer, at most `H`. Without
+the two further cost terms of machines, waiting would look free, and slow configurations of cheap machines would look
+cheap. A paused job needs a restart, so waiting costs it one. At equal cost, running is preferred: waiting costs 0.1 %
+more.
+
+`t_worst` is the time on the cheapest configuration, which is the slowest one not beaten in both time and price; the
+slowest of all is often so slow that it dominates all other costs. The cheapest price and `t_worst` may belong to
+different configurations. Waiting therefore costs at least the price and tardiness of the best single configuration;
+otherwise a job might wait forever. Example::
 
     options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
-    options.cost_usd  # (jobs, configurations) in US dollars; infinite where a job cannot run
+    options.cost_usd  # (jobs, configurations) in US dollars; infinite if a job cannot run
 """
 
 from __future__ import annotations
@@ -48,25 +52,25 @@ from lightning_predict.extensions.planning.problem import (
 from lightning_predict.units import seconds_to_hours
 
 HORIZON_GAPS: Final = 3.0
-"""Events after which a machine is likely to be used otherwise. In the comparison with queue rules (a job every 45 s,
-two seeds), 1 costs 3 % more because GPUs stay idle, 5 as much, and the whole period 2 % more because jobs wait to fill
-machines."""
+"""Number of events after which a machine is likely to be used otherwise. In the comparison with queue rules (a job
+every 45 s, two seeds), 1 costs 3 % more because GPUs stay idle, and 5 as much as 3. The whole period costs 2 % more,
+because jobs wait to fill machines."""
 
 TIE: Final = 1e-3
-"""Relative surcharge on waiting, so that between equals the choice that gets work done wins."""
+"""Relative surcharge on waiting, so that at equal cost running is preferred."""
 
 
 MOVES_TO_COME: Final = 1.0
-"""A job that moves is likely to move again before its end: so many restarts are counted with each. Chosen, with
-`HORIZON_RESTARTS`, on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1): at 60 s a restart, 0
-costs 3 % more, 2 costs 7 % more."""
+"""Number of further restarts counted with each move, because a job that moves is likely to move again. Chosen together
+with `HORIZON_RESTARTS` on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1): at 60 s a restart,
+0 costs 3 % more, 2 costs 7 % more."""
 
 HORIZON_RESTARTS: Final = 2.0
-"""No machine is given back sooner than after so many restarts, which the jobs on it would have to pay."""
+"""Minimum horizon in restarts: giving a machine back sooner would cost its jobs a restart."""
 
 
 def horizon_seconds(problem: PlanningProblem, situation: Situation) -> float:
-    """Find how long a machine that is rented now is counted: some gaps between events or some restarts.
+    """Return the horizon over which a rented machine is counted: some gaps between events or some restarts.
 
     At most the period.
     """
@@ -79,22 +83,22 @@ def horizon_seconds(problem: PlanningProblem, situation: Situation) -> float:
 
 
 def restart_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
-    """Return the time that the job loses wherever it starts now: none before its first start."""
+    """Return the time that the job loses when it starts now; 0 before its first start."""
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 
 ELSEWHERE: Final = 0.24
-"""Where a job was measured to be slower than predicted on one GPU, it is expected to be slower on others by this power
-of the factor: the share that models have in the variance of measured over predicted whole steps. It depends on the
-tables: 0.10 of those behind `weights/files/whole_steps.json`, 0.48 without modules of a few operations; 0.24 lies in
-the middle, and was that of all tables when it was chosen."""
+"""Exponent that carries a job's measured slowdown on one GPU over to other GPUs: the share of models in the variance of
+measured over predicted whole steps. It depends on the tables: 0.10 for the tables behind
+`weights/files/whole_steps.json`, 0.48 without modules of a few operations. 0.24 is in between, and was the value of all
+tables when it was chosen."""
 
 
 def working_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
-    """Return the time of a job's whole run without interruptions: as predicted, mended by what its progress shows.
+    """Return the time of a job's whole run without interruptions: predicted, then corrected by its progress.
 
-    Other configurations of a GPU that it was measured on are off by the same factor. What lengthens a run beside its
-    steps is not the GPU's and goes for every GPU, as in `run_correction`; of the rest other GPUs share a power.
+    Other configurations of a measured GPU have the same factor. The run's overhead outside the steps does not depend on
+    the GPU and applies to every GPU, as in `run_correction`. Other GPUs get a power of the remaining factor.
     """
     measured = situation.measured.get(job.name)
     if not measured:
@@ -112,24 +116,24 @@ def working_seconds(job: Job, problem: PlanningProblem, situation: Situation) ->
 
 
 INTERVAL_PROBABILITY: Final = 0.95
-"""Probability with which a time stays below the upper end of its interval, which holds 90 % of the cases."""
+"""Probability that a time is below the upper end of its 90 % interval."""
 
 
 def late_factor(high_factor: float, probability: float) -> float:
-    """Return what a predicted time has to be multiplied by to be kept with a probability.
+    """Return the factor on a predicted time so that it is kept with a probability.
 
-    Logarithms of measured over predicted times are taken as normal, with the upper end of the interval at 95 %.
+    Logs of measured over predicted times are assumed normal, with the upper end of the interval at 95 %.
 
     Args:
-        high_factor: Upper end of the time's interval, over the middle.
-        probability: How surely.
+        high_factor: Upper end of the time's interval, relative to the middle.
+        probability: The required probability.
     """
     normal = NormalDist()
     return float(high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
 
 
 def late_factors(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
-    """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is no longer in doubt."""
+    """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is known."""
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
     late = late_factor(job.high_factor, problem.probability)
@@ -138,9 +142,9 @@ def late_factors(job: Job, problem: PlanningProblem, situation: Situation) -> Ma
 
 
 def behind_share(job: Job, problem: PlanningProblem, situation: Situation) -> float:
-    """Return the share of the work that is done only as predicted, and would not be if the job were as slow as that.
+    """Return the share of the work done only according to the prediction, and missing if the job were late.
 
-    Without it a plan that moves a job late in its run would take the time until then as certain.
+    Without it, a plan that moves a job late in its run would treat the time until then as certain.
     """
     share_done = situation.unproven.get(job.name, 0.0)
     if not share_done:
@@ -149,12 +153,12 @@ def behind_share(job: Job, problem: PlanningProblem, situation: Situation) -> fl
 
 
 def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float:
-    """Return how many times as long work takes on a machine type as without interruptions, on average.
+    """Return the expected slowdown of work on a machine type by interruptions.
 
-    A checkpoint is written after every C of work. Interruptions come at a constant rate λ, at any time; each loses what
-    was done since the last checkpoint and a restart R, which may be interrupted, too. Working off C then takes
-    (e^(λC) − 1) e^(λR) / λ (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-    Future Generation Computer Systems 22, 2006).
+    A checkpoint is written after every C of work. Interruptions come at a constant rate λ. Each loses the work since
+    the last checkpoint and a restart R, which may be interrupted, too. Working off C then takes (e^(λC) − 1) e^(λR) / λ
+    (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+    Systems 22, 2006).
     """
     if not machine.interruptions_per_hour or problem.checkpoint_seconds is None:
         return 1.0
@@ -164,36 +168,36 @@ def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float
 
 
 def expected_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
-    """Return the time of a job's whole run by configuration, with the interruptions that are to be expected."""
+    """Return the time of a job's whole run by configuration, including expected interruptions."""
     factors = {machine.name: interruption_factor(machine, problem) for machine in problem.machines}
     whole = working_seconds(job, problem, situation)
     return {item: seconds * factors[item.machine] for item, seconds in whole.items()}
 
 
 def run_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
-    """Return expected time until the job's end by the configuration on which it starts now, on a node new to it."""
+    """Return the expected time until the job's end, by the configuration on which it starts now on a new node."""
     remaining, restart = situation.remaining[job.name], restart_seconds(job, problem, situation)
     return {item: remaining * seconds + restart for item, seconds in expected_seconds(job, problem, situation).items()}
 
 
 def stay_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
-    """Return expected time until the end of a job that runs and stays where it is: what is left of a restart, too."""
+    """Return the expected time until the end of a running job that stays, including the rest of a restart."""
     whole = expected_seconds(job, problem, situation)[situation.running[job.name].configuration]
     return situation.remaining[job.name] * whole + situation.restarting.get(job.name, 0.0)
 
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
-    """Cost an end at this time: 0 until the deadline, then the job's weight for each hour."""
+    """Return the tardiness cost of an end at this time: 0 until the deadline, then the job's weight per hour."""
     return rental_usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
 
 
 def machine_share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
-    """Return the part of the machine that a job on this configuration takes away from others."""
+    """Return the share of the machine that a job on this configuration takes away from others."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
 
 
 def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
-    """Cost the cheapest whole run of a job that has its machine alone."""
+    """Return the cost of the cheapest whole run of a job that has its machine alone."""
     rates = {machine.name: machine.usd_per_hour * interruption_factor(machine, problem) for machine in problem.machines}
     return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
@@ -204,26 +208,27 @@ Table = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """One decision as numbers; jobs, machines and configurations are sorted by name.
+    """One decision as arrays; jobs, machines and configurations are sorted by name.
 
     Attributes:
         jobs: Jobs to decide about (J of them).
         machines: Machine types (M).
-        configurations: What jobs can run on (K).
+        configurations: Possible configurations of jobs (K).
         machine_of: Machine index of each configuration, (K,).
-        size_of: GPUs of a machine that each configuration takes away, (K,): all of them where machines are not shared.
+        size_of: GPUs of a machine that each configuration takes, (K,): all of them if machines are not shared.
         cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K);
-            infinite where it cannot start, and where fewer GPUs of the same machine cost no more.
-        machine_usd: Part of it, and of the price until the next event, that the budget counts, (J, K).
-        running: Where each job runs now, (J,); None if it does not.
+            infinite if it cannot start, or if fewer GPUs of the same machine cost no more.
+        machine_usd: Part of it, and of the price until the next event, that counts towards the budget, (J, K).
+        running: Current placement of each job, (J,); None if it does not run.
         stay_usd: Cost of leaving it there, (J,); infinite if it does not run.
-        stay_machine_usd: The part that the budget counts, (J,).
-        postponed_usd: Cost of letting a job wait, (J,); infinite where it must not.
-        reserved_usd: What the budget keeps for a job that waits: its cheapest run, alone on its machine, (J,).
+        stay_machine_usd: The part that counts towards the budget, (J,).
+        postponed_usd: Cost of letting a job wait, (J,); infinite if it must not.
+        reserved_usd: Budget reserved for a job that waits: its cheapest run, alone on its machine, (J,).
         period_usd: Price of a machine until the next event at the latest, (M,).
-        nodes: Machines at one time.
-        quotas: Machines at one time of each type, (M,): of those of several machines, of the type of one.
-        budget_usd: What may still be spent; infinite without a budget.
+        nodes: Maximum number of machines at one time.
+        quotas: Maximum number of machines of each type at one time, (M,); for a type of several machines, of the single
+            type.
+        budget_usd: Remaining budget; infinite without a budget.
     """
 
     jobs: tuple[str, ...]
@@ -245,7 +250,7 @@ class Options:
 
 
 def options_of(problem: PlanningProblem, situation: Situation) -> Options:
-    """Return the table of one decision."""
+    """Return the arrays of one decision."""
     machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
     index = {machine.name: number for number, machine in enumerate(machines)}
     by_name = {job.name: job for job in problem.jobs}
@@ -256,7 +261,7 @@ def options_of(problem: PlanningProblem, situation: Situation) -> Options:
     usd_per_second = np.array(
         [rental_usd(seconds=1.0, usd_per_hour=machine.usd_per_hour) for machine in machines]
     )  # (M,)
-    machine_rate = usd_per_second[machine_of]  # (K,), and a job's share of it:
+    machine_rate = usd_per_second[machine_of]  # (K,); job_rate is the job's share of it
     job_rate = machine_rate * [
         machine_share(machines[index[item.machine]], item, problem.formulation) for item in configurations
     ]
@@ -273,12 +278,12 @@ def options_of(problem: PlanningProblem, situation: Situation) -> Options:
     factors = [late_factors(job, problem, situation) for job in jobs]
     doubt = np.array([[row.get(item, 1.0) for item in configurations] for row in factors])  # (J, K)
     doubt = doubt.reshape(len(jobs), len(configurations))
-    # What would be left to do if the work that is only predicted to be done took that long, too.
+    # Remaining work if the part that is done only according to the prediction were late, too.
     behind = np.array([behind_share(job, problem, situation) for job in jobs])  # (J,)
     whole = [expected_seconds(job, problem, situation) for job in jobs]
     missing = np.array([[row.get(item, math.nan) for item in configurations] for row in whole])  # (J, K)
     missing = (missing.reshape(len(jobs), len(configurations)) * doubt).T * behind  # (K, J)
-    # A move is paid for certain, and pays only if the other GPU is as fast as predicted.
+    # The cost of a move is certain; it pays off only if the other GPU is as fast as predicted.
     gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
     gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
     moves = runs[:, np.newaxis] & (gpus_now[:, np.newaxis] != gpu_of)
@@ -341,9 +346,9 @@ def options_of(problem: PlanningProblem, situation: Situation) -> Options:
 
 
 def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Find cells that a cell of fewer GPUs of the same machine makes needless, (J, K): it costs no more in any way.
+    """Return a mask (J, K) of dominated cells: a cell with fewer GPUs of the same machine costs no more in any way.
 
-    Configurations of a machine follow each other, the smallest first.
+    Configurations of a machine are adjacent, the smallest first.
     """
     needless = np.zeros(cost_usd.shape, dtype=bool)
     for column in range(1, cost_usd.shape[1]):
@@ -355,7 +360,7 @@ def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.in
 
 
 def _budget_left(problem: PlanningProblem, situation: Situation, jobs: Iterable[Job]) -> float:
-    """Return the budget without what is spent and what jobs that are not submitted yet will need."""
+    """Return the budget minus the money spent and the reserve for jobs that are not submitted yet."""
     if problem.limits.budget_usd is None:
         return math.inf
     later = sorted((job for job in jobs if job.release_seconds > situation.now_seconds), key=lambda job: job.name)

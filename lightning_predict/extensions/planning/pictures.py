@@ -1,7 +1,7 @@
-"""Show a plan as a table and a Gantt chart on an HTML page.
+"""Display of a plan as a table and a Gantt chart on an HTML page.
 
-Each row of the chart is a GPU of a node, each bar a stretch of time that a job spends there. The page needs no script,
-style sheet or network; each bar shows its job, GPUs and times when the mouse rests on it. Example::
+Each row of the chart is a GPU of a node, each bar a segment of a job. The page needs no script, style sheet or network;
+a tooltip on each bar shows its job, GPUs and times. Example::
 
     Console().print(plan_table(plan))
     Path("plan.html").write_text(gantt_page(plan, problem.machines), encoding="utf-8")
@@ -36,13 +36,13 @@ COLORS: Final = (
     "#a8a23c",
     "#3f9fa8",
 )
-"""One per job, assigned in order of name."""
+"""Colours of jobs, assigned in order of name."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobBar:
-    """A stretch of a job on neighbouring GPUs of a node: the first one's row in the chart, and how many they are."""
+    """Segment of a job on adjacent GPUs of a node: the chart row of the first GPU, and the number of GPUs."""
 
     segment: Segment
     first_row: int
@@ -53,13 +53,13 @@ class JobBar:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A node's rows.
+    """Rows of a node.
 
     Attributes:
         node: Its number.
-        label: Node and the machine types that it was.
+        label: Node and its machine types over time.
         first_row: Its first row.
-        rows: As many as the largest of those has GPUs.
+        rows: Number of GPUs of the largest of these types.
     """
 
     node: int
@@ -71,11 +71,11 @@ class Lane:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A laid-out Gantt chart.
+    """Layout of a Gantt chart.
 
     Attributes:
         lanes: One per node that was ever rented, from the top.
-        bars: One per stretch; two where a job's GPUs are not adjacent.
+        bars: One per segment; two if a job's GPUs are not adjacent.
         end_seconds: End of the plan.
     """
 
@@ -85,12 +85,12 @@ class Chart:
 
     @property
     def rows(self) -> int:
-        """Rows of all lanes."""
+        """Number of rows of all lanes."""
         return sum(lane.rows for lane in self.lanes)
 
 
 def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
-    """Lay out a plan."""
+    """Compute the layout of a plan."""
     gpus = {machine.name: machine.num_gpus for machine in machines}
     lanes: list[Lane] = []
     for node in sorted({rental.node for rental in plan.rentals}):
@@ -110,7 +110,7 @@ def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
 
 
 def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, list[int]]]:
-    """Return the GPUs of each stay on a node: the lowest that are free when it begins."""
+    """Return the rows of each segment on a node: the lowest ones that are free when it begins."""
     free_at = [0.0] * lane.rows
     placed = []
     for segment in sorted(
@@ -126,7 +126,7 @@ def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, lis
 
 
 def _bars(segment: Segment, rows: Sequence[int], color: str) -> Iterator[JobBar]:
-    """Make one bar for each run of neighbouring rows."""
+    """Yield one bar for each group of adjacent rows."""
     for _, pairs in itertools.groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
         run = [row for _, row in pairs]
         yield JobBar(segment, run[0], len(run), color)
@@ -149,7 +149,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def gantt_page(plan: Plan, machines: Sequence[MachineType]) -> str:
-    """Write a page with the chart, the sums and one row per job."""
+    """Return a page with the chart, the sums and one row per job."""
     chart = chart_of(plan, machines)
     rows = "\n".join(_row(outcome) for outcome in plan.outcomes)
     head = "".join(
@@ -209,7 +209,7 @@ def _row(outcome: JobOutcome) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Tabulate one row per job, in order of start, and the sums."""
+    """Return a table with one row per job, in order of start, and the sums."""
     first: dict[str, Placement] = {}
     for segment in plan.segments:
         first.setdefault(segment.job, segment.placement)

@@ -1,9 +1,9 @@
-"""Policies by name, and the plan to recommend: the cheapest of all, each simulated to the end.
+"""Policies by name, and the recommended plan: the cheapest one, after simulating each policy to the end.
 
-A decision looks ahead as far as the next events; which freedom and which horizon serve best depends on the jobs. A busy
-queue gains from shared machines and from moving jobs. A few long runs that nothing follows are better off alone, or
-with a horizon of their length, because a shared machine is paid to the end of its last job. With all jobs known,
-simulating each way is quick, and tells. Between plans that cost almost the same, jobs should not move. Example::
+A decision looks ahead only to the next events. The best freedom and horizon depend on the jobs. A busy queue gains from
+shared machines and from moving jobs. A few long runs are cheaper alone or with a horizon of their length, because a
+shared machine is paid until the end of its last job. Since all jobs are known, each policy is quickly simulated and
+compared. Among plans of almost equal cost, the one with the fewest moves is chosen. Example::
 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)
@@ -35,7 +35,7 @@ def policy(name: str) -> AbstractPolicy:
     """Return the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
 
     Raises:
-        InvalidArgumentError: There is none.
+        InvalidArgumentError: An unknown name.
     """
     if name not in POLICIES:
         raise InvalidArgumentError(f"There is no policy {name!r}; known: {', '.join(POLICIES)}.")
@@ -43,17 +43,17 @@ def policy(name: str) -> AbstractPolicy:
 
 
 HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Horizons that are tried in addition to the planner's own, in typical run times."""
+"""Horizons to try in addition to the planner's own, relative to the median run time."""
 
 
 WORTH_A_MOVE: Final = 0.01
-"""Among plans that cost up to this share more than the cheapest, the one in which jobs move least is recommended."""
+"""Plans within this relative cost of the cheapest count as equal; the one with the fewest moves is recommended."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """One way to plan: a policy, the freedom that it is given, and how far it looks ahead."""
+    """Planning method to try: a policy, its freedom, and its horizon."""
 
     policy: AbstractPolicy
     formulation: Formulation
@@ -65,7 +65,7 @@ class PlanCandidate:
 
     @property
     def name(self) -> str:
-        """The policy, and what it may not do."""
+        """The policy, and its restrictions."""
         limits = [
             words
             for allowed, words in (
@@ -80,14 +80,14 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
-    """Return the planner with all, less and least of the freedom that the problem allows, and the queue rules.
+    """Return the planner with full, reduced and minimal freedom within the problem's, and the queue rules.
 
     Args:
-        problem: Whose formulation is the most that is allowed.
+        problem: Its formulation is the maximum freedom.
         method: `milp`, or a queue rule, which is then the only candidate.
 
     Raises:
-        InvalidArgumentError: There is no such method.
+        InvalidArgumentError: An unknown method.
     """
     most, own = problem.formulation, problem.horizon_seconds
     planner = policy(method)
@@ -112,17 +112,17 @@ def cheapest_plan(
     since: Situation | None = None,
     on_candidate: Callable[[], None] | None = None,
 ) -> Plan:
-    """Return the cheapest candidate plan that keeps the budget; of near equals, the one with the fewest moves.
+    """Return the cheapest candidate plan within the budget; among nearly equal costs, the one with the fewest moves.
 
     Args:
         problem: Jobs, machines and limits.
         method: `milp`, or a queue rule, which is then the only candidate.
-        since: How far everything is; None starts at the beginning (see `simulate`).
+        since: Progress of the plan; None starts at the beginning (see `simulate`).
         on_candidate: Called after each candidate, for a progress bar.
 
     Raises:
         InfeasiblePlanError: The problem has no plan, or none was found within the budget.
-        InvalidArgumentError: The problem or the situation is malformed, or there is no such method.
+        InvalidArgumentError: The problem or the situation is malformed, or the method is unknown.
         MissingDependencyError: `milp` without SciPy.
     """
     check_problem(problem)
@@ -130,7 +130,7 @@ def cheapest_plan(
     for candidate in candidates(problem, method):
         try:
             plan = simulate(candidate.applied_to(problem), candidate.policy, since=since)
-        except InfeasiblePlanError:  # its budget was spent before all jobs had started
+        except InfeasiblePlanError:  # the budget was spent before all jobs had started
             plan = None
         if plan is not None:
             plans.append(replace(plan, policy=candidate.name))

@@ -1,15 +1,15 @@
-"""From a `PlanningProblem` to a `Plan`: jobs, machines and limits, and what ran where and when, and what that cost.
+"""Data model of planning: from a `PlanningProblem` with jobs, machines and limits to a `Plan` with times and costs.
 
-A `PlanningProblem` holds what does not change, a `Situation` what is known at one moment, `RunningJobs` say what runs
-from that moment until the next event, and a `Plan` what they add up to. Example::
+A `PlanningProblem` has the constant inputs, a `Situation` the state at one moment. `RunningJobs` is a decision that
+holds until the next event, and a `Plan` the result of all decisions. Example::
 
     t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
     job = Job(name="resnet", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
     problem = PlanningProblem(jobs=(job,), machines=(t4,), limits=Limits(nodes=1))
 
-Times are seconds from one common origin, the moment in which planning starts. Lists keep the order they are given in,
-but no result depends on it: jobs, machines and configurations are always visited by name.
+Times are seconds since the start of the plan. Lists keep their given order, but no result depends on it: jobs, machines
+and configurations are always processed by name.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from lightning_predict.units import seconds_to_hours
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
-    """A type of virtual machine that can be rented.
+    """Type of virtual machine that can be rented.
 
     Attributes:
         name: Its name, unique in a problem.
         gpu: Name of its GPU.
         num_gpus: GPUs of one machine.
         usd_per_hour: Price of the whole machine, busy or not.
-        provider: Who rents it out, as SkyPilot spells it; None if it does not matter.
-        instance: The provider's name of the machine, where `name` is another.
-        interruptions_per_hour: How often a spot machine is taken away, on average: an assumption of whoever plans. None
-            if it is not a spot machine.
-        hosts: Names of own machines of this type, as Slurm knows them; empty where Slurm chooses.
-        nodes: Machines that it stands for: several are rented together for a job that spans them, and `num_gpus` and
-            `usd_per_hour` are of all of them.
-        of: Name of the type of one of them; None where it stands for one.
+        provider: The cloud provider, as SkyPilot spells it; None if it does not matter.
+        instance: The provider's name of the machine, if it differs from `name`.
+        interruptions_per_hour: Mean interruption rate of a spot machine, an assumption of the user. None if it is not a
+            spot machine.
+        hosts: Slurm host names of the user's own machines of this type; empty if Slurm chooses.
+        nodes: Number of machines, if it stands for several rented together for a job that spans them; `num_gpus` and
+            `usd_per_hour` then include all of them.
+        of: Name of the type of a single one of them; None if `nodes` is 1.
     """
 
     name: str
@@ -55,13 +55,13 @@ class MachineType:
 
     @property
     def kind(self) -> str:
-        """Name of the type of one machine, which quotas count."""
+        """Name of the single machine's type, for quotas."""
         return self.of or self.name
 
 
 @final
 class Configuration(NamedTuple):
-    """So many GPUs of one machine of a type, on which a job can run: a key of many tables, so that it hashes fast."""
+    """Number of GPUs of one machine of a type, for a job; a named tuple, because it is a frequent dictionary key."""
 
     machine: str
     num_gpus: int
@@ -70,21 +70,21 @@ class Configuration(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training run.
+    """Training run.
 
     Attributes:
         name: Its name, unique in a problem.
-        seconds: Predicted time of the whole run by configuration; where an entry is absent, it cannot run there.
-        deadline_seconds: Time by which it should have ended; what is later is paid by `tardiness_usd_per_hour`.
-        tardiness_usd_per_hour: What an hour after the deadline costs (the tardiness weight ω).
-        release_seconds: Time of its submission; no decision before it knows the job.
-        low_factor: Lower end of the interval of its times, as a factor of the predicted ones.
+        seconds: Predicted time of the whole run by configuration; without an entry, it cannot run there.
+        deadline_seconds: Time by which it should end; a later end costs `tardiness_usd_per_hour`.
+        tardiness_usd_per_hour: Cost of an hour after the deadline (the tardiness weight ω).
+        release_seconds: Time of its submission; earlier decisions do not know the job.
+        low_factor: Lower end of the interval of its times, as a factor on the predicted ones.
         high_factor: Upper end of that interval.
-        spreads: That interval by configuration, as factors, where times are not known alike; before the two above.
-        command: What starts the training, for the exported scripts; None: they are not written.
-        checkpoint: Folder that all machines share, or bucket, that the command writes its checkpoint to on SIGTERM and
-            goes on from; None: what stops has lost its work, so that a plan in which it moves is not exported.
-        notes: What a reader of a plan has to know of its times.
+        spreads: That interval by configuration, as factors, if it varies; takes precedence over the two above.
+        command: Command that starts the training, for exported scripts; None: no scripts.
+        checkpoint: Shared folder or bucket to which the command writes its checkpoint on SIGTERM, and from which it
+            resumes. None: a stopped job loses its work, so a plan in which it moves is not exported.
+        notes: Notes about its times, for readers of the plan.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Job:
     notes: tuple[str, ...] = ()
 
     def time(self, configuration: Configuration) -> Interval[float]:
-        """Give the time of the whole run with its 90 % interval."""
+        """Return the time of the whole run with its 90 % interval."""
         spread = self.spreads.get(configuration, Interval(self.low_factor, 1.0, self.high_factor))
         return spread.scaled(self.seconds[configuration])
 
@@ -113,12 +113,12 @@ class Job:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on what may be rented.
+    """Limits on rented machines.
 
     Attributes:
         nodes: Machines at one time, of all types together.
-        quotas: Machines at one time of a type, by its name; no entry means no quota.
-        budget_usd: For machines over the whole plan, tardiness not counted; None means no budget.
+        quotas: Machines of a type at one time, by its name; no entry means no quota.
+        budget_usd: Budget for machines over the whole plan, without tardiness; None means no budget.
     """
 
     nodes: int
@@ -129,12 +129,12 @@ class Limits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
-    """The freedom that the planner has.
+    """Freedom of the planner.
 
     Attributes:
-        shares_gpus: Jobs may share a machine, each with GPUs of its own; else a job has its machine alone.
-        preempts: A running job may be put back into the queue, and goes on later where it stopped.
-        migrates: A job that has started may go on with another machine type or number of GPUs.
+        shares_gpus: Jobs may share a machine, each with its own GPUs; otherwise a job has its machine alone.
+        preempts: A running job may be paused, and resumes later.
+        migrates: A started job may continue on another machine type or number of GPUs.
     """
 
     shares_gpus: bool = True
@@ -143,13 +143,12 @@ class Formulation:
 
     @property
     def fixes_running_jobs(self) -> bool:
-        """A job that runs keeps its machine until its end."""
+        """A running job keeps its machine until its end."""
         return not self.preempts and not self.migrates
 
 
 RESTART_SECONDS: Final = 60.0
-"""What a job is assumed to lose when it moves, by default. If moves were free, a plan would be full of
-them."""
+"""Default time that a job loses when it moves. If moves were free, plans would have too many."""
 
 
 @final
@@ -159,20 +158,20 @@ class PlanningProblem:
 
     Attributes:
         jobs: All jobs, of any release time.
-        machines: What can be rented.
-        limits: How much of it.
+        machines: Machine types that can be rented.
+        limits: Limits on rented machines.
         formulation: Freedom of the planner.
-        period_seconds: A decision holds this long at most (H).
-        tardiness_factor: Weight of tardiness against the cost of machines (ρ).
+        period_seconds: Maximum time between two decisions (H).
+        tardiness_factor: Weight of tardiness relative to the cost of machines (ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
-        restart_seconds: Time that a job loses whenever it moves or goes on after a pause: a checkpoint is written and
-            read, and a process started.
-        checkpoint_seconds: A job writes a checkpoint after so much work; an interruption of its machine loses what came
-            after it. None only without spot machines.
-        horizon_seconds: How long a rented machine is counted in a decision; None takes it from the events so far (see
+        restart_seconds: Time that a job loses when it moves or resumes: writing and reading a checkpoint, and starting
+            a process.
+        checkpoint_seconds: Work between two checkpoints of a job; an interruption of its machine loses the work since
+            the last one. None is allowed only without spot machines.
+        horizon_seconds: Time over which a decision counts a rented machine; None derives it from the events so far (see
             `objective.py`).
-        probability: Deadlines are to be kept with this probability, as far as the intervals of the jobs' times say,
-            and a running job moves to another GPU only if that pays with it; 0.5 plans with the times as predicted.
+        probability: Required probability of meeting deadlines, according to the intervals of the jobs' times. A running
+            job also moves to another GPU only if that pays off with this probability. 0.5 uses the predicted times.
     """
 
     jobs: tuple[Job, ...]
@@ -191,11 +190,11 @@ class PlanningProblem:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The machine and the GPUs on which a job runs.
+    """Machine and GPUs of a job.
 
     Attributes:
         node: Number of the node, from 0.
-        configuration: Machine type of the node, and GPUs that the job has on it.
+        configuration: Machine type of the node, and the job's number of GPUs on it.
     """
 
     node: int
@@ -205,19 +204,19 @@ class Placement:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that is known at one moment: jobs, machines and prices.
+    """State at one moment: jobs, machines and prices.
 
     Attributes:
         now_seconds: The moment.
-        remaining: Share of the work that is left of each job that was submitted and has not ended, above 0, at most 1.
-        running: Where jobs run now.
-        started: Last configuration of each job that has run, whether it runs now or not.
-        restarting: Seconds until a job works that has moved, of those that run but do not work yet.
-        measured: Time of the whole run that a job's own progress shows, by job and by configuration that it ran on.
-        beside: Seconds of that time, by job, that pass beside its steps: waits for data, validation, checkpoints.
-        unproven: Share of the work that is done only as predicted, by job: a plan looks ahead. What nobody has seen yet
-            may take longer.
-        spent_usd: Paid for machines so far.
+        remaining: Remaining share of the work of each submitted, unfinished job; above 0 and at most 1.
+        running: Placements of running jobs.
+        started: Last configuration of each job that has started, running or not.
+        restarting: Seconds until a moved job resumes work, for running jobs that do not work yet.
+        measured: Time of the whole run according to a job's own progress, by job and configuration.
+        beside: Seconds of that time outside the steps, by job: waits for data, validation, checkpoints.
+        unproven: Share of the work that is done only according to the prediction, by job, in a plan that looks ahead.
+            It may take longer.
+        spent_usd: Money spent on machines so far.
         mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
     """
 
@@ -236,15 +235,16 @@ class Situation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJobs:
-    """The jobs that run, and their places, until the next event.
+    """Decision that holds until the next event: the jobs that run, and their placements.
 
     Attributes:
-        placements: Where each job runs.
+        placements: Placement of each running job.
         postponed: Jobs that wait, by name.
-        objective_usd: What the planner expects this to cost (see `objective.py`); None from a rule that has none.
-        bound_usd: No decision can cost less; None if the method proves nothing.
+        objective_usd: Expected cost according to the planner (see `objective.py`); None for a rule without an
+            objective.
+        bound_usd: Lower bound on the cost of any decision; None if the method proves none.
         method: Name of the method.
-        solve_seconds: Time it took.
+        solve_seconds: Time to decide.
     """
 
     placements: Mapping[str, Placement]
@@ -267,7 +267,7 @@ class RunningJobs:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A stretch of time in which a job runs in one place."""
+    """Time span in which a job runs in one place."""
 
     job: str
     placement: Placement
@@ -278,13 +278,13 @@ class Segment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """A stretch of time in which a node is a machine of one type.
+    """Time span in which a node is rented as a machine of one type.
 
     Attributes:
         node: Number of the node.
         machine: Type of the machine.
-        start_seconds: When it is rented.
-        end_seconds: When it is given back.
+        start_seconds: Start of the rental.
+        end_seconds: End of the rental.
         usd: Price of that time.
     """
 
@@ -298,17 +298,18 @@ class Rental:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """The start, the end and the cost of a job.
+    """Start, end and cost of a job.
 
     Attributes:
         job: Its name.
-        release_seconds: When it was submitted.
-        start_seconds: When it first ran.
-        end_seconds: When it ended.
-        deadline_seconds: When it should have ended.
-        tardiness_seconds: How much later it ended; 0 where it was in time.
-        tardiness_usd: What that costs.
-        machine_usd: Its share of the machines, by GPUs where they were shared; idle GPUs are shared alike.
+        release_seconds: Submission.
+        start_seconds: First start.
+        end_seconds: Actual end.
+        deadline_seconds: Deadline.
+        tardiness_seconds: Time between deadline and end; 0 if it was in time.
+        tardiness_usd: Cost of the tardiness.
+        machine_usd: Its share of the machines, by GPUs if they were shared; idle GPUs are shared in the same
+            proportion.
     """
 
     job: str
@@ -324,16 +325,16 @@ class JobOutcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that runs, where and when.
+    """Result of planning: placements, times and costs.
 
     Attributes:
-        policy: Name of what decided.
-        segments: Where and when jobs run, by start and job.
-        rentals: Which machines are rented when, by start and node.
+        policy: Name of the policy.
+        segments: Segments of jobs, sorted by start and job.
+        rentals: Rentals of machines, sorted by start and node.
         outcomes: One per job, by name.
-        decisions: How many decisions were made.
-        longest_decision_seconds: The slowest of them.
-        largest_gap: Largest gap of those that have a bound; None if none has.
+        decisions: Number of decisions.
+        longest_decision_seconds: Time of the slowest decision.
+        largest_gap: Largest gap among decisions with a bound; None without any.
     """
 
     policy: str
@@ -356,7 +357,7 @@ class Plan:
 
     @property
     def total_usd(self) -> float:
-        """Machines and tardiness."""
+        """Cost of machines and tardiness."""
         return self.machine_usd + self.tardiness_usd
 
     @property
@@ -366,16 +367,16 @@ class Plan:
 
 
 class AbstractPolicy(Protocol):
-    """A way to decide: the planner, or a rule to compare it with."""
+    """Decision method: the planner, or a rule to compare it with."""
 
     @property
     def name(self) -> str:
         """Its name in tables."""
 
     def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
-        """Find what runs from this moment on."""
+        """Decide which jobs run from this moment on."""
 
 
 def rental_usd(*, seconds: float, usd_per_hour: float) -> float:
-    """Compute the dollars for this long at this price."""
+    """Return the price of a rental of this duration."""
     return seconds_to_hours(seconds) * usd_per_hour

@@ -1,6 +1,6 @@
 """Queue rules: first in first out, earliest deadline first, priority.
 
-They are what the planner is compared with, and what serves the jobs where it runs out of time. Example::
+They are baselines for the planner, and its fallback if it runs out of time. Example::
 
     decision = FIFO.decide(problem, situation)
 """
@@ -29,15 +29,15 @@ from lightning_predict.extensions.planning.problem import (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRule:
-    """Serves waiting jobs in one order, and never touches a running one.
+    """Rule that starts waiting jobs in one order, and never moves a running one.
 
-    A job gets a machine to itself, of the type that the predicted times choose: the cheapest that meets the deadline,
-    else the fastest. So a rule knows as much as the planner about times and prices; what it lacks is sharing,
-    preemption and a look at all jobs at once, and it has no means to keep a budget.
+    A job gets its own machine, of a type chosen by the predicted times: the cheapest that meets the deadline, otherwise
+    the fastest. A rule therefore uses the same times and prices as the planner. It lacks sharing, preemption and a
+    joint view of all jobs, and cannot keep a budget.
 
     Attributes:
-        name: What tables call it.
-        order: Sort key of the queue; ties go by name.
+        name: Name in tables.
+        order: Sort key of the queue; equal keys are sorted by name.
         shares_gpus: Jobs may share a machine.
     """
 
@@ -46,7 +46,7 @@ class QueueRule:
     shares_gpus: bool = False
 
     def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
-        """Let running jobs stay; start waiting jobs in order where a node is free."""
+        """Keep running jobs; start waiting jobs in order if a node is free."""
         started = time.perf_counter()
         placements = dict(situation.running)
         nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
@@ -67,7 +67,7 @@ class QueueRule:
         )
 
     def _preferences(self, job: Job, problem: PlanningProblem, situation: Situation) -> list[Configuration]:
-        """Order configurations: those that meet the deadline by cost, then the others by time."""
+        """Sort configurations: those that meet the deadline by cost, then the others by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)
         seconds_on = run_seconds(job, problem, situation)
@@ -88,17 +88,17 @@ EARLIEST_DEADLINE_FIRST: Final = QueueRule(name="EDF", order=lambda job: job.dea
 PRIORITY: Final = QueueRule(name="PS", order=lambda job: -job.tardiness_usd_per_hour)
 
 BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
-"""The rules of the comparison."""
+"""Rules to compare the planner with."""
 
 SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
-"""The same rules where jobs may share a machine."""
+"""The same rules with shared machines."""
 
 QUEUE_RULES: Final = (*BASELINES, *SHARING_BASELINES)
 
 
 @final
 class _Nodes:
-    """The GPUs that are free while a queue is served."""
+    """Free GPUs while a queue is served."""
 
     def __init__(self, problem: PlanningProblem, placements: dict[str, Placement], *, shares_gpus: bool) -> None:
         self._machines: dict[str, MachineType] = {machine.name: machine for machine in problem.machines}
@@ -110,7 +110,7 @@ class _Nodes:
             self._occupy(placement.node, placement.configuration)
 
     def take(self, configuration: Configuration) -> int | None:
-        """Return a node for this configuration, the fullest that has room, or a new one; None if there is none."""
+        """Return a node for this configuration: the fullest with room, or a new one; None without any."""
         open_nodes = [
             node
             for node, machine in self._type.items()

@@ -1,12 +1,12 @@
-"""Replay a plan against other times than the predicted ones, as its exported lines would carry it out.
+"""Replay of a plan with actual times that differ from the predicted ones, as its exported scripts would run.
 
-The rules are those of `exports.py`: a stretch starts no sooner than planned, once its job has stopped where it ran
-before and its GPUs are free; a job that is told to stop writes its checkpoint, and one that has ended by then is not
-started again; a machine is kept until nothing has run on it for `IDLE_MINUTES`. Nothing ends at a predicted moment, so
-no work is lost: what a wrong time costs is time, money and deadlines. On the way it may be planned again, from how far
-everything is by then, as `plan --state` does. Example::
+The rules are those in `exports.py`. A segment starts at its planned time or later, once its job has stopped at its
+previous place and its GPUs are free. A job that gets a stop signal writes its checkpoint; a job that has already ended is
+not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a predicted time, so no work
+is lost: a wrong time costs time, money and deadlines. The replay may plan again from the state at given times, as
+`plan --state` does. Example::
 
-    late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # real over predicted
+    late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # actual over predicted
     late.kept_deadlines, late.total_usd
     replay(plan.segments, problem, slowed(problem, {"resnet": 1.3}), again={3600.0: cheapest_plan})
 """
@@ -37,13 +37,13 @@ from lightning_predict.extensions.planning.simulator import MEASURED_SECONDS, Ac
 from lightning_predict.units import SECONDS_PER_MINUTE
 
 PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
-"""Standard deviations of the logarithm of measured over predicted times of published whole steps, by GPU, by model and
-of what is left (`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later
-fits find smaller ones, and these stay so that published figures can be repeated."""
+"""Standard deviations of log(measured / predicted) of published whole steps, by GPU, by model and residual (`python -m
+benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later fits find smaller ones, and
+these stay fixed so that published figures can be reproduced."""
 
 
 def likely_factors() -> tuple[float, float, float]:
-    """Give the 5th, 50th and 95th percentile of real over predicted times that `PREDICTION_DEVIATIONS` stand for."""
+    """Return the 5th, 50th and 95th percentile of actual over predicted times, according to `PREDICTION_DEVIATIONS`."""
     deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
     far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
     return 1 / far, 1.0, far
@@ -52,14 +52,14 @@ def likely_factors() -> tuple[float, float, float]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedJob:
-    """What became of a job.
+    """Outcome of a job in a replay.
 
     Attributes:
         job: Its name.
-        end_seconds: When it ended.
-        deadline_seconds: When it should have ended.
-        lost_seconds: Work that it did and had to do again.
-        moves: How often it stopped in one place and went on in another.
+        end_seconds: Actual end.
+        deadline_seconds: Deadline.
+        lost_seconds: Lost work, which was done again.
+        moves: Number of moves from one place to another.
     """
 
     job: str
@@ -77,10 +77,10 @@ class ReplayedJob:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
-    """What became of a plan.
+    """Outcome of a plan in a replay.
 
     Attributes:
-        jobs: One for each job, by name.
+        jobs: One per job, by name.
         machine_usd: Cost of all machines.
         tardiness_usd: Cost of all tardiness.
     """
@@ -91,12 +91,12 @@ class PlanReplay:
 
     @property
     def total_usd(self) -> float:
-        """Machines and tardiness."""
+        """Cost of machines and tardiness."""
         return self.machine_usd + self.tardiness_usd
 
     @property
     def lost_seconds(self) -> float:
-        """Work that was done and had to be done again, of all jobs."""
+        """Lost work of all jobs, which was done again."""
         return sum(job.lost_seconds for job in self.jobs)
 
     @property
@@ -106,14 +106,14 @@ class PlanReplay:
 
 
 def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeconds:
-    """Give real times of which each job's are off by one factor.
+    """Return actual times that differ from the predicted ones by one factor per job.
 
     Args:
-        problem: Whose jobs.
-        factors: Real over predicted time by job; one that is not named takes what was predicted.
+        problem: The problem with the jobs.
+        factors: Actual over predicted time by job; a job without an entry takes the predicted time.
 
     Raises:
-        InvalidArgumentError: A factor that is not above 0, or of a job that there is none of.
+        InvalidArgumentError: A factor that is not above 0, or an unknown job.
     """
     jobs = {job.name: job for job in problem.jobs}
     for name, factor in factors.items():
@@ -129,16 +129,16 @@ def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeco
 
 
 def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
-    """Give so many moments at equal distances between a plan's beginning and its end, both left out."""
+    """Return this many equally spaced times between a plan's start and end, both excluded."""
     end = max(segment.end_seconds for segment in segments)
     return tuple(end * number / (times + 1) for number in range(1, times + 1))
 
 
 class Replanner(Protocol):
-    """What plans again on the way: `cheapest_plan`, or another with its form."""
+    """Function that plans again during a replay: `cheapest_plan`, or another of this signature."""
 
     def __call__(self, problem: PlanningProblem, *, since: Situation) -> Plan:
-        """Plan what comes after this situation."""
+        """Plan the rest from this situation."""
 
 
 def replay(
@@ -148,13 +148,13 @@ def replay(
     *,
     again: Mapping[float, Replanner] = MappingProxyType({}),
 ) -> PlanReplay:
-    """Carry out a plan whose jobs take other times than predicted.
+    """Replay a plan with jobs that take other times than predicted.
 
     Args:
-        segments: What runs when; planned at the beginning, not from a situation.
-        problem: What was planned.
-        actual_seconds: Real time of the whole run, by job and configuration.
-        again: What plans again, by the moment in seconds; nothing does where all jobs have ended by then.
+        segments: The plan's segments; planned from the beginning, not from a situation.
+        problem: The planned problem.
+        actual_seconds: Actual time of the whole run, by job and configuration.
+        again: Replanners by time in seconds; ignored if all jobs have ended by then.
 
     Raises:
         InvalidArgumentError: A plan of other jobs.
@@ -178,7 +178,7 @@ def replay(
 
 
 class _Run:
-    """The state while a plan is carried out: when GPUs come free, and how much of each job is left."""
+    """State of a replay: when GPUs become free, and the remaining work of each job."""
 
     def __init__(self, *, problem: PlanningProblem, actual_seconds: ActualSeconds) -> None:
         self.problem = problem
@@ -186,24 +186,24 @@ class _Run:
         self.jobs = {job.name: job for job in problem.jobs}
         self.machines = {machine.name: machine for machine in problem.machines}
         self.left: dict[str, float] = {job.name: 1.0 for job in problem.jobs}
-        self.stopped: dict[str, float] = {}  # when a job last stopped
+        self.stopped: dict[str, float] = {}  # time of the job's last stop
         self.ends: dict[str, float] = {}
         self.moves: dict[str, int] = {}
         self.lost: dict[str, float] = {}
         self.started: dict[str, Configuration] = {}
-        self.running: dict[str, Placement] = {}  # at the moment of planning again
+        self.running: dict[str, Placement] = {}  # when planning again
         self.restarting: dict[str, float] = {}
         self.measured: dict[str, dict[Configuration, float]] = {}
-        # When each GPU of a rented machine comes free, and when the machine was used, by node and type.
+        # Times when each GPU of a rented machine becomes free, and when the machine was used, by node and type.
         self.free: dict[tuple[int, str], list[float]] = {}
         self.used: dict[tuple[int, str], list[tuple[float, float]]] = {}
 
     def carry_out(self, segments: Sequence[Segment], *, until_seconds: float = math.inf) -> None:
-        """Carry out what starts before a moment, and leave what runs then as it is."""
+        """Run everything that starts before a moment, and keep jobs running then."""
         waiting: dict[str, list[Segment]] = {}
         for segment in sorted(segments, key=lambda one: (one.start_seconds, one.job)):
             waiting.setdefault(segment.job, []).append(segment)
-        # The stretch that can start first goes first: others of its machine queue behind it, as they would there.
+        # The segment that can start first is processed first; others of its machine queue behind it.
         while any(waiting.values()):
             name = min(
                 (name for name, own in waiting.items() if own),
@@ -218,7 +218,7 @@ class _Run:
                 waiting[name].clear()
 
     def situation(self, now_seconds: float) -> Situation:
-        """Say how far everything is, as a user would write it down."""
+        """Return the current state, as a user would write it down."""
         return Situation(
             now_seconds=now_seconds,
             remaining={
@@ -234,7 +234,7 @@ class _Run:
         )
 
     def go_on(self, segments: Sequence[Segment], situation: Situation) -> None:
-        """Take a new plan over: what it wants elsewhere stops now, and what it leaves alone goes on."""
+        """Adopt a new plan: jobs that it places elsewhere stop now, the others continue."""
         kept = {
             segment.job: segment.placement
             for segment in segments
@@ -245,9 +245,9 @@ class _Run:
         self.running = kept
 
     def _start_of(self, segment: Segment) -> float:
-        """Return when a stretch can start: as planned, once its job has stopped and its GPUs are free.
+        """Return the earliest start of a segment: as planned, once its job has stopped and its GPUs are free.
 
-        A node that is to become another machine does so when nothing runs on it: there are only so many machines.
+        A node changes its machine type only when it is idle, because the number of machines is limited.
         """
         (node, machine), count = self._key(segment), segment.placement.configuration.num_gpus
         free = sorted(self._gpus(segment))[count - 1]
@@ -255,7 +255,7 @@ class _Run:
         return max(segment.start_seconds, self.stopped.get(segment.job, 0.0), free, *others)
 
     def _run(self, job: Job, segment: Segment, *, stops_at: float | None, until_seconds: float) -> bool:
-        """Run a stretch until its job ends, is told to stop or is planned again; return whether it stays as it is."""
+        """Run a segment until its job ends, stops or is replanned; return whether to drop its later segments."""
         start, configuration = self._start_of(segment), segment.placement.configuration
         if job.name in self.running:
             pause = self.restarting.get(job.name, 0.0)
@@ -264,7 +264,7 @@ class _Run:
         works = start + pause
         whole = self.actual_seconds[job.name][configuration]
         end = works + self.left[job.name] * whole
-        # A job that has not begun when it is to be told stays, as its next stretch waits for one that has stopped.
+        # A job that has not started by its stop time stays, because its next segment waits for a job that has stopped.
         moves = stops_at is not None and start < stops_at < end
         until = min(stops_at if moves and stops_at is not None else end, until_seconds)
         self.running.pop(job.name, None)
@@ -288,8 +288,8 @@ class _Run:
         return False
 
     def _stop(self, job: Job, now_seconds: float) -> None:
-        """Stop a job that goes on elsewhere, or later."""
-        if job.checkpoint is None:  # all that it ever did: exported plans never stop such a job
+        """Stop a job that continues elsewhere or later."""
+        if job.checkpoint is None:  # all its work; exported plans never stop such a job
             whole = self.actual_seconds[job.name][self.started[job.name]]
             self.lost[job.name] = self.lost.get(job.name, 0.0) + (1.0 - self.left[job.name]) * whole
             self.left[job.name] = 1.0
@@ -297,7 +297,7 @@ class _Run:
         self.moves[job.name] = self.moves.get(job.name, 0) + 1
 
     def result(self) -> PlanReplay:
-        """Price what was used."""
+        """Compute the costs."""
         return PlanReplay(
             jobs=tuple(
                 ReplayedJob(
@@ -314,7 +314,7 @@ class _Run:
         )
 
     def _rent_usd(self, machine: str, stretches: list[tuple[float, float]]) -> float:
-        """Price a machine that is given back after each pause that is longer than it waits."""
+        """Return the price of a machine that is given back after each idle period longer than its limit."""
         idle = IDLE_MINUTES * SECONDS_PER_MINUTE
         seconds, since, until = 0.0, None, 0.0
         for start, end in sorted(stretches):

@@ -1,15 +1,15 @@
-"""The simulator: jobs arrive, run and end, and a policy decides again at every event.
+"""Simulator: jobs arrive, run and end, and a policy decides again at every event.
 
-Events are the submission of a job, the end of a job, and a period without either. Between events every running job
-works at its own speed; machines are paid from the decision that rents them to the one that gives them back, busy or
-not. Example::
+Events are the submission of a job, the end of a job, and a period without either. Between events, every running job
+works at its own speed. Machines are paid from the decision that rents them to the one that returns them, busy or not.
+Example::
 
     plan = simulate(problem, MilpPlanner())
     plan.machine_usd, plan.tardiness_usd
 
-Where `actual_seconds` gives other times than the predicted ones, jobs run by those. The policy believes the predictions
-until a job has worked for a minute; from then on it is told what the job's progress shows. The plan is then what really
-happened, and the plan without them is what was expected.
+With `actual_seconds`, jobs take these times instead of the predicted ones. The policy uses the predictions until a job
+has worked for a minute, then the time derived from the job's progress. The resulting plan is the actual outcome; the
+plan without `actual_seconds` is the expected one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from lightning_predict.extensions.planning.validation import check_problem, chec
 from lightning_predict.units import hours_to_seconds
 
 ActualSeconds = Mapping[str, Mapping[Configuration, float]]
-"""Real time of the whole run, by job and configuration."""
+"""Actual time of the whole run, by job and configuration."""
 
 MEASURED_SECONDS: Final = 60.0
-"""Work after which a job's own speed is known: the mean of its steps is within a few percent of the rest of the run
-after some fifty of them."""
+"""Work after which a job's own speed is known: after about fifty steps, their mean is within a few percent of the rest
+of the run."""
 
 _TOLERANCE_SECONDS: Final = 1e-6
 
@@ -58,20 +58,20 @@ def simulate(
     since: Situation | None = None,
     interruptions: int | None = None,
 ) -> Plan:
-    """Run all jobs to their end.
+    """Simulate all jobs to their end.
 
     Args:
         problem: Jobs, machines and limits.
-        policy: What decides.
-        actual_seconds: Real times; None takes the predicted ones.
-        since: How far everything is; None starts at the beginning. Jobs that were submitted by then and are not in its
-            `remaining` have ended. The plan has what comes after it.
-        interruptions: Seed of the moments at which spot machines are taken away; None makes jobs on them as slow as is
-            to be expected.
+        policy: The policy that decides.
+        actual_seconds: Actual times; None takes the predicted ones.
+        since: Progress of the jobs; None starts at the beginning. Jobs submitted before and missing in its `remaining`
+            have ended. The plan contains only later times.
+        interruptions: Seed of the times at which spot machines are interrupted; None uses the expected slowdown
+            instead.
 
     Raises:
-        InfeasiblePlanError: The problem cannot be planned, or jobs are left that the policy never starts.
-        InvalidArgumentError: A number out of its range, or a situation that the problem does not allow.
+        InfeasiblePlanError: The problem cannot be planned, or the policy never starts some jobs.
+        InvalidArgumentError: A number out of its range, or a situation that contradicts the problem.
     """
     check_problem(problem)
     if since is not None:
@@ -93,7 +93,7 @@ def simulate(
 @final
 @dataclass(slots=True)
 class _Work:
-    """A job that runs: from `start_seconds` on it works off `remaining` at `seconds` for the whole."""
+    """Running job: from `start_seconds` on, it works off `remaining` at `seconds` for the whole run."""
 
     placement: Placement
     segment_start_seconds: float
@@ -116,7 +116,7 @@ class _Work:
 @final
 @dataclass(kw_only=True)
 class _Simulation:
-    """The state between two events."""
+    """State between two events."""
 
     problem: PlanningProblem
     policy: AbstractPolicy
@@ -142,13 +142,13 @@ class _Simulation:
         self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
         self.machines = {machine.name: machine for machine in self.problem.machines}
         self.random = np.random.default_rng([self.interruptions or 0, 3])
-        # The next to arrive is last.
+        # Sorted in reverse: the next to arrive is last.
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
         if self.since is not None:
             self._go_on_from(self.since)
 
     def _seconds(self, job: Job, configuration: Configuration) -> float:
-        """Return the time of the job's whole run here, as it will be; of spot machines, interruptions come on top."""
+        """Return the job's actual time for the whole run here, without interruptions if these are simulated."""
         known = self.since or Situation(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
         known = known if self.actual_seconds is None else replace(known, measured={})
@@ -156,7 +156,7 @@ class _Simulation:
         return time_of(real, self.problem, known)[configuration]
 
     def _go_on_from(self, since: Situation) -> None:
-        """Take over how far everything is."""
+        """Initialize from the progress of a running plan."""
         self.now_seconds = self.last_decision_seconds = since.now_seconds
         self.arrivals = [job for job in self.arrivals if job.release_seconds > since.now_seconds]
         self.remaining = dict(since.remaining)
@@ -167,7 +167,7 @@ class _Simulation:
             self._start(name, placement, lost_seconds=since.restarting.get(name, 0.0))
 
     def next_event_seconds(self) -> float:
-        """Return the earliest of submission, end and period."""
+        """Return the time of the next submission, end, interruption or period."""
         ends = min((work.end_seconds for work in self.work.values()), default=math.inf)
         arrival = self.arrivals[-1].release_seconds if self.arrivals else math.inf
         patience = max((self.jobs[name].deadline_seconds for name in self.remaining), default=0.0)
@@ -177,7 +177,7 @@ class _Simulation:
         return max(self.now_seconds, min(ends, arrival, period, *self.interrupted_at.values()))
 
     def advance(self, until_seconds: float) -> None:
-        """Move the clock, and share out the price of each machine among the jobs on it, by their GPUs."""
+        """Advance the clock, and share the price of each machine among its jobs, by their GPUs."""
         by_node: dict[int, list[str]] = {}
         for name in sorted(self.work):
             by_node.setdefault(self.work[name].placement.node, []).append(name)
@@ -192,7 +192,7 @@ class _Simulation:
         self.now_seconds = until_seconds
 
     def end_jobs(self) -> None:
-        """Take out the jobs that have ended by now."""
+        """Remove the jobs that have ended by now."""
         ended = sorted(
             name for name, work in self.work.items() if work.end_seconds <= self.now_seconds + _TOLERANCE_SECONDS
         )
@@ -214,7 +214,7 @@ class _Simulation:
             )
 
     def interrupt(self) -> None:
-        """Take away the spot machines whose time has come; their jobs go back to their last checkpoints."""
+        """Remove interrupted spot machines; their jobs go back to their last checkpoints."""
         for node in [node for node, at in self.interrupted_at.items() if at <= self.now_seconds + _TOLERANCE_SECONDS]:
             for name in [name for name, work in self.work.items() if work.placement.node == node]:
                 between = self.problem.checkpoint_seconds or math.inf
@@ -223,12 +223,12 @@ class _Simulation:
             self._give_back(node)
 
     def admit_jobs(self) -> None:
-        """Take in the jobs that have been submitted by now."""
+        """Add the jobs that have been submitted by now."""
         while self.arrivals and self.arrivals[-1].release_seconds <= self.now_seconds:
             self.remaining[self.arrivals.pop().name] = 1.0
 
     def decide(self) -> None:
-        """Ask the policy, and do what it says."""
+        """Query the policy and carry out its decision."""
         for name, work in self.work.items():
             self.remaining[name] = max(work.remaining_at(self.now_seconds), 0.0)
             if self.actual_seconds is not None and self.now_seconds - work.start_seconds >= MEASURED_SECONDS:
@@ -268,7 +268,7 @@ class _Simulation:
                     self._start(name, wanted, lost_seconds=lost)
 
     def _unproven(self) -> Mapping[str, float]:
-        """Return the shares of work that are done only in a plan; what was measured on the way is not in doubt."""
+        """Return the shares of work done only in the plan; work with actual times is certain."""
         if self.actual_seconds is not None:
             return {}
         begun = {} if self.since is None else self.since.remaining
@@ -276,7 +276,7 @@ class _Simulation:
         return {name: share for name, share in done.items() if share > 0}
 
     def plan(self) -> Plan:
-        """Return all that happened."""
+        """Return the resulting plan."""
         gaps = [decision.gap for decision in self.decisions]
         known = [gap for gap in gaps if gap is not None]
         return Plan(
@@ -290,7 +290,7 @@ class _Simulation:
         )
 
     def _start(self, name: str, placement: Placement, *, lost_seconds: float) -> None:
-        """Begin a segment, in which the job first loses some time to its restart."""
+        """Begin a segment, in which the job first loses the time of its restart."""
         self.work[name] = _Work(
             placement=placement,
             segment_start_seconds=self.now_seconds,
@@ -314,7 +314,7 @@ class _Simulation:
             )
 
     def _rent(self, wanted: Mapping[int, str]) -> None:
-        """Give back and rent machines so that each node is what is wanted."""
+        """Return and rent machines so that each node has its wanted type."""
         for node in sorted(self.rented.keys() | wanted.keys()):
             machine, _ = self.rented.get(node, (None, self.now_seconds))
             if machine == wanted.get(node):
@@ -337,7 +337,7 @@ class _Simulation:
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:
-        """Return the mean time between two decisions so far; at first, what the situation says."""
+        """Return the mean time between two decisions so far; initially the situation's."""
         begin = 0.0 if self.since is None else self.since.now_seconds
         number, passed = len(self.decisions), self.now_seconds - begin
         if number and passed:

@@ -1,7 +1,7 @@
-"""What a job takes: one `Interval` for each configuration, predicted from a recorded step or from past runs.
+"""Times of a job: one `Interval` per configuration, predicted from a recorded step or from past runs.
 
-Both do as many samples on every configuration. On several GPUs either each of them takes as many samples as one did, so
-that there are fewer steps of more samples, or, with `keep_batch`, they share the samples of a step. Example::
+The number of samples is the same on every configuration. On several GPUs, each GPU takes as many samples per step as a
+single one did, in fewer steps; or, with `keep_batch`, they share the samples of a step. Example::
 
     times = times_of_trace(Path("bert.json.gz"), 200_000, machines)
     times.seconds[Configuration("box", 4)].high
@@ -28,17 +28,17 @@ from lightning_predict.run.history import history_path
 from lightning_predict.tracing.trace import Trace
 
 HISTORY: Final = "history"
-"""The word for the runs that `RuntimePredictor` remembers."""
+"""Keyword for the runs stored by `RuntimePredictor`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The time of a whole run.
+    """Time of a whole run.
 
     Attributes:
-        seconds: By configuration, with the 90 % interval; none where the job cannot run.
-        notes: What a reader of a plan has to know of them.
+        seconds: By configuration, with the 90 % interval; without an entry, the job cannot run there.
+        notes: Notes about them, for readers of the plan.
     """
 
     seconds: Mapping[Configuration, Interval[float]]
@@ -53,23 +53,22 @@ def times_of_trace(
     assumptions: Assumptions | None = None,
     keep_batch: bool = False,
 ) -> Times:
-    """Predict the run that is still to come from a recorded step.
+    """Predict the rest of a run from a recorded step.
 
-    A configuration is left out where the step is known not to fit in its GPUs' memory, and where the strategy cannot
-    divide the GPUs. A trace that does not know its
-    parameters gives configurations of one GPU, because what several would exchange is unknown.
+    A configuration is omitted if the step does not fit in its GPUs' memory, or if the strategy cannot divide the GPUs.
+    A trace without parameters gives only configurations of one GPU, because the communication of several is unknown.
 
     Args:
-        path: A trace, as `Trace.save` writes it.
-        iterations: Training steps still to come, as large as the recorded one.
+        path: A trace, as written by `Trace.save`.
+        iterations: Remaining training steps of the recorded size.
         machines: Machine types, each with a GPU of the catalogue.
-        assumptions: What is assumed of the machines and how they share the work; earlier runs are among it.
-        keep_batch: Replicas share the samples of a step; a configuration whose replicas do not divide them is left out.
+        assumptions: Assumptions about machines and strategy, including earlier runs.
+        keep_batch: Replicas share the samples of a step; a number of replicas that does not divide them is omitted.
 
     Raises:
         TraceError: The file is missing or is not a trace.
-        UnknownGpuError: A machine type has a GPU that the catalogue does not hold.
-        PlanningFormatError: `keep_batch`, and the trace cannot be told at another batch.
+        UnknownGpuError: A machine type has a GPU that the catalogue does not contain.
+        PlanningFormatError: `keep_batch` with a trace that cannot be scaled to another batch size.
     """
     trace, assumptions = Trace.load(str(path)), assumptions or Assumptions()
     layouts = {one: layout for one, layout in _layouts(machines) if trace.parameters or layout.count == 1}
@@ -107,20 +106,21 @@ def times_of_runs(
 ) -> Times:
     """Predict a run from past runs of its model, by a regression (`regression/end_to_end.py`).
 
-    Where all past runs were on one GPU, or on one number of GPUs, others are left out: such runs say nothing of them.
+    If all past runs used one GPU type, or one number of GPUs, other values are omitted, because the runs give no
+    information about them.
 
     Args:
-        path: Past runs, as for `regress`; `history` for those that RuntimePredictor remembers.
-        iterations: Training steps still to come, of `batch_size` samples.
+        path: Past runs, as for `regress`; `history` for those stored by RuntimePredictor.
+        iterations: Remaining training steps of `batch_size` samples.
         machines: Machine types, each with a GPU of the catalogue.
         batch_size: Samples of a step on one GPU.
-        model: Take the runs of this model only.
-        keep_batch: GPUs share the samples of a step; a number of them that does not divide these is left out.
+        model: Use only the runs of this model.
+        keep_batch: GPUs share the samples of a step; a number of GPUs that does not divide them is omitted.
 
     Raises:
-        MeasurementTableError: The table is wrong.
-        InvalidArgumentError: Too few runs, runs of several models and none chosen, or runs that differ in what a plan
-            does not say, such as the threads of loaders.
+        MeasurementTableError: The table is invalid.
+        InvalidArgumentError: Too few runs, runs of several models without a choice, or runs that vary in a setting that
+            a plan does not have, such as the threads of loaders.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     from lightning_predict.extensions.regression.end_to_end import fit_regression, of_one_model
@@ -164,10 +164,11 @@ def times_of_runs(
 
 
 def _layouts(machines: Sequence[MachineType]) -> Iterator[tuple[Configuration, Layout]]:
-    """List the configurations of machines, each with what it is to predictions."""
+    """Yield the configurations of machines, each with its layout for predictions."""
     for machine in machines:
         per_machine = machine.num_gpus // machine.nodes
-        # One machine uses no network, and without one it is the very layout that a step may have been measured on.
+        # A single machine uses no network; without one, its layout equals the layout that the step may have been
+        # measured on.
         instance = find_machine(machine.instance or machine.kind) if machine.nodes > 1 else None
         network = None if instance is None else instance.network
         gpu = layout_of(machine.gpu).gpu
@@ -177,7 +178,7 @@ def _layouts(machines: Sequence[MachineType]) -> Iterator[tuple[Configuration, L
 
 
 def _replicas(strategy: Strategy, layout: Layout) -> int | None:
-    """Count the groups of GPUs that each take samples of their own; None where the GPUs cannot be divided so."""
+    """Count the data-parallel groups of GPUs; None if the GPUs cannot be divided."""
     try:
         return strategy.replicas(layout)
     except InvalidArgumentError:
@@ -185,7 +186,7 @@ def _replicas(strategy: Strategy, layout: Layout) -> int | None:
 
 
 def _counts(most: int) -> list[int]:
-    """List powers of two up to the number of GPUs of a machine, and that number."""
+    """List the powers of two up to a machine's number of GPUs, and that number."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 
@@ -197,7 +198,7 @@ def _batch_notes(
     *,
     keep_batch: bool,
 ) -> tuple[str, ...]:
-    """Say what several GPUs make of the samples of a step."""
+    """Return notes about the samples of a step on several GPUs."""
     most = max((replicas[one] for one in times), default=1.0)
     if keep_batch:
         gone = [f"{one.num_gpus} GPUs of {one.machine}" for one in sorted(replicas) if one not in times]

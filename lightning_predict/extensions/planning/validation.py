@@ -1,4 +1,4 @@
-"""Check the rules that every problem must satisfy; each error names the job and the constraint.
+"""Validation of problems and situations; each error names the job and the constraint.
 
 Example::
 
@@ -29,10 +29,10 @@ from lightning_predict.extensions.planning.problem import (
 
 
 def check_problem(problem: PlanningProblem) -> None:
-    """Refuse a problem that has no plan, or no meaning.
+    """Reject a problem that has no plan, or is inconsistent.
 
     Raises:
-        InvalidArgumentError: A number out of its range, or a name that stands for two things or for nothing.
+        InvalidArgumentError: A number out of its range, or a name that is duplicate or unknown.
         InfeasiblePlanError: A job or a limit that no plan can satisfy.
     """
     if not problem.machines:
@@ -52,10 +52,10 @@ def check_problem(problem: PlanningProblem) -> None:
 
 
 def check_situation(situation: Situation, problem: PlanningProblem) -> None:
-    """Refuse a situation that the problem does not allow.
+    """Reject a situation that contradicts the problem.
 
     Raises:
-        InvalidArgumentError: An unknown job or configuration, a share out of its range, or more on a node than it has.
+        InvalidArgumentError: An unknown job or configuration, a share out of its range, or too many GPUs on a node.
     """
     jobs = {job.name: job for job in problem.jobs}
     for name in sorted({*situation.remaining, *situation.running, *situation.started, *situation.measured}):
@@ -246,7 +246,7 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
 
 
 def _check_budget(problem: PlanningProblem) -> None:
-    """Refuse a budget that even the cheapest runs, one after another, would break."""
+    """Reject a budget below the cost of the cheapest runs, one after another."""
     budget = problem.limits.budget_usd
     if budget is None:
         return
