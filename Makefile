@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo kept pictures test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo docs kept pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -94,6 +94,17 @@ audit:
 kept: $(VENV)/installed
 	rm -f tests/*/golden/kept.json
 	$(BIN)/python -m pytest -q -n 0 --overwrite-golden tests/*/test_kept.py
+
+# Runs the benchmark commands whose data DATA holds (its folders validation, measurements, traces) and writes
+# benchmarks/results/*.json; ONLY="lin,guide" chooses some.
+DATA ?= ../shared
+ONLY ?=
+results: $(VENV)/installed
+	$(BIN)/python -m benchmarks.runs --data $(DATA) --only "$(ONLY)"
+
+# The pages of docs/templates with the figures of benchmarks/results, and the published cases that the wheel holds.
+docs: $(VENV)/installed
+	$(BIN)/python -m benchmarks.render_docs
 
 # The pictures of the documentation, from the examples; needs Chromium.
 pictures: $(VENV)/installed

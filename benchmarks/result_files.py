@@ -226,10 +226,19 @@ def table_of(table: Table) -> ResultTable:
     names = [column.justify != "right" for column in table.columns]
     return ResultTable(
         title=" ".join(_plain(table.title or "").split()),
-        columns=tuple(_plain(column.header) for column in table.columns),
+        columns=distinct([_plain(column.header) for column in table.columns]),
         names=max(1, names.index(False) if False in names else 1),
         rows=tuple(zip(*cells, strict=True)),
     )
+
+
+def distinct(headings: Sequence[str]) -> tuple[str, ...]:
+    """Name repeated headings after the column before: `roofline mean %`, `median %` becomes `roofline median %`."""
+    found: list[str] = []
+    for heading in headings:
+        subject = found[-1].rpartition(" ")[0].rpartition(" ")[0] if found else ""
+        found.append(f"{subject} {heading}" if heading in found and subject else heading)
+    return tuple(found)
 
 
 def _plain(cell: Any) -> str:

@@ -56,8 +56,8 @@ def test_the_answer_is_what_the_command_prints(
 @pytest.mark.parametrize(
     ("model", "gpus", "published", "flops_per_token", "peak"),
     [
-        # Tokens a second and GPU of the runs that docs/many_gpus.md names; six operations for a parameter that a token
-        # visits, twelve for each layer, width and token of attention; dense peaks in 16-bit.
+        # Tokens a second and GPU of the runs that docs/accuracy/many_gpus.md names; six operations for a parameter that
+        # a token visits, twelve for each layer, width and token of attention; dense peaks in 16-bit.
         ("llama3-8b", 8, 7000 / 4 * 7.6 / 8.0, 6 * 7.50e9 + 12 * 32 * 4096 * 2048, 165.2e12),
         ("llama3-70b", 64, 71235 / 64, 6 * 69.5e9 + 12 * 80 * 8192 * 8192, 989e12),
         ("mixtral-8x7b", 16, 468e12 / (6 * 12.7e9 + 12 * 32 * 4096 * 4096), 6 * 12.7e9 + 12 * 32 * 4096 * 4096, 989e12),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +12,6 @@ from tests.processes import run
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-MANIFEST = ROOT / "lightning_predict" / "weights" / "files" / "manifest.json"
-ACCURACY = re.compile(r"(<!-- the accuracy of the bundled weights -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 OUTPUT = re.compile(r"(<!-- the output of examples/gpt2\.py -->\n```text\n)(.*?)(```\n)", re.DOTALL)
 
 
@@ -82,51 +78,6 @@ def test_the_demo_trains_and_says_what_to_rent(tmp_path: Path) -> None:
     assert any(line.startswith("For a longer run of such steps") for line in lines) == is_trivial
     assert (tmp_path / "logs" / "digits").is_dir()
     assert (tmp_path / "logs" / "digits_csv").is_dir()
-
-
-def test_the_accuracy_is_that_of_the_bundled_weights(request: pytest.FixtureRequest) -> None:
-    page = ROOT / "docs" / "accuracy.md"
-    table = accuracy_table(json.loads(MANIFEST.read_text()))
-    if request.config.getoption("--overwrite-golden"):
-        page.write_text(ACCURACY.sub(lambda match: match[1] + table + match[3], page.read_text()))
-    shown = ACCURACY.search(page.read_text())
-    assert shown is not None
-    assert shown[2] == table
-
-
-OPERATIONS = {
-    "linear/bfloat16": "matrix product, bfloat16",
-    "linear/float16": "matrix product, float16",
-    "linear/float32": "matrix product, float32",
-    "bmm/float32": "batched product, float32",
-    "attention/bfloat16": "fused attention, bfloat16",
-    "conv2d/float32": "convolution, float32",
-    "softmax/float32": "softmax, float32",
-    "layer_norm/float32": "layer norm, float32",
-    "gelu/float32": "GELU, float32",
-    "add/float32": "addition, float32",
-}
-
-
-def accuracy_table(manifest: dict[str, Any]) -> str:
-    """A row an operation: the mean error on each GPU, averaged, and the best and the worst of them."""
-    lines = [
-        "| operation | GPUs | problems | mean error | best GPU | worst GPU | in the 90 % interval |",
-        "|---|" + "---:|" * 6,
-    ]
-    for key, title in OPERATIONS.items():
-        scores = {
-            entry["gpu"]: entry["held_out_error"][key]
-            for entry in manifest["files"].values()
-            if key in entry.get("held_out_error", {}) and entry["gpu"] != "base"
-        }
-        by_error = sorted(scores, key=lambda gpu: scores[gpu]["mean"])
-        problems = sum(score["rows"] for score in scores.values())
-        mean = sum(score["mean"] for score in scores.values()) / len(scores)
-        inside = sum(score["coverage"] * score["rows"] for score in scores.values()) / problems
-        ends = [f"{gpu} {scores[gpu]['mean']:.1%}" for gpu in (by_error[0], by_error[-1])]
-        lines.append(f"| {title} | {len(scores)} | {problems:,} | {mean:.1%} | {ends[0]} | {ends[1]} | {inside:.0%} |")
-    return "\n".join(lines) + "\n"
 
 
 def commands() -> list[str]:

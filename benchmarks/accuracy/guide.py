@@ -99,7 +99,7 @@ def row_of(row: Row) -> ScoredRow:
     """Predict a run and put it beside the measured one."""
     found = predicted(row)
     return ScoredRow(
-        names=(f"BERT-large, {row.name.strip()}",),
+        names=(f"BERT-large, {row.name.strip()} ({UPDATES} updates)",),
         gpu=GPU,
         step=StepDescription(kind="language model", precision="16 bits" if row.half else "float32"),
         measured=row.seconds,

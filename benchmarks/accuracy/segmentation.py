@@ -193,7 +193,7 @@ def rows_of(plan: Plan) -> Iterator[ScoredRow]:
     measured = {gpu: seconds for gpu, seconds in zip(GPUS, plan.seconds, strict=True) if seconds is not None}
     for gpu, epoch in predicted_epochs(plan, list(measured)).items():
         yield ScoredRow(
-            names=(f"nnU-Net, {plan.name}", gpu),
+            names=(f"nnU-Net, {plan.name} (an epoch)", gpu),
             gpu=gpu,
             step=StepDescription(kind="convolutional network", precision="16 bits"),
             measured=measured[gpu],

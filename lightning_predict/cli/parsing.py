@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
+from lightning_predict.cli.accuracy_commands import accuracy
 from lightning_predict.cli.advice_commands import advise
 from lightning_predict.cli.answers import CommandAnswer
 from lightning_predict.cli.catalogue_commands import gpus, offers
@@ -65,6 +66,7 @@ COMMANDS: Final[Mapping[str, Callable[..., CommandAnswer]]] = {
         shard,
         parallel,
         curve,
+        accuracy,
         plan,
         simulate,
         gpus,

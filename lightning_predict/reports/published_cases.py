@@ -178,8 +178,8 @@ def nearest_cases(
 ) -> tuple[PublishedCase, ...]:
     """Return the cases most like a step on a GPU, the most similar first.
 
-    The kind of model counts most, then the GPU (the same, one of its generation, another), then the precision. Among
-    equals, sources on which no constant was chosen come first.
+    Only cases of the same kind of model are returned if there are any. The same GPU comes first, then one of its
+    generation or the same precision; among equals, sources on which no constant was chosen.
 
     Args:
         step: The step.
@@ -190,9 +190,9 @@ def nearest_cases(
     asked = gpu_of(gpu)
     precision = precision_on(step.precision, gpu)
 
-    def distance(case: PublishedCase) -> tuple[float, bool, int]:
-        other_gpu = 0.0 if case.gpu == asked.name else 1.0 if case.generation == asked.architecture else 2.0
-        far = 3.0 * (case.kind != step.kind) + other_gpu + 1.0 * (case.precision != precision)
-        return far, case.split != "held out", -case.steps
+    def distance(case: PublishedCase) -> tuple[int, bool, int]:
+        from_gpu = 0 if case.gpu == asked.name else 1 if case.generation == asked.architecture else 2
+        return from_gpu + (case.precision != precision), case.split != "held out", -case.steps
 
-    return tuple(sorted(cases, key=distance)[:number])
+    same_kind = [case for case in cases if case.kind == step.kind]
+    return tuple(sorted(same_kind or cases, key=distance)[:number])

@@ -52,14 +52,15 @@ def test_a_step_is_known_by_its_operations(file: str, kind: str, precision: str)
     assert (step.kind, step.precision) == (kind, precision)
 
 
-def test_the_kind_of_model_counts_more_than_the_gpu_and_the_gpu_more_than_its_generation() -> None:
+def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     same, generation = case(gpu="L40S"), case()
-    elsewhere = case(gpu="A100-SXM-80GB", split="held out")
+    elsewhere = case(gpu="A100-SXM-80GB", precision="float32")
     other_kind = case(gpu="L40S", kind="language model")
     cases = [other_kind, elsewhere, generation, same]
-    assert nearest_cases(step, "L40S", cases, number=4) == (same, generation, elsewhere, other_kind)
+    assert nearest_cases(step, "L40S", cases, number=4) == (same, generation, elsewhere)
     assert nearest_cases(step, "L40S", cases, number=1) == (same,)
+    assert nearest_cases(step, "L40S", [other_kind], number=4) == (other_kind,)
 
 
 def test_among_equals_those_on_which_nothing_was_fitted_come_first() -> None:

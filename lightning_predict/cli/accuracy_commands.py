@@ -1,0 +1,92 @@
+"""`accuracy`: published steps like yours, and how far off their predictions are.
+
+Example::
+
+    lightning-predict accuracy --like step.json.gz --gpu L40S
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_predict.cli.answers import CommandAnswer, aligned, json_value, sentences
+
+if TYPE_CHECKING:
+    from lightning_predict.reports.published_cases import PublishedCase, StepDescription
+
+HEADERS = ("model", "GPU", "precision", "steps", "measured", "predicted", "error", "in 90 %", "source")
+
+
+def accuracy(*, like: Path | None = None, gpu: str | None = None, cases: int = 8) -> CommandAnswer:
+    """Show published steps like yours, with the errors of their predictions.
+
+    The kind of model counts most, then the GPU, then the precision.
+
+    Args:
+        like: A recorded step.
+        gpu: The GPU that you ask about.
+        cases: Number of published models to show.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.gpus import gpu as find_gpu
+    from lightning_predict.reports.published_cases import describe, nearest_cases, read_published_cases
+    from lightning_predict.tracing.trace import Trace
+
+    if like is None or gpu is None:
+        raise InvalidArgumentError("Give a recorded step and a GPU: accuracy --like step.json.gz --gpu L40S.")
+    if cases < 1:
+        raise InvalidArgumentError(f"cases={cases}, but expected at least 1.")
+    name = find_gpu(gpu).name
+    step = describe(Trace.load(str(like)))
+    found = nearest_cases(step, name, read_published_cases(), number=cases)
+    return CommandAnswer(
+        data=lambda: {"gpu": name, "kind": step.kind, "precision": step.precision, "cases": json_value(found)},
+        show=lambda: print(_text(step, name, found)),
+    )
+
+
+def _text(step: StepDescription, gpu: str, cases: Sequence[PublishedCase]) -> str:
+    error = statistics.median(case.absolute_error for case in cases)
+    heading = f"Your step: {step.kind}, {step.precision}, on {gpu}. The nearest published steps:"
+    rows = [
+        [
+            case.model,
+            case.gpu,
+            case.precision,
+            str(case.steps),
+            _duration(case.measured_ms),
+            _duration(case.predicted_ms),
+            f"{case.error:+.0%}",
+            f"{case.inside} of {case.steps}",
+            case.source + ("" if case.split == "held out" else " *"),
+        ]
+        for case in cases
+    ]
+    table = aligned(HEADERS, rows, right={3, 4, 5, 6, 7})
+    return "\n".join(
+        [heading, "", table, "", *sentences([f"Median error of these: {error:.0%}.", *_notes(step, gpu, cases)])]
+    )
+
+
+def _duration(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds / 1e3:.3g} s" if milliseconds >= 1e3 else f"{milliseconds:.3g} ms"
+
+
+def _notes(step: StepDescription, gpu: str, cases: Sequence[PublishedCase]) -> list[str]:
+    from lightning_predict.reports.published_cases import SPLITS
+
+    notes = []
+    if all(case.kind != step.kind for case in cases):
+        notes.append("No published step is of this kind of model: these are of other kinds.")
+    elif all(case.gpu != gpu for case in cases):
+        notes.append(f"No such step was published for the {gpu} itself.")
+    if any(case.split == "fitted" for case in cases):
+        notes.append(f"*: {SPLITS['fitted']}.")
+    if any(case.measured_ms is None for case in cases):
+        notes.append("-: the licence of the source does not allow copies of its times.")
+    return notes

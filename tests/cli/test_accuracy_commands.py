@@ -1,0 +1,96 @@
+"""`lightning-predict accuracy`: published steps like a recorded one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_predict.reports import published_cases
+from lightning_predict.reports.published_cases import PublishedCase
+from tests.cli.conftest import Run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def cases(monkeypatch: pytest.MonkeyPatch) -> tuple[PublishedCase, ...]:
+    """A published step on another GPU, of a source that may be copied, and one of a source that may not."""
+    shown = PublishedCase(
+        model="vit_base train amp",
+        kind="vision transformer",
+        gpu="RTX-4090",
+        precision="16 bits",
+        source="a page",
+        split="held out",
+        steps=2,
+        error=-0.08,
+        absolute_error=0.08,
+        inside=1,
+        measured_ms=2500.0,
+        predicted_ms=230.04,
+    )
+    hidden = PublishedCase(
+        model="BERT",
+        kind="language model",
+        gpu="T4",
+        precision="float32",
+        source="a table",
+        split="fitted",
+        steps=4,
+        error=0.05,
+        absolute_error=0.12,
+        inside=4,
+    )
+    monkeypatch.setattr(published_cases, "read_published_cases", lambda: (shown, hidden))
+    return shown, hidden
+
+
+def test_the_nearest_published_steps_are_printed(cases: tuple[PublishedCase, ...], run: Run) -> None:
+    ran = run("accuracy", "--like", EXAMPLES / "vit.json.gz", "--gpu", "L40S")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "Your step: vision transformer, float32, on L40S. The nearest published steps:"
+    assert lines[4].split() == [
+        *("vit_base", "train", "amp", "RTX-4090", "16", "bits", "2", "2.5", "s", "230", "ms", "-8%"),
+        *("1", "of", "2", "a", "page"),
+    ]
+    assert lines[6:] == ["Median error of these: 8%.", "No such step was published for the L40S itself."]
+
+
+def test_what_may_not_be_copied_and_what_was_fitted_is_said(cases: tuple[PublishedCase, ...], run: Run) -> None:
+    ran = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "T4")
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("BERT")]
+    assert row.endswith("a table *")
+    assert row.split()[3:6] == ["4", "-", "-"]
+    assert "*: some constants were chosen on this source, so expect larger errors on others." in ran.out
+    assert "-: the licence of the source does not allow copies of its times." in ran.out
+    assert "itself" not in ran.out
+
+
+def test_cases_of_other_kinds_are_said_to_be_so(cases: tuple[PublishedCase, ...], run: Run) -> None:
+    ran = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1")
+    assert "No published step is of this kind of model: these are of other kinds." in ran.out
+    found = run("accuracy", "--like", EXAMPLES / "dlrm.json.gz", "--gpu", "T4", "--cases", "1", "--json").json
+    assert (found["gpu"], found["kind"], len(found["cases"])) == ("T4", "recommender", 1)
+    assert found["cases"][0]["absolute_error"] == 0.12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "T4"], "Give a recorded step and a GPU"),
+        (["--like", "step.json.gz"], "Give a recorded step and a GPU"),
+        (["--like", "step.json.gz", "--gpu", "T4", "--cases", "0"], "expected at least 1"),
+    ],
+)
+def test_what_is_missing_is_said(words: list[str], message: str, run: Run) -> None:
+    ran = run("accuracy", *words)
+    assert ran.code != 0
+    assert message in ran.err
+
+
+def test_the_shipped_cases_answer_for_an_example(run: Run) -> None:
+    found = run("accuracy", "--like", EXAMPLES / "gpt2.json.gz", "--gpu", "A100-SXM-80GB", "--json").json
+    assert {case["kind"] for case in found["cases"]} == {"language model"}
+    assert found["cases"][0]["gpu"] == "A100-SXM-80GB"

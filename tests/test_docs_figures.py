@@ -1,0 +1,168 @@
+"""Figures of accuracy in the documentation come from results files, and pages from their templates."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from benchmarks import render_docs
+from benchmarks.render_docs import PLACEHOLDER, TEMPLATES, accuracy_table, pages, rendered, replaced, table_text
+from benchmarks.result_files import FOLDER, Result, ResultTable, read_result
+from lightning_predict.reports.published_cases import FILE, PublishedCase, read_published_cases
+
+ROOT = Path(__file__).parent.parent
+TEMPLATE_FILES = sorted(TEMPLATES.rglob("*.md"))
+RESULTS = sorted(path.stem for path in FOLDER.glob("*.json"))
+
+WORDS_OF_THE_PAGE = 600
+WORDS_OF_THE_OTHERS = 2500
+BYTES_OF_THE_CASES = 100_000
+
+DEFINED = ("90 %", "15 %", "10 %", "20 %", "5 ms")
+"""Figures that define something: the interval, the held-out problems, the verdicts, the shortest pause that is seen."""
+
+FIGURE = re.compile(r"\d[\d,.]*(?: ?%| (?:ms|s|points|GiB|times as)\b)|(?<!\S)[-+]\d[\d,.]*\b")
+
+
+def prose(text: str) -> str:
+    """A page without code, tables, placeholders, comments and targets of links."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    text = PLACEHOLDER.sub("", "\n".join(lines))
+    return re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+
+
+def figures_typed(text: str) -> list[str]:
+    """Figures of a template outside of placeholders and code, table cells included."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", PLACEHOLDER.sub("", text))
+    return [found for found in FIGURE.findall(text) if found not in DEFINED]
+
+
+@pytest.mark.parametrize(("path", "text"), list(pages()), ids=lambda value: getattr(value, "name", ""))
+def test_a_page_is_what_its_template_gives(path: Path, text: str) -> None:
+    assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is stale: run `make docs`"
+
+
+@pytest.mark.parametrize("path", TEMPLATE_FILES, ids=lambda path: str(path.relative_to(TEMPLATES)))
+def test_no_figure_is_typed(path: Path) -> None:
+    assert figures_typed(path.read_text(encoding="utf-8")) == []
+
+
+def test_typed_figures_are_found_and_quoted_ones_are_not() -> None:
+    assert figures_typed("errs by 7.4 % and takes 12 ms, 1.5 times as long, bias -3.2") == [
+        "7.4 %",
+        "12 ms",
+        "1.5 times as",
+        "-3.2",
+    ]
+    assert figures_typed("| T4 | 5.1 % |") == ["5.1 %"]
+    assert figures_typed("`--sample 40 %` errs by {{lin: steps / all / median %}}, in the 90 % interval, GPT-2") == []
+
+
+def test_every_accuracy_page_is_rendered() -> None:
+    docs = ROOT / "docs"
+    accuracy = [*docs.glob("accuracy*.md"), *(docs / "accuracy").rglob("*.md"), docs / "many_gpus.md"]
+    assert {path.relative_to(docs) for path in accuracy} == {
+        path.relative_to(TEMPLATES) for path in TEMPLATE_FILES if path.name != "README.md"
+    }
+
+
+def test_the_page_is_short_and_the_others_are_tables() -> None:
+    assert len(prose((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")).split()) <= WORDS_OF_THE_PAGE
+    others = [prose(path.read_text(encoding="utf-8")) for path in (ROOT / "docs" / "accuracy").glob("*.md")]
+    assert sum(len(text.split()) for text in others) <= WORDS_OF_THE_OTHERS
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_says_how_it_came_about(name: str) -> None:
+    one = read_result(name)
+    assert one.name == name
+    assert date(2026, 11, 1) <= date.fromisoformat(one.date) <= date.today()
+    assert one.command.startswith(("python -m benchmarks.", "lightning-predict "))
+    assert re.fullmatch(r"[0-9a-f]{7,40}", one.commit)
+    assert one.cases > 0
+    assert one.tables or one.figures
+
+
+def test_the_cases_of_the_wheel_are_small_and_of_known_gpus() -> None:
+    assert len(gzip.compress(FILE.read_bytes())) <= BYTES_OF_THE_CASES
+    cases = read_published_cases()
+    assert all(case.generation and 0 <= case.inside <= case.steps for case in cases)
+    assert {case.split for case in cases} == {"held out", "fitted"}
+
+
+def result(monkeypatch: pytest.MonkeyPatch) -> Result:
+    table = ResultTable(
+        title="Errors",
+        columns=("GPU", "n", "median %"),
+        names=1,
+        rows=(("T4", "12", "3.4"), ("L4", "3", "5.0"), ("all", "15", "4.1")),
+    )
+    made = Result(
+        name="made",
+        command="python -m benchmarks.made",
+        date="2026-11-27",
+        commit="0123456",
+        split="fitted",
+        fitted="a constant",
+        cases=1015,
+        tables=(table,),
+    )
+    monkeypatch.setattr(render_docs, "result", {"made": made}.__getitem__)
+    return made
+
+
+def test_placeholders_give_figures_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    result(monkeypatch)
+    assert rendered("{{made: Errors / all / median %}} of {{ made: cases }} on {{made: date}}") == (
+        "4.1 % of 1,015 on 2026-11-27"
+    )
+    with pytest.raises(KeyError):
+        replaced("made: Errors / H100 / median %")
+    with pytest.raises(KeyError):
+        replaced("other: cases")
+
+
+def test_a_table_has_chosen_rows_and_columns_and_its_caption(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = result(monkeypatch)
+    text = replaced("table made: Errors | rows: T4|all | columns: median %")
+    lines = text.splitlines()
+    assert lines[:4] == ["| GPU | median % |", "|---|---:|", "| T4 | 3.4 |", "| all | 4.1 |"]
+    assert lines[-1] == (
+        "*`python -m benchmarks.made`, run on 2026-11-27 at 0123456; 1,015 cases; fitted to these rows: a constant.*"
+    )
+    with pytest.raises(KeyError, match="no row"):
+        table_text(made, made.tables[0], rows="H100")
+
+
+def test_held_out_sources_decide_a_cell_where_there_are_enough() -> None:
+    def case(error: float, split: str, gpu: str = "L40S") -> PublishedCase:
+        return PublishedCase(
+            model="a model",
+            kind="vision transformer",
+            gpu=gpu,
+            precision="16 bits",
+            source="a page",
+            split="held out" if split == "held out" else "fitted",
+            steps=1,
+            error=error,
+            absolute_error=error,
+            inside=1,
+        )
+
+    def row(*cases: PublishedCase) -> list[str]:
+        lines = [line for line in accuracy_table(cases).splitlines() if line.startswith("| vision transformer")]
+        return [cell.strip() for cell in lines[0].split("|")[1:-1]]
+
+    # The columns after the kind: Pascal and Volta, Turing, Ampere, Ada, Hopper, Blackwell.
+    fitted = [case(0.05, "fitted")] * 3
+    held_out = [case(0.3, "held out")] * 3
+    assert row(*fitted)[4] == "good, 5 %\\* (3)"
+    assert row(*fitted, *held_out)[4] == "do not trust, 30 % (3)"
+    assert row(*fitted, *held_out[:1])[4] == "good, 5 %\\* (4)"
+    assert row(case(0.15, "held out", "2x8xH100-SXM-80GB"))[4:6] == ["no data", "few cases, 15 % (1)"]
