@@ -3,11 +3,11 @@
 Without measured kernels, every item is predicted directly from its shape. With measured kernels of the origin GPU:
 
 * `auto`: multiply the direct prediction by a power of measured / predicted time on the origin, because errors of a
-    model for an operation recur on other GPUs. The power (`EXPONENTS`) is 1 if both GPUs run the same code
-    (element-wise work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and
-    attention, whose kernels differ between GPUs. It is 0 if the two GPUs use different units, such as TF32 and float32.
-    If models were trained on measurements of both GPUs, only residuals far beyond the models' errors count
-    (`shrunk_residuals`). Wave scaling serves operations without a model, such as the user's own kernels.
+  model for an operation recur on other GPUs. The power (`EXPONENTS`) is 1 if both GPUs run the same code (element-wise
+  work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and attention, whose
+  kernels differ between GPUs. It is 0 if the two GPUs use different units, such as TF32 and float32. If models were
+  trained on measurements of both GPUs, only residuals far beyond the models' errors count (`shrunk_residuals`). Wave
+  scaling serves operations without a model, such as the user's own kernels.
 * `mlp`: the plain ratio for all items, from rooflines if there is no trained model (Habitat's MLPs).
 * `wave`: wave scaling for all items (Habitat's equations alone).
 
