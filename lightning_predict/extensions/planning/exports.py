@@ -1,8 +1,8 @@
 """Export of a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
 
 Running a plan must not lose work, however wrong the predicted times are. Therefore no script ends a job or a machine at
-a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. It gets a stop signal,
-writes its checkpoint where the next segment finds it, and only then starts again. Example::
+a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. It gets a stop
+signal, writes its checkpoint where the next segment finds it, and only then starts again. Example::
 
     write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
 """

@@ -1,9 +1,9 @@
 """Replay of a plan with actual times that differ from the predicted ones, as its exported scripts would run.
 
 The rules are those in `exports.py`. A segment starts at its planned time or later, once its job has stopped at its
-previous place and its GPUs are free. A job that gets a stop signal writes its checkpoint; a job that has already ended is
-not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a predicted time, so no work
-is lost: a wrong time costs time, money and deadlines. The replay may plan again from the state at given times, as
+previous place and its GPUs are free. A job that gets a stop signal writes its checkpoint; a job that has already ended
+is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a predicted time, so no
+work is lost: a wrong time costs time, money and deadlines. The replay may plan again from the state at given times, as
 `plan --state` does. Example::
 
     late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # actual over predicted
