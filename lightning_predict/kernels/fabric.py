@@ -94,10 +94,14 @@ PCIE_MACHINES: Final[Mapping[str, PcieMachine]] = {
 }
 """Kinds of machines by the keyword of `Interconnect`.
 
-The shares come from published nccl-tests of large messages: 0.61 to 0.64 behind switches (RTX PRO 6000), 0.59 to 0.79
-through the processor (RTX 4090 and 5090 with a patched driver, RTX PRO 6000), 0.47 if NCCL used host memory (RTX PRO
-6000), 0.07 to 0.12 in containers (RTX 4090), 0.05 to 0.16 among four and eight L40S of a machine without peer access,
-and 0.08 implied by Sia's steps of eight 2080 Ti. These tables are therefore training data for the shares."""
+The shares come from published nccl-tests of large messages, which are therefore training data for them:
+
+* 0.61 to 0.64 behind switches (RTX PRO 6000).
+* 0.59 to 0.79 through the processor (RTX 4090 and 5090 with a patched driver, RTX PRO 6000).
+* 0.47 if NCCL used host memory (RTX PRO 6000).
+* 0.07 to 0.12 in containers (RTX 4090).
+* 0.05 to 0.16 among four and eight L40S of a machine without peer access.
+* 0.08 implied by Sia's steps of eight 2080 Ti."""
 
 UNKNOWN_SPREAD: Final = 2.0
 """Interval factor if the kind of PCIe machine is unknown; the whole interval spans a factor of four."""

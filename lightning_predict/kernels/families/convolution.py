@@ -268,9 +268,7 @@ BANDWIDTH_SHARE: Final = 0.85
 MB and more."""
 
 LEAST_CHANNELS: Final = 8
-"""Multiple of channels to which tensor cores pad. The A100 takes 463 µs for three channels, as for 24 in any other
-layer.
-"""
+"""Multiple of channels to which tensor cores pad: the A100 takes 463 µs for three channels, as for 24 elsewhere."""
 
 SPLIT_DEPTH: Final = 512
 """Minimum depth of the parts into which a product is split if its tiles do not fill the GPU."""

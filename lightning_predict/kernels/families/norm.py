@@ -78,20 +78,18 @@ from memory takes 600 to 800 cycles."""
 
 STREAMED_COLUMNS: Final = 1024
 STREAMED_RATIO: Final = 1.1
-"""Longest row, in elements, for which layer norm takes as long as a transfer of its bytes times the ratio, on GPU
-generations that stream norms.
+"""Longest row for which layer norm takes as long as a transfer of its bytes, times the ratio.
 
-0.96 to 1.13 for large norms on the T4, L4 and both A100s of the public tables, 1.35 and more on the V100 and earlier.
-For softmax, this holds for rows of any length, which it keeps in registers or shared memory, or reads again
-(`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to
-16,384. The base network, trained on older kernels as well, predicts longer times for unmeasured GPUs (training data:
-these tables)."""
+The row length is in elements. This holds on GPU generations that stream norms: 0.96 to 1.13 for large norms on the T4,
+L4 and both A100s of the public tables, but 1.35 and more on the V100 and earlier. For softmax, it holds for rows of any
+length, which are kept in registers or shared memory, or read again (`SHARED_ROW_BYTES`): 1.0 to 1.15 on the L4, on the
+A100 for 4,096 columns, and in Liger's cross entropies of 4,096 to 16,384. The base network, trained on older kernels as
+well, predicts longer times for unmeasured GPUs (training data: these tables)."""
 
 WIDE_LOAD_BYTES: Final = 16
 ROW_THREADS: Final = 1024
 LONGEST_ROW_IN_A_WARP: Final = 1024
-"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row, in elements, that one warp
-keeps.
+"""Bytes that a thread loads at once, threads of a block of softmax, and the longest row in one warp, in elements.
 
 A longer row whose size is not a multiple of a wide load starts unaligned. Softmax then passes over it three times and
 loads the remainder one element at a time, with a wait for each load (`SOFTMAX_STEP_CYCLES`). 800 cycles per load give
@@ -103,24 +101,27 @@ SHARED_ROW_BYTES: Final = 48 * 1024
 """Longest row that softmax keeps in shared memory; it reads a longer row three times."""
 
 SOFTMAX_CYCLES: Final = {"warp": 0.43, "block": 0.8, "again": 0.7}
-"""Multiprocessor cycles per element of softmax, for any dtype, by where a row is kept: in a warp, in the shared memory
-of a block, or nowhere ("again": it is read again).
+"""Multiprocessor cycles per element of softmax, for any dtype, by the place of a row.
 
-They are the limit in 16 bits and on GPUs with high bandwidth. 0.42 to 0.49 (512 and 1,024 columns), and 0.92 and 0.93
-(4,096), in float16 and float32 on an H20 (flagos-ai/FlagGems 5578); 0.82 to 0.94 and, read again, 0.65 in float16 on an
-H100; at most 0.75 for 4,096 columns in float32 on the A100-PCIe-80GB, where memory is the limit; 0.70 to 0.77 for
-32,000 to 152,064 columns in float32 on the B200 (Liger's cross entropy). 1,024 rows of 32,768 in bfloat16 on an H200
-are published at 1.2, twice the H100's (training data: all of these). They apply to Hopper and Blackwell, where they
-were measured: on the A100, they would raise the median error of 18 published steps of Megatron-LM from 4.1 to 5.8 %."""
+A row is kept in a warp, or in the shared memory of a block, or is read again. These cycles are the limit in 16 bits and
+on GPUs with high bandwidth. Measured values (training data: all of these):
+
+* H20, float16 and float32 (flagos-ai/FlagGems 5578): 0.42 to 0.49 for 512 and 1,024 columns, 0.92 and 0.93 for 4,096.
+* H100, float16: 0.82 to 0.94, and 0.65 if read again.
+* A100-PCIe-80GB, float32, 4,096 columns: at most 0.75; memory is the limit.
+* B200, float32, 32,000 to 152,064 columns (Liger's cross entropy): 0.70 to 0.77.
+* H200, bfloat16, 1,024 rows of 32,768: published at 1.2, twice the H100's.
+
+They apply to Hopper and Blackwell, where they were measured. On the A100, they would raise the median error of 18
+published steps of Megatron-LM from 4.1 to 5.8 %."""
 
 CHANNEL_ELEMENTS_PER_SECOND: Final = {True: 4.4e9, False: 3.4e9}
 CHANNEL_ELEMENTS_PER_SECOND_BACKWARD: Final = {True: 2.75e9, False: 2.2e9}
-"""Elements per second that one channel's block reads or writes in training-mode batch norm, on HBM (True) and other
-memory; it loads single elements.
+"""Elements per second of one channel's block in training-mode batch norm, on HBM (True) and other memory.
 
-4.6 and 3.8 forward and 2.7 and 2.8 backward for 64 to 512 channels in one ResNet-50 step on a V100 and an A100; 5.4 to
-5.7 forward for 16 and 32 channels of KernelBench on the H100-PCIe, 2.5 to 3.1 on the L40S. Whole ResNet-50 steps on
-GeForce boards imply 2.8 and 1.8 (training data: those rows)."""
+The block loads single elements. 4.6 and 3.8 forward and 2.7 and 2.8 backward (billions) for 64 to 512 channels in one
+ResNet-50 step on a V100 and an A100; 5.4 to 5.7 forward for 16 and 32 channels of KernelBench on the H100-PCIe, 2.5 to
+3.1 on the L40S. Whole ResNet-50 steps on GeForce boards imply 2.8 and 1.8 (training data: those rows)."""
 
 HALF_GAIN: Final[Mapping[bool, float]] = {True: 1.0, False: 1.5}
 """Speed-up of float16 elements in cuDNN's batch norm kernels, on HBM (True) and other memory.
@@ -130,8 +131,8 @@ None on HBM, as in the values above. On other memory, timm's training on the RTX
 (training data: timm's rows)."""
 
 DELIVERED_SHARE: Final = 0.9
-"""Share of the bandwidth that the same kernel reaches; both limits are combined as a norm. The same rows agree within
-10 %.
+"""Share of the bandwidth that the same kernel reaches. The two limits are combined by a norm; the same rows agree
+within 10 %.
 """
 
 
