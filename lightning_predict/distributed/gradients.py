@@ -77,9 +77,9 @@ def has_backward(work: Sequence[Launching]) -> bool:
 def ready_gradients(trace: Trace, work: Sequence[Launching]) -> list[Bucket]:
     """Return each trainable parameter's gradient, in the order in which they become ready.
 
-    If a module has no backward operation (a parent that passes its weight to a function), its gradients are ready with
-    the modules inside it, or the enclosing module, or the whole backward phase. With gradient accumulation, only the
-    last batch counts, since earlier batches do not communicate.
+    A module may have no backward operation, for example a parent that passes its weight to a function. Its gradients
+    are then ready with the modules inside it, or the enclosing module, or the whole backward phase. With gradient
+    accumulation, only the last batch counts, since earlier batches do not communicate.
     """
     last: dict[str, int] = {}
     for index, operation in enumerate(work):

@@ -412,7 +412,7 @@ def _bucketed(
     """Schedule data parallelism with all parameters on every GPU.
 
     DDP: all_reduce of each bucket during or after the backward pass. ZeRO 1 and 2: each GPU updates its share of the
-    parameters, so it needs only its share of the summed gradients (reduce_scatter); the updated parameters are then
+    parameters, so it needs only its share of the summed gradients (reduce_scatter). The updated parameters are then
     gathered. Stage 1 keeps the other gradients in memory. Gradients of experts are communicated only between GPUs that
     hold the same experts.
 
@@ -512,7 +512,7 @@ def _sharded(
 
     FSDP gathers a unit's parameters while the previous unit computes, in the forward pass and again in the backward
     pass of every batch. Then it scatters the unit's gradients. `hybrid` does this inside each machine, or in groups of
-    `shard` GPUs, and reduces the shares across groups. torch's pipelines keep gathered parameters and scatter all
+    `shard` GPUs, and reduces the shares across groups. Pipelines of torch keep gathered parameters and scatter all
     gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)

@@ -1,9 +1,9 @@
 """Predicts the memory of a GPU that holds part of the model, before and after sharding between replicas.
 
-Persistent memory follows from the parameters: those of the largest stage, with split ones divided. Activations follow
-from the tensors that the backward pass reads: those of the stage's blocks, with split ones divided, times the number of
-micro-batches in flight (`pipeline_parallel.under_way`). Recomputed activations are not kept: of a block only its input
-is kept, or everything except the inside of its attention. Tensors that only the optimizer update uses are float32
+Persistent memory follows from the parameters of the largest stage, with split ones divided. Activations follow from the
+tensors of the stage's blocks that the backward pass reads, with split ones divided. They are multiplied by the number
+of micro-batches in flight (`pipeline_parallel.under_way`). Recomputed activations are not kept: of a block only its
+input is kept, or everything except the inside of its attention. Tensors that only the optimizer update uses are float32
 copies of parameters and gradients, which replicas shard like the optimizer state (`memory_on`). Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes
@@ -233,8 +233,8 @@ def _shares(
     """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
 
     Most of it is activations that the backward pass reads. With a pipeline, the rest is proportional to them. If one
-    GPU has all layers, the rest at the peak is the gradient of the logits, and memory that the allocator reserves in
-    proportion to both. The vocabulary of the logits is split by tensor parallelism.
+    GPU has all layers, the rest at the peak is the gradient of the logits, plus allocator overhead in proportion to
+    both. The vocabulary of the logits is split by tensor parallelism.
 
     Args:
         trace: The step.

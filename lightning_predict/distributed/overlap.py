@@ -187,23 +187,23 @@ class OverlapCosts:
     """Costs of distributed training in addition to isolated collectives.
 
     The slowdown was fitted on a coarse grid to published training throughputs of one to eight GPUs. The accuracy report
-    leaves out each GPU in turn (`benchmarks/accuracy/many_gpus.py`).
+    leaves out one GPU at a time (`benchmarks/accuracy/many_gpus.py`).
 
     Contention was chosen on five sources. The throughputs above (136 rows of V100 and A100 with NVLink) hardly
-    constrain it: mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. The same holds for MPT's FSDP on up to
+    constrain it. Mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. The same holds for MPT's FSDP on up to
     128 A100. torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. On Hopper, a collective uses a tenth of the SMs. There,
     torchtitan's FSDP on 64 H200 and NeMo's FSDP and distributed optimizer on 8 and 64 H100 suggest at most 0.2. With
     either of these two left out, the other selects 0.2, too (`--of torchtitan`, `--of nemo`: training data, these
     rows).
 
-    A GPU's speed fluctuates, so over a long step the means of GPUs differ less than over a short one. The spread lies
-    between 0.05 to 0.06, which fits the throughputs above (steps of 0.1 to 0.5 s), and 0.025, which fits the longer
-    steps of MPT and Megatron (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`), each with
-    the other left out. All three tables are therefore training data.
+    A GPU's speed fluctuates, so over a long step the means of GPUs differ less than over a short one. A spread of 0.05
+    to 0.06 fits the throughputs above (steps of 0.1 to 0.5 s). The longer steps of MPT and Megatron need 0.025, each
+    with the other left out (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`). The chosen
+    value lies in between. All three tables are therefore training data.
 
     Frameworks that split a model or its batch wrap layers, collectives and checkpoints in Python code. The factor comes
     from the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its shapes). There,
-    the host takes 3.6 to 3.8 ms per layer (forward twice and backward), compared with the median host of `host.py`,
+    the host takes 3.6 to 3.8 ms per layer (forward twice and backward). The comparison is the median host of `host.py`,
     whose backward overheads are doubled. This is one framework on one machine. `python -m benchmarks.accuracy FOLDER
     --of many-gpus` prints both values and their errors with each table left out.
 
@@ -277,10 +277,11 @@ LAYOUT_WIDTH: Final = 0.7
 """Log-scale width of the interval of computation and launches in a step on many GPUs, relative to a single step. It is
 below 1 because large 16-bit transformers are among the steps with the smallest errors.
 
-With 1, every published row lies in its interval. Intervals of 0.65 times a slightly wider earlier interval (0.7 times
-the current one) covered 92 % of mpt_fsdp.csv and 100 % of megatron_single_node.csv, to which the framework's host time
-was fitted. A coverage of 90 % would need 0.55, and 0.48 for those rows of Megatron that are not host-bound. Both tables
-are therefore training data for this constant. The papers' rows are not, and all of them are covered (`--of many-gpus`).
+With 1, every published row lies in its interval. A factor of 0.65 on an earlier, slightly wider interval (0.7 on the
+current one) covered 92 % of mpt_fsdp.csv. It covered 100 % of megatron_single_node.csv, to which the framework's host
+time was fitted. A coverage of 90 % would need 0.55, and 0.48 for those rows of Megatron that are not host-bound. Both
+tables are therefore training data for this constant. The papers' rows are not, and all of them are covered (`--of
+many-gpus`).
 """
 
 

@@ -123,9 +123,9 @@ class Strategy:
         shard: Number of GPUs in `hybrid`'s sharding groups; None: the GPUs of a machine.
         groups: Number of data-parallel groups that a file or Lightning object was written for; layouts with another
             number are refused. None accepts any number.
-        recompute: Activation recomputation in the backward pass, for a step recorded without: none, the attention
-            between its projections (`selective`, as in Megatron), everything except attention and every second matmul
-            (`operations`, torchtitan's default), every second block (`layers`), or every block (`full`).
+        recompute: Activation recomputation in the backward pass, for a step recorded without it. `selective` recomputes
+            the attention between its projections, as in Megatron. `operations` recomputes everything except attention
+            and every second matmul (torchtitan's default), `layers` every second block, and `full` every block.
         offload: State in host memory: none, or the optimizer state, which the CPU updates.
         fp8: Run the blocks' matmuls in float8, with one scale per tensor, row, block, or 32 values (`mx`); None
             disables it.

@@ -297,8 +297,8 @@ MiB on an L40S and 1,275 on an H100 (milabench, torch 2.6), 1,700 on an A100 (GP
 measurement take the middle estimate of the previous generation, or the value with little code loaded.
 
 AMD generations are mapped to the nearest NVIDIA generation by their units and process node, chosen before any step time
-was seen. CDNA 2 maps to Ampere, CDNA 3 and 4 to Hopper without Hopper-specific kernels, RDNA and RDNA 2 to Pascal, and
-RDNA 3 to GeForce Ampere. This mapping is an assumption, not a measurement.
+was seen. CDNA 2 maps to Ampere, and CDNA 3 and 4 to Hopper without Hopper-specific kernels. RDNA and RDNA 2 map to
+Pascal, and RDNA 3 to GeForce Ampere. This mapping is an assumption, not a measurement.
 """
 
 

@@ -7,7 +7,7 @@
 - Segments are kept until memory runs out or the cache is emptied. With `expandable_segments:True`, each pool is one
   segment that grows by pages of 2 or 20 MiB, and every remainder is split off.
 
-The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream; no number was fitted.
+The rules follow torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream; no number was fitted.
 Example::
 
     >>> allocator = CachingAllocator()

@@ -3,8 +3,8 @@
 At the start of a step, these storages are already allocated:
 
 - parameters and buffers, and the optimizer state after the first update;
-- gradients of the previous step. Lightning frees them after the forward pass, and this is assumed if the recorder did
-  not see it; otherwise they are freed when the step begins;
+- gradients of the previous step. Lightning frees them after the forward pass, which is also the default assumption.
+  Otherwise they are freed when the step begins;
 - tensors that variables of the training loop still hold.
 
 Three steps show the remaining fragmentation. Example::
@@ -57,7 +57,7 @@ class Blocks:
         storages: Storages that the step writes, in order of allocation.
         update: Temporaries of the optimizer on CUDA, all allocated at once.
         count: Number of operations.
-        update_at: Index of the first optimizer operation; `count` if there is none.
+        update_at: Index of the first optimizer operation; `count` without any.
         drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
             freed before the step.
         workspaces: Temporary memory inside operations, as (index, bytes).
@@ -155,8 +155,8 @@ def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> Simula
 def least_reserved_bytes(blocks: Blocks) -> int:
     """Return the minimum memory that the allocator must reserve for a step.
 
-    Torch releases unused segments and retries before it raises an out-of-memory error. cuDNN benchmarks skip algorithms
-    whose workspace does not fit, so they are left out.
+    Before it raises an out-of-memory error, torch releases unused segments and retries. Also, cuDNN benchmarks skip
+    algorithms whose workspace does not fit, so they are left out.
     """
     return _run(CachingAllocator(gives_back=True), replace(blocks, trials=()), STEPS).reserved_bytes
 

@@ -213,7 +213,7 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
-    """List every storage once. Its size is that of the first tensor that uses it, since views may repeat elements."""
+    """List every storage once, with the size of the first tensor that uses it, since views may repeat elements."""
     lives: dict[int, _Life] = {}
     casts = _Casts()
     for number, operation in enumerate(operations):

@@ -1,14 +1,14 @@
 """Calibrates the simulation of a recorded step with measured times, and transfers the corrections to other GPUs.
 
 The step is simulated on the GPU that it was recorded on, with the measured kernel times. The result is compared with
-times measured without a recorder: the time at which the host is done with a step, the time at which the device is done,
-and the time of a step in a running loop, which is the quantity to predict.
+three times measured without a recorder. These are the times at which the host and the device are done with a step, and
+the step time in a running loop. The last one is the quantity to predict.
 
-- The host's speed is calibrated to the first, so that the profiler's overhead is removed.
+- The host's speed is calibrated with the host's measured time, which removes the profiler's overhead.
 - A measured step that is longer than the simulation contains host time that no operation of the trace explains. It does
   not depend on the GPU, so it is added unchanged for each GPU.
-- A measured step that is shorter means, if the host is the bottleneck and its own time was not measured, that the
-  profiler slowed the host. Otherwise the gaps between kernels are shorter, or the device ran slightly faster.
+- If the measured step is shorter, either the profiler slowed the host, or gaps between kernels were shorter, or the
+  device ran slightly faster. The first is assumed if the host is the bottleneck and its own time was not measured.
 
 Predictions are therefore continuous and increasing in the measured step time. Example::
 

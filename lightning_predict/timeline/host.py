@@ -8,10 +8,10 @@
 A trace with host times gives the components of each operation (`recorded_host`). Operations without host times use a
 table by phase, for a median host.
 
-Waits are removed from recorded host times. Synchronising calls, blocking copies and launches into a full queue take as
-long as the device makes them, so only the work around them is kept. The simulation derives the waits for another GPU.
-The remaining time between two operations is Python code: PyTorch's own, in microseconds, or the user's (an environment,
-tokenizing, metrics). Example::
+Waits are removed from recorded host times. The duration of synchronising calls, blocking copies and launches into a
+full queue depends on the device, so only the work around them is kept. The simulation derives the waits for another
+GPU. The remaining time between two operations is Python code: PyTorch's own, in microseconds, or the user's (an
+environment, tokenizing, metrics). Example::
 
     >>> kind = HostModel().of("forward")
     >>> round(kind.seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
@@ -97,15 +97,15 @@ SHARED_OVERHEADS: Final[Mapping[Phase, Overheads]] = {
 }
 """Overheads by phase of a median host in microseconds, for runs without a host profile.
 
-The total for a forward operation with one launch, 13.3 us, and without a launch, 4.2 us, come from KernelBench's small
-problems (version v0, 198 launch-bound rows of 6 to 80 operations; `SLOWEST_HOST` lists the hosts). The split into T1 to
+A forward operation takes 13.3 us with one launch, and 4.2 us without. These totals come from KernelBench's small
+problems (version v0, 198 launch-bound rows of 6 to 80 operations). `SLOWEST_HOST` lists the hosts. The split into T1 to
 T5 is an assumption, as is the optimizer's row.
 
-The backward row is twice the 11.2 us of dispatch and launch, because autograd's engine visits a node for each operation
-and one more for each gradient. With doubling, measured training times are 1.34, 1.23 and 1.12 times the table on three
-machines from two sources of launch-bound training steps (torchvision's RTX 2080 Ti and RTX 3090, 2019-21; milabench's
-H100, torch 2.6). Inference is at 1.09 and 1.14 on the first two. Without doubling, training is at 1.94, 1.79 and 1.80.
-Each of the three machines alone selects a factor between 2.0 and 2.7.
+The backward row is twice the 11.2 us of dispatch and launch: autograd's engine visits a node per operation and one more
+per gradient. This was checked on three machines with launch-bound training steps (torchvision's RTX 2080 Ti and RTX
+3090, 2019-21; milabench's H100, torch 2.6). With doubling, measured training times are 1.34, 1.23 and 1.12 times the
+table. Inference is at 1.09 and 1.14 on the first two. Without doubling, training is at 1.94, 1.79 and 1.80. Each of the
+three machines alone selects a factor between 2.0 and 2.7.
 """
 
 LIBRARY_SECONDS: Final[Mapping[str, float]] = {
@@ -136,14 +136,14 @@ selection and workspaces of libraries, multiple outputs, Python code of modules,
 that is recorded as one.
 
 Convolutions (+40 us), batch norm (+34), group norm (+46), addmm with its module (+26) and logsumexp (+76) were fitted
-to the same rows of KernelBench. In a profiled training step of ResNet-50 on a V100 (1,715 operations), a convolution
-takes 2.7 and a batch norm 3.2 times as long as a ReLU, and 3.5 and 2.3 times in the backward pass. The values of the
-table lie between these. A convolution's backward pass calls its library twice, and backward values are doubled with
-their phase. Values of layer norm and of backward matmuls are ratios from such a profile only (51 and 25 us; a copy
+to the same rows of KernelBench. A training step of ResNet-50 was also profiled on a V100 (1,715 operations). There, a
+convolution takes 2.7 and a batch norm 3.2 times as long as a ReLU; in the backward pass 3.5 and 2.3 times. The values
+of the table lie between these. A convolution's backward pass calls its library twice, and backward values are doubled
+with their phase. Values of layer norm and of backward matmuls are ratios from such a profile only (51 and 25 us; a copy
 takes 17).
 
-Compiled code checks guards and wraps its arguments. KernelBench's small problems take 0.12 to 0.19 ms compiled on the
-hosts of its T4s and L40Ss, regardless of the number of kernels, and 0.06 ms on a host that is twice as fast.
+Compiled code checks guards and wraps its arguments. Compiled, KernelBench's small problems take 0.12 to 0.19 ms on the
+hosts of its T4s and L40Ss, regardless of the number of kernels. On a host that is twice as fast they take 0.06 ms.
 """
 
 
@@ -155,10 +155,10 @@ Labs), 0.54 (matx3), 1.02 (babel), 1.08 and 1.18 (two of modal's); torchvision's
 (training) and RTX 3090 1.20 and 1.16; milabench's H100 1.19. Two machines launch twice as fast as the others, and none
 is much slower.
 
-With machines weighted equally, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out (1.51
-if rows are included whose device time may be up to 0.6 of the step). The upper end is slightly higher because there are
-few machines. The lower end includes the two fast machines, except for their own scatter. To reproduce this study, with
-leave-one-machine-out predictions: `python -m benchmarks.accuracy FOLDER --of hosts`.
+With machines weighted equally, 95 % of the rows lie below 1.43, or below 1.39 to 1.44 if one machine is left out. The
+bound is 1.51 if rows with a device time of up to 0.6 of the step are included. The upper end is slightly higher because
+there are few machines. The lower end includes the two fast machines, except for their own scatter. To reproduce this
+study, with leave-one-machine-out predictions: `python -m benchmarks.accuracy FOLDER --of hosts`.
 """
 
 

@@ -5,9 +5,9 @@ trace was recorded on a known GPU, the simulation is calibrated with the measure
 when both the host and the device are done.
 
 Intervals have two parts. The intervals of single operations come from isolated measurements, many on the same machine.
-A whole step on another machine has errors that its operations share, so they do not average out (`StepSpread`): clocks
-and power limit of its GPU, library versions, and work that no table of operations contains. Both parts were calibrated
-on published steps of held-out GPUs and sources (`benchmarks/accuracy/step_calibration.py`; `python -m
+In a whole step on another machine, operations also share errors, which do not average out (`StepSpread`). Causes are
+clocks and power limit of its GPU, library versions, and work that no table of operations contains. Both parts were
+calibrated on published steps of held-out GPUs and sources (`benchmarks/accuracy/step_calibration.py`; `python -m
 benchmarks.accuracy FOLDER --of steps`). A GPU without any measurement has an additional shared error (`UNKNOWN_GPU`).
 Example::
 
@@ -157,11 +157,11 @@ class Iteration:
 
 FAMILY_CORRELATION: Final = 0.25
 """Correlation between the errors of two operation families on one GPU. All operations were timed alone and in short
-bursts, so lower clocks under a long load, a hotter card or another library version shift all of them.
+bursts. Lower clocks under a long load, a hotter card or another library version therefore shift all of them.
 
-Smallest of 0, 1/4, 1/2, 3/4 and 1 with which the 90 % interval covers 90 % of published iterations, for any model
-family left out (0 suffices without Transformer-XL). It covers 92 % of the held-out iterations. To print this study:
-`python -m benchmarks.accuracy FOLDER --of correlations`.
+This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. The
+choice is the same for any model family left out, except that 0 suffices without Transformer-XL. It covers 92 % of the
+held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of correlations`.
 """
 
 
@@ -169,10 +169,11 @@ PROBLEM_CORRELATION: Final = 0.5
 """Correlation between the errors of two problems of one family. Models with many shapes have smaller errors than
 modules with one shape. If errors simply added up, intervals would be too wide for models and too narrow for modules.
 
-The factor on the operations' half-widths that covers 90 % of the steps of a table is 0.44 (training benchmarks) to 1.04
-(KernelBench's modules) with correlation 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with 1/4 and 0.8 to 1.24 with 1/10,
-where the tables agree best. We use 1/2 because other constants were chosen on rows of these tables, so errors on other
-data will be larger (`python -m benchmarks.accuracy FOLDER --of steps`).
+The factor on the operations' half-widths that covers 90 % of the steps of a table depends on this correlation. It
+ranges from training benchmarks to KernelBench's modules: 0.44 to 1.04 with 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with
+1/4, and 0.8 to 1.24 with 1/10. With 1/10, the tables agree best. We use 1/2, which gives wider intervals. Other
+constants were chosen on rows of these tables, so errors on other data will be larger (`python -m benchmarks.accuracy
+FOLDER --of steps`).
 """
 
 
@@ -262,9 +263,9 @@ def interval_of_sum(
 ) -> tuple[Array, Array]:
     """Return the ends of the interval of the device time, each of shape (gpus,).
 
-    Half-widths of the same problem add up over its repetitions. With a correlation r between families (the same model,
-    the same bias), theirs combine as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)². The problems of a family
-    combine by the same formula.
+    Half-widths of the same problem add up over its repetitions. Families have a correlation r (the same model, the same
+    bias), so their half-widths combine as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)². The problems of a
+    family combine by the same formula.
 
     Args:
         timed: The work.
@@ -475,16 +476,16 @@ OTHER_MAKERS_SPREAD: Final = 2.0
 """Factor by which the device time is less certain, in both directions, for vendors other than NVIDIA: an assumption."""
 
 UNKNOWN_GPU: Final = 0.09
-"""Extra log-scale half-width shared by all operations on a GPU without measured operations or published steps: its
-clocks, power limit, and the rates that its libraries reach.
+"""Extra log-scale half-width shared by all operations on a GPU without measured operations or published steps. It
+covers unknown clocks, power limits and library efficiency.
 
 Six chips, each with all of its boards, were left out of the training one by one. Steps of whole models then deviate by
 0.077. This is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
 `StepSpread.log_half_width` covers 0.055 of it, and 1.645 times the remainder is this constant. With each chip's value
-from the other five, the interval covers 94 % of 31 transformers and 95 % of 106 training benchmarks instead of 77 and
-93 %. Its ratio of upper to lower end is 1.70 and 1.68 instead of 1.64 and 1.61 (`python -m benchmarks.accuracy FOLDER
---of unseen`). A chip with measured matmul rates deviates by about as much (0.072); these rates leave less uncertainty
-for matmuls (`roofline.sustained_doubt`).
+from the other five, the interval covers 94 % of 31 transformers (77 % without it) and 95 % of 106 training benchmarks
+(93 % without it). Its ratio of upper to lower end is 1.70 and 1.68 instead of 1.64 and 1.61 (`python -m
+benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about as much (0.072); these
+rates leave less uncertainty for matmuls (`roofline.sustained_doubt`).
 """
 
 SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"

@@ -8,9 +8,9 @@ isolated step (Lin et al., HiPC 2022, algorithm 1).
 
 Kernel j of a stream starts at max(end of j - 1, launch of j). A queued kernel starts about a microsecond after the
 previous one (`gap_seconds`, counted as part of each kernel). On an idle stream it starts `START_SECONDS` after the
-call. With P_j the sum of the durations before j, start_j - P_j is the running maximum of launch_i - P_i over i <= j, so
-one cumulative maximum places all kernels of all GPUs. The depth of the driver's queue does not matter: a host that it
-blocks waits for the device, which is then the bottleneck.
+call. Let P_j be the sum of the durations before j. Then start_j - P_j is the running maximum of launch_i - P_i over i
+<= j, so one cumulative maximum places all kernels of all GPUs. The depth of the driver's queue does not matter: a host
+that it blocks waits for the device, which is then the bottleneck.
 
 Data that does not depend on the host or on kernel speed (`LaunchOrder`) is converted to arrays once. A host's timeline
 (`host_walk`) then takes only a few sums, so many hosts and speeds can be tried. Example::
@@ -43,7 +43,7 @@ COMPUTE_STREAM: Final = 0
 
 START_SECONDS: Final = 2 * MICROSECOND
 """Time from the end of a launch call to the start of its kernel on an idle stream. Medians are 1 to 3 us in 17 public
-recordings of V100, A100, H100, B200 and B300, or 6-10 us from the start of the call."""
+recordings of V100, A100, H100, B200 and B300. From the start of the call it is 6-10 us."""
 
 
 @final

@@ -2,9 +2,9 @@
 
 A `TorchDispatchMode` sees every operation below autograd, forward and backward. A `TorchFunctionMode` sees the calls
 that are recorded whole (`signatures.py`); the dispatch mode then skips their parts. Parts of their backward pass are
-identified by autograd's sequence numbers: nodes that a whole call creates have numbers between the values of the
-counter before and after the call. Nothing is copied, cloned or computed twice. Operations that cannot be read (on
-nested tensors, for example) run unchanged and are listed in `notes`. Example::
+identified by autograd's sequence numbers. The nodes that a whole call creates have numbers between autograd's counter
+before and after the call. Nothing is copied, cloned or computed twice. Operations that cannot be read (on nested
+tensors, for example) run unchanged and are listed in `notes`. Example::
 
     recorder = DispatchRecorder()
     recorder.start()

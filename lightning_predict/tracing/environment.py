@@ -227,8 +227,8 @@ def frames_compiled() -> int:
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
     """Return whether a step may run code compiled by `torch.compile`.
 
-    This is the case if anything was compiled since, or if a module of the model, one of its methods, or a function that
-    these call by name was compiled before.
+    This is the case if anything was compiled since. It is also the case if a module of the model, a method of it, or a
+    function that these call by name was compiled before.
 
     Args:
         model: The model to search, or the function that runs the step; None searches every live object, which takes

@@ -1,7 +1,7 @@
 """Events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
 
 Calls on one thread nest by time. Device work is linked to its launch by a correlation id. If a file has several steps
-and none is requested, the median step is used: the first is a warm-up, and the last is often truncated. Files of all
+and none is requested, the median step is used. The first is a warm-up, and the last is often truncated. Files of all
 torch releases since 1.8 can be read; older ones spell categories and keys differently. Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},

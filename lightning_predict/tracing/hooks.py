@@ -1,8 +1,7 @@
 """Tracks optimizers and modules during a step, through torch's global hooks.
 
-Both watchers are open only while a step is recorded; closing them removes all hooks. An error in a hook is stored in
-`failure`, and the hook does nothing from then on: torch calls it within the step, which must not see the error.
-Example::
+Both watchers are open only while a step is recorded; closing them removes all hooks. torch calls hooks within the step,
+which must not see their errors. An error is stored in `failure`, and the hook does nothing from then on. Example::
 
     watch = OptimizerWatch()
     watch.open()
@@ -180,9 +179,9 @@ def _remove(handles: list[RemovableHandle]) -> None:
 class ModuleWatch:
     """Tracks the module being called, by its qualified name.
 
-    Without a model, names are relative to the outermost module seen at the time of the call. `final_names` translates
-    them to the names of parameters, because a model may be called after one of its parts, and a step may call several
-    models.
+    Without a model, names are relative to the outermost module seen at the time of the call. A model may be called
+    after one of its parts, and a step may call several models. `final_names` therefore translates them to the names of
+    parameters.
 
     Args:
         model: Model that defines the names; None uses the outermost modules that are called.

@@ -1,7 +1,7 @@
 """Avoids a stack overflow when Python frees a long chain of autograd nodes.
 
 torch keeps a Python object for every node that Python has accessed. A chain of such nodes is freed recursively, with
-about 165 bytes of stack per node (torch 2.13 survives 40,000 nodes and crashes at 50,000 with a stack of 8 MiB).
+about 165 bytes of stack per node. With a stack of 8 MiB, torch 2.13 survives 40,000 nodes and crashes at 50,000.
 Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. Recursion stops at
 such a row, and the nodes behind it are freed afterwards. A single node is not enough, because a skip connection may
 bypass it. Example::

@@ -53,8 +53,8 @@ _SCHEDULER: Final = "/proc/thread-self/schedstat"
 class Pauses:
     """Measures the pauses between operations on one thread.
 
-    Pauses are measured as on an idle machine: time lost to other programs is excluded (on Linux, which reports it), and
-    so is garbage collection, which recording increases.
+    Pauses are measured as on an idle machine. Time lost to other programs is excluded (on Linux, which reports it). So
+    is garbage collection, which recording increases.
 
     Args:
         is_framework: Called at the end of a pause; returns whether only PyTorch ran in it, which a recorder slows down.

@@ -263,8 +263,8 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
     """Run warm-up steps: the first is cold, a few are timed with a wait for the device, and the rest form a block.
 
     Returns:
-        Time of each timed step until the device was done, time until the host was done (empty without a device to wait
-        for), and the block if there were enough steps.
+        Time of each timed step until the device was done, time until the host was done, and the block if there were
+        enough steps. Host times are empty without a device to wait for.
     """
     seconds: list[float] = []
     hosts: list[float] = []

@@ -224,8 +224,8 @@ class CaptureSession:
             loader_seconds: Waits for the data loader, one per batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
-            shown_by: For each batch, the index of the recorded one to copy, or its own index if it was recorded between
-                its own start and stop; empty if all were recorded.
+            shown_by: For each batch, the index of the recorded one to copy, or its own index if it was recorded. Each
+                recorded one has its own start and stop. Empty if all were recorded.
             optimizer_steps: Optimizer updates in the step; None counts the recorded ones.
 
         Raises:

@@ -3,7 +3,7 @@
 Profiler files list an operation's arguments by position, without names. This table names them as in torch's schemas (a
 test compares it with the installed torch). A name with `@` is a tensor or a list of tensors.
 
-Recurrent layers, scaled-dot-product attention and RMS normalisation are composites: depending on device and dtype, the
+Recurrent layers, scaled-dot-product attention and RMS normalisation are composites. Depending on device and dtype, the
 same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts and use the same names for
 the call and its backward pass. Inputs are the call's tensors in schema order, with lists flattened, also for the
 backward pass. Only RMS normalisation's backward pass starts with the gradient, as its fused operation does. Example::

@@ -251,8 +251,8 @@ class Trace:
         gpu_memory_bytes: Memory of that GPU; None without CUDA.
         step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
             They calibrate predictions on the same GPU.
-        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device:
-            host work without a profiler, and waits inside the step. Empty if not measured.
+        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device.
+            It is host work without a profiler, and waits inside the step. Empty if not measured.
         running_step_seconds: Mean step time in a running loop, which does not wait for the device between steps, over a
             block of steps; None if no block was timed.
         running_steps: Number of steps in that block.

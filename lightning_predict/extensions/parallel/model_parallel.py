@@ -431,14 +431,14 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
 
 TENSOR_HIDDEN: Final = 0.45
 """Share of the tensor-parallel communication that could overlap with matmuls and actually does. Smaller matmuls are
-slower, and copies use SMs. torchtitan's async tensor parallelism of Llama 3.1 8B over 8 H100 shortens a step by 9 % in
-bfloat16 and in float8; hiding everything would give 26 % (training data: those rows of torchtitan.csv)."""
+slower, and copies use SMs. For Llama 3.1 8B over 8 H100, torchtitan's async tensor parallelism shortens a step by 9 %
+in bfloat16 and in float8. Hiding everything would give 26 % (training data: those rows of torchtitan.csv)."""
 
 
 RING_DOUBT: Final = np.array([0.0, 0.0, 0.5])
 """Additional time of ring attention, for low end, middle and high end, because the implementation is unknown.
-Transformer Engine's takes as long as attention on one GPU. torch's takes half as much again in torchtitan's runs of
-131,072 and 262,144 tokens over four and eight H100 (training data: those rows of torchtitan.csv)."""
+Transformer Engine's takes as long as attention on one GPU. In torchtitan's runs of 131,072 and 262,144 tokens over four
+and eight H100, torch's takes half as much again (training data: those rows of torchtitan.csv)."""
 
 
 def sharing_collectives(strategy: Strategy) -> dict[str, float]:

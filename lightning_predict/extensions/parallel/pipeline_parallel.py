@@ -2,10 +2,10 @@
 
 Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
 micro-batch passes through all stages, and the slowest stage limits the others. With p equal stages and m micro-batches,
-a step takes m + p - 1 times the time of a stage's micro-batch, so the bubble is (p - 1) / m of the work. With v stages
-per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. If weight gradients are
-delayed to fill idle time (zero-bubble schedule H1, Qi et al., 2024), the bubble is shorter by twice their time. Without
-a pipeline, micro-batches run one after another with gradient accumulation. Example::
+a step takes m + p - 1 times the time of a stage's micro-batch. The bubble is thus (p - 1) / m of the work. With v
+stages per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. If weight
+gradients are delayed to fill idle time (zero-bubble schedule H1, Qi et al., 2024), the bubble is shorter by twice their
+time. Without a pipeline, micro-batches run one after another with gradient accumulation. Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)

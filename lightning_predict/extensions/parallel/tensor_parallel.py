@@ -632,7 +632,7 @@ def _is_product(problem: Problem, operation: Operation) -> bool:
 def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> Iterator[Problem]:
     """Yield a matmul in float8, and the work to scale and cast its factors.
 
-    A tensor is cast once for all matmuls that use it: it is read and written in its own dtype, and written in one byte,
+    A tensor is cast once for all matmuls that use it. It is read and written in its own dtype, and written in one byte,
     by rows and by columns. A scale per tensor needs the maximum first, so the tensor is read once more. Scales per row
     and per column differ, so both are computed and cast separately. A scale per block is computed during the cast.
 
