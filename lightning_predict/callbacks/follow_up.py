@@ -35,7 +35,6 @@ from lightning_predict.reports.ranking import lines_of_run, rank
 from lightning_predict.run.history import append_record, history_path
 from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
 from lightning_predict.run.workload import Workload
-from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
@@ -245,8 +244,7 @@ class FollowUp:
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )
         self.run_clock.buffered = batches_in_store(trainer)
-        seconds = measured_seconds(trace)
-        self.run_clock.device_seconds = None if seconds is None else seconds / trace.batches
+        self.run_clock.step_is_measured(trace)
 
 
 def cheapest_of(predictions: Predictions) -> str | None:

@@ -25,11 +25,14 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
-from lightning_predict.fit.evidence import Evidence, believe
+from lightning_predict.fit.device_pace import DevicePace
+from lightning_predict.fit.evidence import Evidence
 from lightning_predict.fit.remaining import CheckpointClock
 from lightning_predict.fit.windows import WindowCount
 from lightning_predict.interval import Interval
-from lightning_predict.tracing.trace import Memory
+from lightning_predict.timeline.whole_steps import measured_seconds
+from lightning_predict.tracing.running_loop import BLOCK_BATCHES
+from lightning_predict.tracing.trace import Memory, Trace
 from lightning_predict.tracing.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -213,7 +216,7 @@ class ValidationTimer:
             return
         run.batch_start = now = self._clock()
         if run.start_seconds is None:
-            run.start_seconds = now - run.before
+            run.start_seconds = max(0.0, now - run.before)
         else:
             run.waited += now - run.last_end
 
@@ -308,8 +311,7 @@ class RunClock:
         memory: Sizes of what a checkpoint holds; None before a step was recorded.
         buffered: Batches that the loader's workers have ready after a break.
         began: When the first batch began; None before.
-        device_seconds: Seconds of a batch of which the end was waited for, where batches end for the host before they
-            do for the device; None if none was.
+        device: Cycles of a host whose device works behind it; unused on a CPU.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
@@ -319,7 +321,7 @@ class RunClock:
         self.memory: Memory | None = None
         self.buffered = 0
         self.began: float | None = None
-        self.device_seconds: float | None = None
+        self.device = DevicePace()
         self.has_begun = False
         self._clock = clock
         self._is_asynchronous = is_asynchronous
@@ -331,7 +333,7 @@ class RunClock:
         self._epochs = 0
         self._epoch_began_at: int | None = None
         self._waits_to_skip = 0
-        self._steps, self._waits, self._cycles = Evidence(), Evidence(), Evidence()
+        self._steps, self._waits = Evidence(), Evidence()
         self._pauses, self._closings = Evidence(), Evidence()
         self._last_step = 0.0
         self._first_pause: float | None = None
@@ -354,7 +356,23 @@ class RunClock:
     def interrupt(self) -> None:
         """Note that something happens before the next batch that will not happen again: a prediction."""
         self._gap = None
+        self.device.drain()
         self._waits_to_skip = max(0, self.buffered - 1)  # the first batch that follows is the first of these
+
+    def step_is_measured(self, trace: Trace) -> None:
+        """Take the device time of a batch from a recorded step, if it was timed."""
+        seconds = measured_seconds(trace)
+        if seconds is None:
+            self.device.measured(None)
+            return
+        launches = {
+            id(kernel) if kernel.launch_start_seconds is None else kernel.launch_start_seconds
+            for kernel in trace.kernels
+        }
+        timed = BLOCK_BATCHES if trace.running_step_seconds is not None else len(trace.step_seconds) * trace.batches
+        self.device.measured(
+            seconds / trace.batches, launches=math.ceil(len(launches) / trace.batches), batches=max(1, timed)
+        )
 
     # Events of training.
 
@@ -374,13 +392,14 @@ class RunClock:
         if gap is not None:
             wait = now - gap.since
             if self.checkpoints.is_pending:
+                self.device.drain()
                 self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
             elif self._waits_to_skip:  # of what was made meanwhile, until one shows that nothing is left of it
                 self._waits_to_skip = self._waits_to_skip - 1 if wait <= self._last_step else 0
             else:
                 self._waits.add(wait)
                 if self._is_asynchronous:
-                    self._cycles.add(self._last_step + wait)
+                    self.device.add(self._last_step + wait)
         return False
 
     def batch_is_recorded(self) -> None:
@@ -413,7 +432,7 @@ class RunClock:
         """Note that an epoch begins; its loader may start workers."""
         gap, now = self._breaks()
         if self._epoch_began_at is None and self.batches:
-            self._closings.add(now - gap.since)
+            self._closings.add(max(0.0, now - gap.since))
         self._gap, self._epoch_began_at = replace(gap, is_new_epoch=True), self.batches
 
     def epoch_ends(self) -> None:
@@ -440,7 +459,7 @@ class RunClock:
         if self.validation.is_under_way:
             return
         now, gap = self._clock(), self._gap
-        before = now if gap is None else gap.since
+        before = (now if gap is None else gap.since) + self.device.drain()
         if self.checkpoints.is_pending:  # Written after the last batch; what validation starts is short.
             self.checkpoints.hook_begins(now)
             before = now
@@ -473,17 +492,15 @@ class RunClock:
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
         # On a GPU the host waits for the loader while the device still computes: only both together are known.
         found = (
-            self._cycles.believed(together=max(batches_per_window, workers), ahead=ahead)
+            self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
             else self._steps.believed(together=batches_per_window, ahead=ahead)
         )
-        if found is None and self.device_seconds is not None:
-            found = believe([self.device_seconds])
         if found is None:
             return None
         step = found.mean
         if self._is_asynchronous:
-            seconds = step.middle if self.device_seconds is None else min(self.device_seconds, step.middle)
+            seconds = step.middle if self.device.seconds is None else min(self.device.seconds, step.middle)
             wait = NOTHING.added(step.middle - seconds)
             step = step.added(seconds - step.middle).at_least(0.0)
         later = wait
@@ -494,7 +511,7 @@ class RunClock:
             step=step,
             wait=wait,
             later_wait=later,
-            values=(self._cycles if self._is_asynchronous else self._steps).count,
+            values=(self.device if self._is_asynchronous else self._steps).count,
             waits=self._waits.count,
             is_settled=found.is_settled,
         )
@@ -538,7 +555,8 @@ class RunClock:
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now)
             gap = replace(gap, since=now)
-        return replace(gap, is_pause=True), now
+        # The device still computes what the host has queued; the break begins when it is done.
+        return replace(gap, since=gap.since + self.device.drain(), is_pause=True), now
 
     def _resumes(self, now: float, gap: _Gap | None) -> bool:
         """Sum up the pause that ends with this batch."""
@@ -555,9 +573,9 @@ class RunClock:
         if gap is None or not is_new:
             return False
         if is_first:
-            self._first_pause = now - gap.since
+            self._first_pause = max(0.0, now - gap.since)
             return False
-        self._pauses.add(now - gap.since)
+        self._pauses.add(max(0.0, now - gap.since))
         return has_doubled
 
 

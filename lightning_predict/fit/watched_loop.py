@@ -48,7 +48,6 @@ from lightning_predict.reports.format import duration_interval
 from lightning_predict.reports.ranking import lines_of_run
 from lightning_predict.reports.table import print_text
 from lightning_predict.run.history import read_history
-from lightning_predict.timeline.whole_steps import measured_seconds
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -333,7 +332,7 @@ class WatchedRun:
             return
         self.trace, self._recorder = replace(trace, world_size=self.world_size), None
         self.clock.memory = trace.memory
-        self.clock.device_seconds = measured_seconds(trace)
+        self.clock.step_is_measured(trace)
         self._moments.is_due(self.clock.batches, self.clock.training_seconds)
         self._predict()
         self.worries = tuple(worries(replace(self.trace, batches=self.batches_per_step), self.ahead()))

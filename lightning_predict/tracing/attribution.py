@@ -246,9 +246,8 @@ class _Nodes:
         self._main: Thread = threads.most_common(1)[0][0] if threads else (None, None)
         self._threads = self._thread_numbers(profile, calls)
         # The last call with a given sequence number created its node.
-        self._modules = {
-            (call.thread, call.sequence_number): _module_around(call)
-            for call in sorted(counted, key=lambda one: one.start)
+        self._makers = {
+            (call.thread, call.sequence_number): call for call in sorted(counted, key=lambda one: one.start)
         }
         nodes = [call for call in calls if is_outer_node(call) and call.sequence_number is not None]
         numbers: dict[Thread, set[int]] = {}
@@ -279,7 +278,8 @@ class _Nodes:
 
     def module(self, node: Call) -> str | None:
         """Return the name of the module whose call created a node."""
-        return self._modules.get((self._forward_thread(node), node.sequence_number))
+        maker = self._makers.get((self._forward_thread(node), node.sequence_number))
+        return None if maker is None else _module_around(maker)
 
     def builds_graph(self, call: Call) -> bool:
         """Return whether the call created a node of this step's backward pass."""
@@ -290,6 +290,8 @@ class _Nodes:
         end = number + 1
         if operator_name(call) in WHOLE_OPERATIONS:
             end = next((region[1] for region in self._whole_calls.get(call.thread, []) if region[2] is call), end)
+        elif not call.start <= self._makers.get((call.thread, number), call).start < call.end:
+            return False  # it only read the counter before the call that made the node, as a copy of the batch does
         return bisect_left(numbers, number) < bisect_left(numbers, end)
 
     @staticmethod

@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.calls import RECORDED_TENSORS
+from lightning_predict.tracing.cupti import detached_afterwards
 from lightning_predict.tracing.events import read_profile
 from lightning_predict.tracing.kineto import trace_of_profile
 from lightning_predict.tracing.micro_batches import backward_ends, collector_paused, without_update
@@ -240,7 +241,8 @@ class ProfilerRecorder:
 def _stop(running: profile) -> None:
     """Stop a profiler; if that fails, disable torch's profiler so that none stays active."""
     try:
-        running.stop()
+        with detached_afterwards():
+            running.stop()
     except BaseException:
         if torch._C._autograd._profiler_enabled():
             torch._C._autograd._disable_profiler()

@@ -30,6 +30,9 @@ BLOCKS_OF_A_RUN: Final = 4
 WAITED_SHARE: Final = 0.02
 """Maximum share of a block spent waiting for batches; with longer waits, the device catches up with the host."""
 
+HOST_AHEAD_SHARE: Final = 0.9
+"""Share of a block that a host needs at most, waits included, for the device never to run out of work."""
+
 MOST_TRIES: Final = 2
 """Maximum number of attempts to time a block, since none fits into epochs that are shorter than a block."""
 
@@ -144,7 +147,10 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
         standing: Time of one isolated step, which waits for the device at its end (and after each of its batches).
         host: Time of an isolated step until the host is done.
     """
-    if block.steps * block.batches < FEWEST_BATCHES or block.waited_seconds > WAITED_SHARE * block.seconds:
+    is_ahead = block.steps * host + block.waited_seconds <= HOST_AHEAD_SHARE * block.seconds
+    if block.steps * block.batches < FEWEST_BATCHES or (
+        block.waited_seconds > WAITED_SHARE * block.seconds and not is_ahead
+    ):
         return None
     follows_host = standing - host <= IDLE_SHARE * standing
     seconds = block.seconds - (block.waited_seconds if follows_host else 0.0)

@@ -39,6 +39,9 @@ _NO_KERNELS: Final = (
     "scaled from measurements."
 )
 
+LARGER_BEFORE: Final = 1.1
+"""Peak of the process over the peak of the step from which on the allocator's memory belongs to earlier work."""
+
 _SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
 
 
@@ -284,7 +287,7 @@ class CaptureSession:
         self._synchronize()
         self._seconds += time.perf_counter() - self._started_at
         if self._device.type == "cuda":
-            self._reserved_bytes = torch.cuda.max_memory_reserved(self._device)
+            self._reserved_bytes = torch.cuda.memory_reserved(self._device)
 
     def _stop_recorder(self) -> None:
         if self._recorder is None:
@@ -333,7 +336,7 @@ class CaptureSession:
             has_backward=any(operation.phase == "backward" for operation in trace.operations),
             forward_gradient_bytes=self._forward_gradient_bytes,
             peak_bytes=self._peak_bytes,
-            reserved_bytes=self._reserved_bytes,
+            reserved_bytes=self._reserved_by_step,
         )
         return self._with_device(
             replace(
@@ -362,6 +365,18 @@ class CaptureSession:
             return None
         recorded = self._recorder.peak_bytes if isinstance(self._recorder, ProfilerRecorder) else None
         return recorded or torch.cuda.max_memory_allocated(self._device)
+
+    @property
+    def _reserved_by_step(self) -> int | None:
+        """Memory that the allocator holds for the step; None if earlier work of the process took more than the step.
+
+        The allocator keeps what a larger model left, as in a notebook, and never says for whom.
+        """
+        peak, held = self._peak_bytes, self._reserved_bytes
+        if peak is None or held is None:
+            return held
+        is_of_step = torch.cuda.max_memory_allocated(self._device) <= LARGER_BEFORE * peak
+        return held if is_of_step else None
 
     def _compile_seconds(self) -> float | None:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)

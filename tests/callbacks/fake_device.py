@@ -14,6 +14,7 @@ that a real GPU recorded, or one that was written here. Example::
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ class FakeDevice:
         device_seconds: Device time of a batch; it begins when the host has launched half of it.
         now: The host's clock.
         free: When the device is done.
+        queue_batches: Batches that the launch queue holds; a host further ahead waits.
+        peak_bytes: Most memory that the process ever allocated.
         recorded: Parts of steps that were recorded.
         waits: How often something waited for the device.
     """
@@ -59,6 +62,8 @@ class FakeDevice:
     memory_bytes: int = 32 * GIB
     host_seconds: float = 0.01
     device_seconds: float = 0.03
+    queue_batches: float = math.inf
+    peak_bytes: int = GIB
     now: float = 0.0
     free: float = 0.0
     recorded: int = 0
@@ -84,6 +89,8 @@ class FakeDevice:
         launched = self.now + self.host_seconds / 2
         self.now += self.host_seconds
         self.free = max(self.free, launched) + self.device_seconds
+        if self.queue_batches < math.inf:
+            self.now = max(self.now, self.free - self.queue_batches * self.device_seconds)
 
     def drives(self, model: Any) -> Any:
         """Let each training step of a model take the time of a batch on this device."""
@@ -120,8 +127,8 @@ class FakeDevice:
             patches.setattr(strategy, "root_device", property(root_device))
             patches.setattr(torch.cuda, "synchronize", self.synchronize)
             patches.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
-            patches.setattr(torch.cuda, "max_memory_allocated", lambda device=None: GIB)
-            patches.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 2 * GIB)
+            patches.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.peak_bytes)
+            patches.setattr(torch.cuda, "memory_reserved", lambda device=None: 2 * GIB)
             patches.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
             patches.setattr(torch.cuda, "get_device_name", lambda device=None: self.name)
             patches.setattr(profiler, "profile", _without_cuda)

@@ -121,13 +121,32 @@ def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
     # Steps of 1 s for the device; the host is done with one after 0.2 s, waits 0.3 s for the loader, and then for the
     # device: from batch to batch a second passes, of which the wait adds nothing.
     fit = Fit(is_asynchronous=True)
-    fit.clock.device_seconds = 1.0
+    fit.clock.device.measured(1.0)
     for _ in range(40):
         fit.batch(0.7, wait=0.3)
     assert fit.batch_times().step_seconds == pytest.approx(1.0)
     assert fit.batch_times().wait_seconds == pytest.approx(0.0)
-    fit.clock.device_seconds = 0.6  # the loader is the slower: of a second the device computes 0.6 s
+    fit.clock.device.measured(0.6)  # the loader is the slower: of a second the device computes 0.6 s
+    for _ in range(40):
+        fit.batch(0.7, wait=0.3)
     assert (fit.batch_times().step_seconds, fit.batch_times().wait_seconds) == pytest.approx((0.6, 0.4))
+
+
+def test_what_the_device_still_computes_when_an_epoch_ends_is_no_part_of_the_pause() -> None:
+    # A device of 1 s a batch, a host of 0.2 s that may be 4 batches ahead. It waits 3.2 s for the device at the end of
+    # the epoch (4 batches of 1 s, less the 0.8 s that it needs for them) and then 2 s for its workers.
+    fit = Fit(is_asynchronous=True)
+    fit.clock.device.measured(1.0, launches=100, batches=8)
+    for _ in range(2):
+        fit.clock.epoch_starts()
+        for number in range(24):
+            fit.batch(0.2 if number < 5 else 1.0, wait=0.0)
+        fit.clock.epoch_ends()
+        fit.passes(4 * 0.8 + 2.0)
+    fit.clock.epoch_starts()
+    fit.batch(0.2, wait=0.0)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.clock.pause(starts_workers=True).middle == pytest.approx(2.0, abs=0.81)
 
 
 def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:

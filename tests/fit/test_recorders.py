@@ -232,10 +232,14 @@ def test_a_block_that_compiles_or_turns_to_another_kind_is_none() -> None:
 
 
 def test_a_block_that_waits_for_its_loader_is_left_out() -> None:
-    loop = Loop(device_seconds=3.0)
-    trace = [loop.batch(1.0) for _ in range(11)][-1]
-    assert trace is not None
-    assert trace.running_step_seconds is None
+    busy, idle = (
+        [loop.batch(1.0, loader=wait) for _ in range(11)][-1]
+        for loop, wait in ((Loop(device_seconds=3.0), 1.0), (Loop(device_seconds=3.0), 4.0))
+    )
+    assert busy is not None
+    assert busy.running_step_seconds == 3.0  # the device works through waits of 1 s
+    assert idle is not None
+    assert idle.running_step_seconds is None
 
 
 def test_the_recording_stands_still_between_the_batches_of_a_window() -> None:

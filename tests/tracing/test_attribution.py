@@ -152,3 +152,25 @@ def test_numbers_of_two_threads_are_told_apart_by_the_links_between_forward_and_
         link("f", 100, 2, 2),
     )
     assert summary(found)[4:] == [("aten::threshold_backward", 0), ("aten::lstm_backward", 0)]
+
+
+def test_only_the_last_call_that_saw_a_number_made_the_node() -> None:
+    # A copy of the batch reads autograd's counter before the product does, and takes no number.
+    found = select(
+        op("aten::to", 0, 20, 7),
+        op("aten::_to_copy", 1, 18, 7),
+        event("cudaMemcpyAsync", 5, 1, "cuda_runtime", correlation=1),
+        event("Memcpy HtoD (Pinned -> Device)", 8, 2, "gpu_memcpy", tid=99, correlation=1),
+        op("aten::linear", 30, 20, 7),
+        op("aten::addmm", 32, 15, 7),
+        *kernel(34, 2),
+        op("aten::relu", 60, 10, 8),
+        *kernel(62, 3),
+        node("AddmmBackward0", 100, 20, 7),
+        node("ReluBackward0", 80, 10, 8),
+    )
+    assert [(item.name, item.builds_graph) for item in found if not item.in_backward] == [
+        ("aten::_to_copy", False),
+        ("aten::addmm", True),
+        ("aten::relu", True),
+    ]

@@ -77,8 +77,16 @@ def test_the_example_of_a_block() -> None:
     assert running_step_seconds(block, standing=0.12, host=0.03) == pytest.approx((0.86 - 0.12) / 7)
 
 
+def test_waits_that_a_busy_device_works_through_discard_no_block() -> None:
+    # 8 steps of 30 ms on the device, 10 ms on the host and 5 ms between two: the host is ahead of the device all along.
+    block = StepBlock(seconds=8 * 0.030 + 0.005, waited_seconds=7 * 0.005, steps=8)
+    assert running_step_seconds(block, standing=0.035, host=0.010) == pytest.approx(0.030, rel=0.01)
+    slow = StepBlock(seconds=8 * 0.030 + 0.005, waited_seconds=7 * 0.025, steps=8)  # the device may run dry
+    assert running_step_seconds(slow, standing=0.035, host=0.010) is None
+
+
 def test_a_block_that_waited_for_its_loader_says_nothing() -> None:
-    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.03, steps=8), standing=0.13, host=0.1) is None
+    assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.03, steps=8), standing=0.13, host=0.12) is None
     assert running_step_seconds(StepBlock(seconds=1.0, waited_seconds=0.0, steps=2), standing=0.5, host=0.1) is None
 
 
