@@ -1,4 +1,4 @@
-"""CUPTI is detached when a recording stops, on releases on which that was tried, and never against the user's setting."""
+"""CUPTI is detached when a recording stops, from CUDA 13 on, and never against the user's own setting."""
 
 from __future__ import annotations
 
