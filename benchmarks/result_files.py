@@ -21,11 +21,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, final
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.runs import Run
+from benchmarks.runs import RUNS, Run
 from lightning_predict.reports.published_cases import PublishedCase, Split
 
 FOLDER: Final = Path(__file__).parent / "results"
@@ -144,6 +145,18 @@ class Result:
         return Figure(name=name, value=rows[0][columns[0]], unit=unit_of(heading))
 
 
+def write_run(console: ResultConsole, name: str, folder: Path | None) -> None:
+    """Write what a console printed as the result of a run; None writes nothing.
+
+    Args:
+        console: The console.
+        name: Key of `RUNS`.
+        folder: Folder to write to.
+    """
+    if folder is not None:
+        write_result(console.result(RUNS[name]), folder)
+
+
 def unit_of(heading: str) -> str:
     """Unit at the end of a column's heading; empty if it has none."""
     word = heading.rpartition(" ")[2]
@@ -167,6 +180,7 @@ class ResultConsole(Console):
         self._keeps_measurements = keeps_measurements
         self._tables: list[ResultTable] = []
         self._sentences: list[str] = []
+        self._figures: list[Figure] = []
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as rich does, and keep tables and lines."""
@@ -176,6 +190,17 @@ class ResultConsole(Console):
                 self._keep(table_of(one))
             elif isinstance(one, str) and one.strip():
                 self._sentences.append(one)
+
+    def print_figures(self, title: str, figures: Sequence[Figure]) -> None:
+        """Print single numbers as a table and keep them as figures."""
+        table = Table(title=title, box=box.SIMPLE)
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        table.add_column("unit")
+        for figure in figures:
+            table.add_row(figure.name, figure.value, figure.unit)
+        super().print(table)
+        self._figures += figures
 
     def _keep(self, table: ResultTable) -> None:
         measured = any(column.startswith("measured") for column in table.columns)
@@ -196,7 +221,8 @@ class ResultConsole(Console):
             commit=current_commit(),
             split=run.split,
             fitted=run.fitted,
-            cases=sum(case.steps for case in published) or counted_cases(self._tables),
+            cases=sum(case.steps for case in published) or counted_cases(self._tables) or len(self._figures),
+            figures=tuple(self._figures),
             tables=tuple(self._tables),
             sentences=tuple(self._sentences),
             published=tuple(published),

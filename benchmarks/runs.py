@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ from lightning_predict.reports.published_cases import Split
 
 FOLDERS: Final = ("validation", "measurements", "traces")
 """Folders of published measurements and recordings; the modules say where each comes from."""
+
+DEFAULT_STUDY: Final = Path(os.devnull)
+"""Settings of a study of planners: an empty file takes the defaults."""
 
 TIMEOUT_MINUTES: Final = 25
 """Longest time of one command."""
@@ -34,7 +38,7 @@ class Run:
         name: Name of the result.
         module: Module that Python runs.
         words: What follows the module. `validation`, `measurements` and `traces` stand for these folders of data, and
-            `STEPS` for the folder of recorded steps.
+            `STEPS` for the folder of recorded steps, `STUDY` for an empty file of settings.
         split: Whether constants were chosen on the scored rows.
         fitted: What was chosen on them.
         copies_allowed: False if a licence of the source does not allow copies of measured values.
@@ -67,7 +71,7 @@ class Run:
             results: Folder to write the result to.
             cache: Folder of recorded steps.
         """
-        paths = {"STEPS": cache} | {folder: data / folder for folder in FOLDERS}
+        paths = {"STEPS": cache, "STUDY": DEFAULT_STUDY} | {folder: data / folder for folder in FOLDERS}
         words = [str(paths.get(word, word)) for word in self.words]
         return ("-m", self.module, *words, "--result", str(results))
 
@@ -153,7 +157,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _part("pairs", "fitted", "exponents of measured scaling", data="measurements"),
         _part("choices", "held out", copies_allowed=False),
         _part("hosts", "fitted", "width of the host's interval", *_CACHE),
-        _part("gains", "fitted", "", *_CACHE),
+        _part("gains", "fitted", "factors of some changes", *_CACHE),
         _part("unseen", "held out", "", "--tables", "measurements", *_CACHE, is_quick=False),
         _part("seeds", "fitted", "some constants of training benchmarks", copies_allowed=False),
         _part("dlrm", "held out", is_quick=False),
@@ -179,6 +183,13 @@ RUNS: Final[Mapping[str, Run]] = {
             is_quick=False,
         ),
         Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),
+        Run(name="planning", module="benchmarks.planning", words=("STUDY",), split="held out", is_quick=False),
+        *(
+            Run(name=f"speed-{name}", module=f"benchmarks.speed.{name}_speed", split="held out", is_quick=False)
+            for name in ("prediction", "recording", "planning")
+        ),
+        Run(name="speed-import", module="benchmarks.speed.import_time", split="held out", is_quick=False),
+        Run(name="speed-callbacks", module="benchmarks.speed.callback_overhead", split="held out", is_quick=False),
     )
 }  # fmt: skip
 """All runs, by name."""

@@ -8,13 +8,24 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result_files import Figure, Result, ResultConsole, ResultTable, read_result, table_of, write_result
-from benchmarks.runs import RUNS, main
+from benchmarks.result_files import (
+    Figure,
+    Result,
+    ResultConsole,
+    ResultTable,
+    distinct,
+    read_result,
+    table_of,
+    write_result,
+    write_run,
+)
+from benchmarks.runs import RUNS, Run, main
 from benchmarks.scored_steps import ScoredRow, print_rows, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.interval import Interval
 from lightning_predict.reports.published_cases import StepDescription
 
+ROOT = Path(__file__).parent.parent
 STEP = StepDescription(kind="language model", precision="16 bits")
 
 
@@ -51,6 +62,19 @@ def test_the_file_holds_what_the_terminal_shows(capsys: pytest.CaptureFixture[st
     assert table.rows == (("T4", "BERT", "12", "3.4", "7"), ("all", "", "1,012", "5.6", "8"))
     assert all(cell in printed for cells in table.rows for cell in cells)
     assert console.result(RUNS["lin"]).cases == 1012  # of the column n
+
+
+def test_single_figures_are_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = ResultConsole(width=100)
+    console.print_figures("Speed", [Figure(name="one call", value="0.30", unit="s")])
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("Speed", "one call", "0.30", "s"))
+    write_run(console, "speed-prediction", None)
+    write_run(console, "speed-prediction", tmp_path)
+    (path,) = tmp_path.iterdir()
+    one = read_result(path.stem, tmp_path)
+    assert one.figure("one call") == Figure(name="one call", value="0.30", unit="s")
+    assert one.cases == 1
 
 
 def test_measured_values_that_may_not_be_copied_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,3 +138,19 @@ def test_plain_consoles_still_print_every_table() -> None:
     with console.capture() as capture:
         print_rows("Steps", ("model",), [row(measured=1.0)], console, unit="s")
     assert "1 of 1" in capture.get()
+
+
+def test_repeated_headings_are_told_apart() -> None:
+    headings = ["n", "mean %", "median %", "roofline mean %", "median %"]
+    assert distinct(headings) == ("n", "mean %", "median %", "roofline mean %", "roofline median %")
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_every_run_names_a_module_that_is_there(run: Run) -> None:
+    path = ROOT / Path(*run.module.split("."))
+    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    words = run.arguments(Path("data"), Path("results"), Path("cache"))
+    assert words[:2] == ("-m", run.module)
+    assert words[-2:] == ("--result", "results")
+    assert run.command == f"python -m {run.module} {' '.join(run.words)}".rstrip()
+    assert run.split == "held out" or run.fitted

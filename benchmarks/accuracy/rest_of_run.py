@@ -13,6 +13,7 @@ waits for workers and disks are then left out of both sides.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import statistics
@@ -20,8 +21,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, final
 
 import torch
@@ -31,6 +33,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.result_files import ResultConsole, write_run
+from benchmarks.training.report import report_table
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.interval import Interval
 
@@ -256,26 +260,38 @@ def errors(kind: Kind) -> tuple[float, dict[int, tuple[float, bool]]]:
     }
 
 
-def main(names: list[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the errors of each kind, and of all."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("kinds", nargs="*", help=f"kinds of runs, of {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--processor-time", action="store_true", help="read processor time instead of the wall clock")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.kinds if name not in KINDS]:
+        parser.error(f"no kind is named {', '.join(unknown)}; expected {', '.join(KINDS)}")
+    if options.processor_time:
+        count_processor_time()
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(THREADS)
-    heads = ("after the capture", *(f"{moment} steps" for moment in MOMENTS[1:]))
-    print(f"{'kind':20} {'took':>8}  " + "  ".join(f"{head:>17}" for head in heads), flush=True)
+    heads = ("after the capture %", *(f"{moment} steps %" for moment in MOMENTS[1:]))
+    table = report_table("Error of the remaining time (*: outside the interval)", ("kind",), ("took s", *heads))
     found: dict[int, list[float]] = {moment: [] for moment in MOMENTS}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LIGHTNING_PREDICT_HISTORY"] = os.path.join(folder, "history.jsonl")
-        for name in names or KINDS:
+        for name in options.kinds or KINDS:
             seconds, of_kind = errors(KINDS[name])
             for moment, (error, _) in of_kind.items():
                 found[moment].append(abs(error))
-            said = {moment: f"{error:+.1%}{' ' if holds else '*'}" for moment, (error, holds) in of_kind.items()}
-            cells = (said.get(moment, "") for moment in MOMENTS)
-            print(f"{name:20} {seconds:6.1f} s  " + "  ".join(f"{cell:>17}" for cell in cells), flush=True)
-    for title, statistic in (("mean", statistics.mean), ("worst", max)):
-        cells = (f"{statistic(found[moment]):.1%}" if found[moment] else "" for moment in MOMENTS)
-        print(f"{title:20} {'':8}  " + "  ".join(f"{cell:>17}" for cell in cells))
+            said = {moment: f"{100 * error:+.1f}{'' if holds else '*'}" for moment, (error, holds) in of_kind.items()}
+            table.add_row(name, f"{seconds:.1f}", *(said.get(moment, "") for moment in MOMENTS))
+    table.add_section()
+    for title, statistic in (("mean |error|", statistics.mean), ("worst", max)):
+        cells = (f"{100 * statistic(found[moment]):.1f}" if found[moment] else "" for moment in MOMENTS)
+        table.add_row(title, "", *cells)
+    console = ResultConsole(width=120)
+    console.print(table)
+    write_run(console, "rest-of-run", options.result)
 
 
 def count_processor_time() -> None:
@@ -290,7 +306,4 @@ def count_processor_time() -> None:
 
 
 if __name__ == "__main__":
-    if "--processor-time" in sys.argv:
-        sys.argv.remove("--processor-time")
-        count_processor_time()
-    main(sys.argv[1:])
+    main()

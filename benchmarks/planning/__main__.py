@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from benchmarks.planning.pictures import comparison_figure, comparison_table
 from benchmarks.planning.study import compare, read_study, run_study
+from benchmarks.result_files import ResultConsole, write_run
 from lightning_predict.cli.answers import json_value
 from lightning_predict.errors import LightningPredictError
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=None, help="folder to write all runs and the figure to")
     parser.add_argument("--workers", type=int, default=None, help="processes, -1 for all cores")
     parser.add_argument("--streams", type=Path, default=None, help="folder of published jobs and throughputs (Gavel)")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the comparison to")
     options = parser.parse_args(arguments)
     try:
         study = read_study(options.study, streams=options.streams)
@@ -45,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bar = progress.add_task("runs", total=len(study.runs))
             runs = run_study(study, workers=options.workers, on_run=lambda _: progress.advance(bar))
         comparisons = compare(runs)
-        Console(width=WIDTH).print(comparison_table(comparisons))
+        console = ResultConsole(width=WIDTH)
+        console.print(comparison_table(comparisons))
+        write_run(console, "planning", options.result)
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
             document = {"version": 1, "study": replace(study, stream=None), "comparisons": comparisons, "runs": runs}

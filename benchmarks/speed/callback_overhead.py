@@ -15,6 +15,7 @@ callbacks: in the first run of the process, which loads the weights, and in late
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import statistics
@@ -24,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +34,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from benchmarks.result_files import Figure, ResultConsole, write_run
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 
 STEPS, CAPTURE_STEPS, STRETCH, ROUNDS = 200, 20, 5, 36
@@ -150,17 +153,24 @@ def median_in_words(ratios: Iterable[float]) -> str:
     return f"{np.median(values):.4f} ({low:.4f} to {high:.4f})"
 
 
-def report(name: str, runs: list[Clocks]) -> None:
-    """Print what one case costs a step."""
+def report(name: str, runs: list[Clocks]) -> tuple[Figure, ...]:
+    """Return what one case costs a step."""
     wall, processor = (median_in_words(ratio for one in runs for ratio in one.pairs(clock)) for clock in (0, 1))
     hooks = [seconds for one in runs for step, seconds in one.hook_seconds.items() if step > CAPTURE_STEPS] or [0.0]
     step = statistics.median(seconds for one in runs for seconds in one.steps(1)[CAPTURE_STEPS:])
-    microseconds = 1e6 * statistics.median(hooks)
-    print(f"{name}: processor {processor}, wall {wall}; hooks {microseconds:.1f} us of {1e3 * step:.2f} ms a step")
+    return (
+        Figure(name=f"{name}: processor time of a step over one without", value=processor),
+        Figure(name=f"{name}: wall time of a step over one without", value=wall),
+        Figure(name=f"{name}: hooks of a step", value=f"{1e6 * statistics.median(hooks):.1f}", unit="microseconds"),
+        Figure(name=f"{name}: a step", value=f"{1e3 * step:.2f}", unit="ms"),
+    )
 
 
 def main() -> None:
     """Print what the callbacks cost."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
@@ -169,16 +179,18 @@ def main() -> None:
         run([])
         cold = run(CASES["RuntimePredictor"]())
         rounds = [{name: run(make()) for name, make in CASES.items()} for _ in range(ROUNDS)]
-    print(f"Ratio of a step with callbacks to one without, {ROUNDS} runs of {STEPS} steps each (95 % interval):")
-    for name in CASES:
-        report(name, [one[name] for one in rounds])
+    figures = [figure for name in CASES for figure in report(name, [one[name] for one in rounds])]
     plain = statistics.median(sum(one[NOTHING].steps(1)[:CAPTURE_STEPS]) for one in rounds)
     step = statistics.median(seconds for one in rounds for seconds in one[NOTHING].steps(1)[CAPTURE_STEPS:])
     first = sum(cold.steps(1)[:CAPTURE_STEPS]) - plain
-    print(f"Capture and prediction, processor time: {first:.2f} s in a new process ({first / step:.0f} steps);")
+    figures.append(Figure(name="capture and prediction, first", value=f"{first:.2f}", unit="s"))
+    figures.append(Figure(name="the same in steps", value=f"{first / step:.0f}"))
     for name in list(CASES)[2:]:
         later = statistics.median(sum(one[name].steps(1)[:CAPTURE_STEPS]) for one in rounds) - plain
-        print(f"  later, {name}: {later:.2f} s ({later / step:.0f} steps)")
+        figures.append(Figure(name=f"capture and prediction, later, {name}", value=f"{later:.2f}", unit="s"))
+    console = ResultConsole(width=120)
+    console.print_figures(f"Cost of the callbacks, {ROUNDS} runs of {STEPS} steps (95 % interval)", figures)
+    write_run(console, "speed-callbacks", options.result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
+
+from benchmarks.result_files import Figure, ResultConsole, write_run
 
 BASELINE, OURS = "import lightning.pytorch", "import lightning.pytorch, lightning_predict.callbacks"
 
@@ -28,17 +31,25 @@ def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as bytecode:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPYCACHEPREFIX"] = bytecode
         seconds(OURS, environment)
         times: dict[str, list[float]] = {BASELINE: [], OURS: []}
-        for _ in range(repeats):
+        for _ in range(options.repeats):
             for code, taken in times.items():
                 taken.append(seconds(code, environment))
     baseline, ours = (median(taken) for taken in times.values())
-    print(f"lightning.pytorch: {baseline:.2f} s; with the callbacks: {ours:.2f} s, {ours - baseline:.2f} s more")
+    figures = (
+        Figure(name="import lightning.pytorch", value=f"{baseline:.2f}", unit="s"),
+        Figure(name="with the callbacks", value=f"{ours:.2f}", unit="s"),
+        Figure(name="the callbacks alone", value=f"{ours - baseline:.2f}", unit="s"),
+    )
+    console = ResultConsole(width=80)
+    console.print_figures("Processor time of imports", figures)
+    write_run(console, "speed-import", options.result)
 
 
 if __name__ == "__main__":

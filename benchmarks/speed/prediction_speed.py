@@ -10,16 +10,19 @@ best ten ways to share a model of 13 billion parameters among 8 x 8 H100 are sea
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
 
 import lightning_predict as lp
 from benchmarks.accuracy.workloads.large_language_models import mpt_trace
+from benchmarks.result_files import Figure, ResultConsole, write_run
 from lightning_predict.gpus import gpu_names
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.gpt import GPT2_LARGE, Gpt
@@ -65,6 +68,9 @@ def timed(action: Callable[[], object], *, repeats: int = 9) -> Timed:
 
 def main() -> None:
     """Print the comparison."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args()
     trace = synthetic_trace()
     gpus = gpu_names()[:GPUS]
     together = timed(lambda: lp.predict(trace, gpus, history=False))
@@ -76,11 +82,6 @@ def main() -> None:
                 lp.predict(Trace(operations=(operation,), device="cpu", recorder="dispatch"), [name])
 
     loop = timed(one_by_one, repeats=1).wall * (OPERATIONS / DISTINCT) * 10
-    print(
-        f"{OPERATIONS:,} operations ({DISTINCT} shapes drawn) x {len(gpus)} GPUs: {together.wall:.3f} s in one call, "
-        f"{together.processor:.3f} s of the processors"
-    )
-    print(f"the same one operation and one GPU at a time: {loop:.0f} s ({loop / together.wall:.0f} times as long)")
 
     def record() -> None:
         with torch.device("meta"):
@@ -94,10 +95,20 @@ def main() -> None:
         lp.predict(lp.capture(step, warmup_steps=0))
 
     large = timed(record, repeats=3)
-    print(f"GPT-2 Large, one training step recorded on meta and predicted for ten GPUs: {large.wall:.2f} s")
     step = mpt_trace("13b", length=2048, batch=16, recompute=False)
     search = timed(lambda: lp.best_layouts(step, ["8x8xH100-SXM-80GB"]), repeats=1)
-    print(f"ten best ways to share 13 B on 8 x 8 H100: {search.wall:.1f} s, {search.processor:.1f} s of the processors")
+    work = f"{OPERATIONS:,} operations x {len(gpus)} GPUs"
+    figures = (
+        Figure(name=f"{work}, one call", value=f"{together.wall:.3f}", unit="s"),
+        Figure(name=f"{work}, one call: processor time", value=f"{together.processor:.3f}", unit="s"),
+        Figure(name=f"{work}, one operation and GPU at a time", value=f"{loop:.0f}", unit="s"),
+        Figure(name="GPT-2 Large, recorded on meta and predicted for ten GPUs", value=f"{large.wall:.2f}", unit="s"),
+        Figure(name="ten best ways to share 13 B on 8 x 8 H100", value=f"{search.wall:.1f}", unit="s"),
+        Figure(name="the same: processor time", value=f"{search.processor:.1f}", unit="s"),
+    )
+    console = ResultConsole(width=100)
+    console.print_figures("Time of predictions", figures)
+    write_run(console, "speed-prediction", options.result)
 
 
 if __name__ == "__main__":

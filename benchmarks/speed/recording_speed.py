@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
+from benchmarks.result_files import Figure, ResultConsole, write_run
 from lightning_predict.callbacks import RuntimePredictor
 
 LAYERS: Final = (20, 80)
@@ -78,7 +80,7 @@ def training_step(layers: int) -> Callable[[], None]:
     return step
 
 
-def small() -> None:
+def small() -> list[Figure]:
     """Print what each mode adds to an operation, and what it adds to a step besides: a line through two steps."""
     steps = [training_step(layers) for layers in LAYERS]
     counts = [len(lp.capture(step, warmup_steps=0).operations) for step in steps]
@@ -98,16 +100,20 @@ def small() -> None:
     runs = [run for step in steps for run in (step, *(mode(step) for mode in modes.values()))]
     taken = seconds(runs)
     each = len(modes) + 1
-    for count, plain in zip(counts, taken[::each], strict=True):
-        print(f"A step of {count:,} operations: {1e3 * plain:.1f} ms")
+    figures = [
+        Figure(name=f"a step of {count:,} operations", value=f"{1e3 * plain:.1f}", unit="ms")
+        for count, plain in zip(counts, taken[::each], strict=True)
+    ]
     for number, name in enumerate(modes, start=1):
         first, last = (taken[number + at] - taken[at] for at in (0, each))
         more = (last - first) / (counts[1] - counts[0])
         besides = first - more * counts[0]
-        print(f"{name}: {1e6 * more:.0f} microseconds more for each operation, {1e3 * besides:.0f} ms more for a step")
+        figures.append(Figure(name=f"{name}: more for an operation", value=f"{1e6 * more:.0f}", unit="microseconds"))
+        figures.append(Figure(name=f"{name}: more for a step", value=f"{1e3 * besides:.0f}", unit="ms"))
+    return figures
 
 
-def large() -> None:
+def large() -> list[Figure]:
     """Record a step of many operations once."""
     value = torch.zeros(8, requires_grad=True)
 
@@ -123,7 +129,11 @@ def large() -> None:
     trace = lp.capture(step, warmup_steps=0)
     taken = time.thread_time() - begin
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{len(trace.operations):,} operations: {taken:.1f} s, {grown:.0f} MiB more")
+    name = f"a step of {len(trace.operations):,} operations"
+    return [
+        Figure(name=f"{name}: recorded in", value=f"{taken:.1f}", unit="s"),
+        Figure(name=f"{name}: more memory", value=f"{grown:.0f}", unit="MiB"),
+    ]
 
 
 class Windows(Callback):
@@ -153,8 +163,9 @@ class Deep(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def accumulation() -> None:
+def accumulation() -> list[Figure]:
     """Print what the window that is recorded takes more than those before and after it."""
+    figures: list[Figure] = []
     for batches in ACCUMULATED:
         for folder in [tempfile.mkdtemp()] * 3:
             windows, predictor = Windows(), RuntimePredictor(["T4"], warmup_steps=2, print_table=False)
@@ -174,10 +185,11 @@ def accumulation() -> None:
             taken = [later - earlier for earlier, later in pairwise(begins)]
             others = median([taken[1], *taken[3:]])
             assert predictor.trace is not None
-            print(
-                f"{batches} batches, {len(predictor.trace.operations):,} operations: {others:.2f} s a window, and "
-                f"{taken[2] - others:.2f} s more to record and predict it"
-            )
+            name = f"{batches} batches, {len(predictor.trace.operations):,} operations"
+            figures.append(Figure(name=f"{name}: a step", value=f"{others:.2f}", unit="s"))
+            more = f"{taken[2] - others:.2f}"
+            figures.append(Figure(name=f"{name}: more to record and predict it", value=more, unit="s"))
+    return figures
 
 
 def main() -> None:
@@ -185,8 +197,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--accumulation", action="store_true")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args()
-    accumulation() if options.accumulation else large() if options.large else small()
+    if options.result is not None and (options.large or options.accumulation):
+        parser.error("a result is of the plain command: leave out --large and --accumulation, or --result")
+    console = ResultConsole(width=120)
+    figures = accumulation() if options.accumulation else large() if options.large else small()
+    console.print_figures("Time of recording", figures)
+    write_run(console, "speed-recording", options.result)
 
 
 if __name__ == "__main__":

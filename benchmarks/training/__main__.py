@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.result_files import ResultConsole, write_run
 from benchmarks.training.scores import score_table
 from benchmarks.training.weights import WIDTH, evaluate, evaluate_proxies, manifest_of, print_operators, train
 from lightning_predict.errors import LightningPredictError
@@ -41,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--output", type=Path, default=Path("weights"), help="folder to write (default: %(default)s)")
     scored.add_argument("--weights", type=Path, default=None, help="weights to score (default: cache, then bundled)")
     scored.add_argument("--baselines", action="store_true", help="train networks on raw latency beside, for minutes")
+    scored.add_argument("--result", type=Path, default=None, help="folder to write the result to")
     options = parser.parse_args(arguments)
-    console, progress = Console(width=WIDTH), Console(stderr=True)
+    console, progress = ResultConsole(width=WIDTH), Console(stderr=True)
     try:
         if options.command == "train":
             scores = train(options.tables, options.output, seed=options.seed, console=progress)
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         proxies = evaluate_proxies(options.tables, weights=options.weights)
         print_operators(scores, manifest_of(options.weights), proxies, console)
+        write_run(console, "operator-weights", options.result)
     except (LightningPredictError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
