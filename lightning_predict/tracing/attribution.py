@@ -291,7 +291,7 @@ class _Nodes:
         if operator_name(call) in WHOLE_OPERATIONS:
             end = next((region[1] for region in self._whole_calls.get(call.thread, []) if region[2] is call), end)
         elif not call.start <= self._makers.get((call.thread, number), call).start < call.end:
-            return False  # it only read the counter before the call that made the node, as a copy of the batch does
+            return False  # a later call created the node; this one only read the counter, like a batch copy
         return bisect_left(numbers, number) < bisect_left(numbers, end)
 
     @staticmethod

@@ -31,7 +31,7 @@ WAITED_SHARE: Final = 0.02
 """Maximum share of a block spent waiting for batches; with longer waits, the device catches up with the host."""
 
 HOST_AHEAD_SHARE: Final = 0.9
-"""Share of a block that a host needs at most, waits included, for the device never to run out of work."""
+"""Maximum share of a block for host work and waits at which the device never runs out of work."""
 
 MOST_TRIES: Final = 2
 """Maximum number of attempts to time a block, since none fits into epochs that are shorter than a block."""

@@ -40,7 +40,7 @@ _NO_KERNELS: Final = (
 )
 
 LARGER_BEFORE: Final = 1.1
-"""Peak of the process over the peak of the step from which on the allocator's memory belongs to earlier work."""
+"""Ratio of the process's peak to the step's peak above which reserved memory is attributed to earlier work."""
 
 _SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
 
@@ -368,9 +368,10 @@ class CaptureSession:
 
     @property
     def _reserved_by_step(self) -> int | None:
-        """Memory that the allocator holds for the step; None if earlier work of the process took more than the step.
+        """Memory reserved by the allocator for the step; None if earlier work of the process needed more.
 
-        The allocator keeps what a larger model left, as in a notebook, and never says for whom.
+        The allocator keeps memory of an earlier, larger model (as in a notebook) and does not report which model it is
+        for.
         """
         peak, held = self._peak_bytes, self._reserved_bytes
         if peak is None or held is None:
