@@ -1,1 +1,1 @@
-"""Regress the times of past runs on their settings."""
+"""Regression of the times of past runs on their settings."""

@@ -1,11 +1,11 @@
-"""End-to-end regression: the time of a run from the times of runs with other settings.
+"""End-to-end regression: predict the time of a run from the times of runs with other settings.
 
-Seconds per iteration are a linear function of the setting's variables, their inverses and products, of which a stepwise
-selection keeps the significant ones (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the whole run's time, which is
-iterations times that). Relative errors are minimised, as runs differ by orders of magnitude, and terms that cannot hold
-beyond the runs are left out: see `RegressionOptions`, which can be set as published. A `Term` is
-a product of variables, each as it is or inverted; the terms of a table of runs are all those of its variables that
-vary, up to a degree. Example::
+Seconds per iteration are a linear function of the setting's variables, their inverses and products; a stepwise
+selection keeps the significant terms. (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the time of the whole run,
+which is iterations times that.) Relative errors are minimised, because runs differ by orders of magnitude. Terms that
+cannot hold beyond the runs are excluded; see `RegressionOptions`, which can also be set as published. A `Term` is a
+product of variables, each as it is or inverted. The candidate terms are those of all varying variables, up to a degree.
+Example::
 
     >>> from lightning_predict.extensions.regression.runs import PastRun, RunSetting
     >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A product of variables.
+    """Product of variables.
 
     Attributes:
         variables: The factors.
@@ -52,7 +52,7 @@ class Term:
 
     @property
     def name(self) -> str:
-        """The product as people write it."""
+        """The product as a formula."""
         above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
         below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
         parts = [" * ".join(above) or "1", *below]
@@ -80,19 +80,19 @@ def terms_of(
     not_inverted: Collection[Variable] = (),
     only_inverted: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
-    """Return all products of up to `degree` different variables, the short ones first.
+    """Return all products of up to `degree` different variables, short ones first.
 
     Args:
-        variables: Those that vary.
-        degree: Factors of a product at most; 1 makes no products.
-        inverses: Take each factor inverted, too.
-        not_inverted: Variables that are not inverted, as they can be 0.
-        only_inverted: Variables that are inverted in every term; without effect where there are no inverses.
+        variables: Variables that vary.
+        degree: Maximum number of factors; 1 makes no products.
+        inverses: Also include inverted factors.
+        not_inverted: Variables that are never inverted, because they can be 0.
+        only_inverted: Variables that are always inverted; ignored without `inverses`.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
         for chosen in combinations(variables, length):
-            if set(_RATES) <= set(chosen):  # what computes and what moves data add up
+            if set(_RATES) <= set(chosen):  # times of computing and of moving data add up
                 continue
             powers = [_powers(name, inverses, not_inverted, only_inverted) for name in chosen]
             terms += [Term(chosen, exponents) for exponents in product(*powers)]
@@ -102,7 +102,7 @@ def terms_of(
 def _powers(
     name: Variable, inverses: bool, not_inverted: Collection[Variable], only_inverted: Collection[Variable]
 ) -> tuple[int, ...]:
-    """Find how a variable enters a product."""
+    """Return the possible exponents of a variable in a product."""
     if not inverses or name in not_inverted:
         return (1,)
     return (-1,) if name in only_inverted else (1, -1)
@@ -111,13 +111,13 @@ def _powers(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """A variable outside the range of the runs that were fitted.
+    """Variable outside the range of the fitted runs.
 
     Attributes:
-        variable: Which.
+        variable: The variable.
         asked: Value of the setting.
-        lowest: Least value of the runs.
-        highest: Largest value of the runs.
+        lowest: Minimum of the runs.
+        highest: Maximum of the runs.
     """
 
     variable: Variable
@@ -127,13 +127,13 @@ class Extrapolation:
 
     @property
     def factor(self) -> float | None:
-        """Asked over the nearest end of the range, above 1 beyond it; None if that end is 0."""
+        """Value over the nearest end of the range, above 1 beyond the maximum; None if that end is 0."""
         nearest = self.highest if self.asked > self.highest else self.lowest
         return self.asked / nearest if nearest else None
 
     @property
     def note(self) -> str:
-        """Say how far a run lies outside of those that were fitted."""
+        """How far a run lies outside the fitted runs, as a phrase."""
         is_above = self.asked > self.highest
         nearest = self.highest if is_above else self.lowest
         kind = "largest" if is_above else "smallest"
@@ -145,11 +145,12 @@ class Extrapolation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """A run as predicted from past runs.
+    """Run predicted from past runs.
 
     Attributes:
         setting: Setting of the run.
-        time: Its seconds, the lower end at least 0; None so far outside the past runs that they fall to 0 or below.
+        time: Its seconds, with a lower end of at least 0; None if the regression falls to 0 or below, far outside the
+            past runs.
         extrapolations: Variables outside the range of the past runs.
     """
 
@@ -159,7 +160,7 @@ class RunEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """Predicted seconds; None so far outside the past runs that the regression falls to 0 or below."""
+        """Predicted seconds; None if the regression falls to 0 or below, far outside the past runs."""
         return None if self.time is None else self.time.middle
 
     @property
@@ -174,30 +175,30 @@ class RunEstimate:
 
 
 CONFIDENCE: Final = 0.9
-"""Share of new runs that should lie in the interval."""
+"""Probability that a new run is inside the interval."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EndToEndRegression:
-    """A regression of one model's runs.
+    """Fitted regression of one model's runs.
 
     Attributes:
         model: Name of the model.
-        runs: Number of runs that were fitted.
+        runs: Number of fitted runs.
         intercept: Seconds per iteration without any term.
         terms: Selected terms.
-        coefficients: Coefficients of each term, seconds per iteration for a unit of it, shape (terms,).
-        ranges: Least and largest value of every variable that the runs have.
+        coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
+        ranges: Minimum and maximum of every variable of the runs.
         mean_error: Mean of |fitted / actual - 1| over the runs.
-        left_out_error: Mean of |predicted / actual - 1| of runs that were left out of the fit, features selected again;
-            None with too few runs.
-        notes: What was left out, in words.
-        residual_variance: Mean square of the relative residuals, or of the absolute ones: those of the fit, or those of
-            the runs that were left out where they are larger.
-        degrees_of_freedom: Runs less coefficients and intercept, at least 1.
+        left_out_error: Mean of |predicted / actual - 1| in cross-validation, including the selection of terms; None
+            with too few runs.
+        notes: Notes about excluded variables.
+        residual_variance: Mean square of the relative (or absolute) residuals: of the fit, or of the cross-validation
+            if larger.
+        degrees_of_freedom: Runs minus coefficients and intercept, at least 1.
         covariance: Inverse of XᵀWX of the constant and the terms divided by `scales`.
-        scales: Size of each term, shape (terms,).
+        scales: Scale of each term, shape (terms,).
         relative: Relative errors were minimised.
     """
 
@@ -226,7 +227,7 @@ class EndToEndRegression:
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
-        """List variables of a setting outside the range of the runs.
+        """List the variables of a setting outside the range of the runs.
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
@@ -257,9 +258,9 @@ class EndToEndRegression:
     def predict(self, setting: RunSetting) -> RunEstimate:
         """Predict the time of a run with another setting.
 
-        The interval is that of a new observation under the regression: spread of the residuals and uncertainty of the
-        coefficients, by Student's t. Outside the runs it widens with the distance, as the chosen terms may be wrong
-        there (`EXTRAPOLATION_SPREAD`).
+        The interval is the prediction interval of a new observation: residual spread and uncertainty of the
+        coefficients, with Student's t. Outside the runs it widens with the distance, because the chosen terms may be
+        wrong there (`EXTRAPOLATION_SPREAD`).
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
@@ -275,8 +276,8 @@ class EndToEndRegression:
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
-        """Compute half of the interval, in seconds per iteration."""
-        from scipy import stats  # the fit needed it already
+        """Return half of the interval's width, in seconds per iteration."""
+        from scipy import stats  # already required by the fit
 
         own = middle**2 if self.relative else 1.0
         variance = self.residual_variance * (own + float(row @ self.covariance @ row))
@@ -291,16 +292,17 @@ EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
     "bytes_per_second": 0.3,
     "flops_per_byte": 0.5,
 }
-"""Standard deviation of the relative error for each factor of e by which a variable lies beyond the runs.
+"""Standard deviation of the relative error per log unit of distance beyond the runs.
 
-Of the number of GPUs: chosen on 218 published sweeps over one to eight GPUs, of which up to four are fitted and eight
-predicted: without it the intervals hold 66 % of them, with it 90 % (88 % of benchmarks that the choice did not see). Of
-the rates of a GPU and of their balance: chosen on 96 simulated runs on GPUs faster than those fitted, 52 % of which are
-held without it and 93 % with it; of 44 published ones, which had no say, 93 and 95 %."""
+For the number of GPUs, it was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four and
+predicting eight. Without it the intervals cover 66 % of them, with it 90 % (88 % of benchmarks that were not used for
+the choice). For the rates of a GPU and their ratio, it was chosen on 96 simulated runs on GPUs faster than the fitted
+ones: 52 % covered without it and 93 % with it; of 44 published runs that were not used, 93 and 95 %.
+"""
 
 OTHER_SPREAD: Final = 0.1
-"""The same of the other variables: what batch sizes of twice to four times the largest need, 83 % of which the
-intervals of simulated sweeps hold without it and all with it."""
+"""Standard deviation of the relative error per log unit, for other variables. Simulated sweeps with batch sizes of
+twice to four times the largest need it: their intervals cover 83 % without it and all with it."""
 
 
 def _spread_beyond(outside: Extrapolation) -> float:
@@ -311,42 +313,42 @@ def _spread_beyond(outside: Extrapolation) -> float:
 
 
 def values_of(settings: Sequence[RunSetting], variables: Sequence[Variable]) -> dict[Variable, Array]:
-    """Return values of variables that every setting has, one array of shape (settings,) each."""
+    """Return the values of variables that every setting has, as arrays of shape (settings,)."""
     return {name: np.array([one.value(name) for one in settings], dtype=np.float64) for name in variables}
 
 
 def _after_number(name: str) -> str:
-    """Return a term's name behind its coefficient."""
+    """Format a term's name after its coefficient."""
     return name[1:] if name.startswith("1 / ") else f" * {name}"
 
 
 FEWEST_RUNS: Final = 3
-"""Of fewer, there is nothing to regress."""
+"""Minimum number of runs for a regression."""
 
 FOLDS: Final = 10
-"""Parts in which runs are left out of the fit, to see how well they are predicted."""
+"""Number of folds in cross-validation."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionOptions:
-    """Options for making and selecting features.
+    """Options for the creation and selection of terms.
 
     Attributes:
-        variables: Those that may be used.
-        max_terms: Terms at most; None for as many as are significant.
-        degree: Variables of a product at most.
-        inverses: Take inverses of the variables, too.
-        p_enter: A feature enters below this p-value.
-        p_remove: A feature leaves above this p-value.
-        runs_per_term: Runs that each term needs: among a hundred candidates some fit a handful of runs by chance.
-        relative: Minimise relative errors; absolute ones otherwise, as the published regressions do.
-        only_inverted: Variables that are inverted in every term. The published regressions take them as they are, too;
-            but no term that grows with the computing power can hold for a faster GPU, and what each of n GPUs exchanges
-            grows as (n - 1) / n.
-        costs_add_up: Terms without the number of GPUs are costs, and so is the constant: none of them is negative.
-        work_has_rates: Where the GPUs differ, what grows with the batch size is divided by one of their rates: time for
-            each sample that no GPU shortens would be most of the time of the fastest.
+        variables: Variables that may be used.
+        max_terms: Maximum number of terms; None for all significant ones.
+        degree: Maximum number of variables in a product.
+        inverses: Also include inverses of the variables.
+        p_enter: A term enters below this p-value.
+        p_remove: A term leaves above this p-value.
+        runs_per_term: Minimum number of runs per term: among a hundred candidates, some fit a few runs by chance.
+        relative: Minimise relative errors; otherwise absolute ones, as the published regressions do.
+        only_inverted: Variables that are always inverted. The published regressions also use them as they are. But a
+            term that grows with the computing power cannot hold for a faster GPU, and the communication per GPU grows
+            as (n - 1) / n.
+        costs_add_up: Terms without the number of GPUs are costs, like the constant, and must not be negative.
+        work_has_rates: If the GPUs differ, terms that grow with the batch size are divided by a rate of the GPU: a time
+            per sample that no GPU shortens would dominate on the fastest one.
     """
 
     variables: tuple[Variable, ...] = VARIABLES
@@ -372,11 +374,11 @@ def fit_regression(
 
     Args:
         runs: Past runs.
-        model: Which model's; None if they are all of one.
-        options: How features are made and selected.
+        model: The model to fit; None if all runs are of one.
+        options: How terms are created and selected.
 
     Raises:
-        InvalidArgumentError: Too few runs, runs of several models and none chosen, or a variable that only some runs
+        InvalidArgumentError: Too few runs, runs of several models without a choice, or a variable that only some runs
             have.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
@@ -389,17 +391,17 @@ def fit_regression(
     return replace(
         regression,
         left_out_error=float(np.abs(errors).mean()),
-        # The residuals of the fit know nothing of the selection, which has already seen them.
+        # The residuals of the fit underestimate the error, because the selection has already used them.
         residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
     )
 
 
 def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEFAULT_OPTIONS) -> tuple[float, ...]:
-    """Compute errors (predicted / actual - 1) of all runs in order, each by a regression of the other folds.
+    """Return the cross-validation errors (predicted / actual - 1) of all runs, in order.
 
     Args:
         runs: Runs of one model.
-        options: How features are made and selected.
+        options: How terms are created and selected.
 
     Raises:
         InvalidArgumentError: Too few runs.
@@ -418,7 +420,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
-    """Return one selection and fit, whose interval rests on its own residuals."""
+    """Select and fit once; the interval uses the fit's own residuals."""
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -433,9 +435,9 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
-    # scikit-learn refuses a table without columns; one of ones is never selected next to the intercept.
+    # scikit-learn rejects a table without columns; a column of ones is never selected next to the intercept.
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
-    # Divided by their size, so that rounding treats 1e14 FLOP/s like 4 GPUs; the intercept stands for their means.
+    # Scaling makes rounding equal for 1e14 FLOP/s and 4 GPUs; the intercept covers their means.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
     estimator = _estimator(terms, len(chosen), options)
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
@@ -462,18 +464,18 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
 
 
 def _balance(known: Sequence[Variable]) -> tuple[Variable, ...]:
-    """Return the balance of the GPUs' rates, where both are known."""
+    """Return the variable for the ratio of the GPUs' rates, if both rates are known."""
     return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
 
 
 def _is_work_of_any_gpu(term: Term) -> bool:
-    """Return whether a term grows with the batch size, and neither a rate of the GPU nor loading divides it."""
+    """Return whether a term grows with the batch size without a rate of the GPU or loading in it."""
     grows = any(name == "batch_size" and power > 0 for name, power in zip(term.variables, term.exponents, strict=True))
     return grows and not {*_RATES, "threads", "disk_seconds"} & set(term.variables)
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """Find what selects among the terms, not yet fitted."""
+    """Return the unfitted estimator for these terms."""
     from lightning_predict.extensions.regression.stepwise import StepwiseRegression
 
     return StepwiseRegression(
@@ -489,7 +491,7 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
     """Return the runs of a model.
 
     Raises:
-        InvalidArgumentError: Too few, or several models and none chosen.
+        InvalidArgumentError: Too few, or several models without a choice.
     """
     models = sorted({run.model for run in runs})
     if model is None and len(models) > 1:
@@ -504,16 +506,16 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
 def _known_variables(
     runs: Sequence[PastRun], variables: Sequence[Variable]
 ) -> tuple[tuple[Variable, ...], tuple[str, ...]]:
-    """List variables that all runs have, and say in words which none has.
+    """Return the variables that all runs have, and notes about variables that no run has.
 
     Raises:
-        InvalidArgumentError: Only some have one.
+        InvalidArgumentError: Only some runs have one.
     """
     known: list[Variable] = []
     unknown: list[str] = []
     for name in variables:
         count = sum(run.setting.value(name) is not None for run in runs)
-        if name == "bytes_per_second" and count < len(runs):  # only of GPUs with a name
+        if name == "bytes_per_second" and count < len(runs):  # known only for named GPUs
             count = 0
         if 0 < count < len(runs):
             raise InvalidArgumentError(
@@ -524,12 +526,12 @@ def _known_variables(
 
 
 def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
-    """Find the terms that are costs. Those of 1 / n are not: (n - 1) / n has them with a minus."""
+    """Return the indices of terms that are costs; terms with 1 / n are not, because (n - 1) / n has a negative one."""
     return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
 
 
 def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
-    """Say in words which variables vary and stand in no selected term."""
+    """Return notes about variables that vary without appearing in a selected term."""
     used = {name for term in selected for name in term.variables}
     unused = [WORDS[name] for name in varying if name not in used]
     return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
@@ -541,7 +543,7 @@ def _left_out(
     zero: Sequence[Variable],
     columns: Mapping[Variable, Array],
 ) -> tuple[str, ...]:
-    """Say which variables, or their inverses, gave no features, in words."""
+    """Return notes about constant variables, and about variables that are not inverted."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
     notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []

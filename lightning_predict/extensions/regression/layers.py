@@ -1,13 +1,13 @@
-"""Per-layer regression: the device's time of each kind of layer as a line over its work, summed over a network.
+"""Per-layer regression: device time of each kind of layer as a linear function of its work, summed over a network.
 
-Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer, forward and backward apart, to a
-profile of one GPU, with the layer's operations as its complexity c; other networks of the same kinds of layers are then
-predicted on that GPU. Here a layer is a call that a recording holds, c its FLOPs where it is a product or a convolution
-and the bytes that it has to move elsewhere, and kernels of several recordings are fitted together. Example::
+Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer, separately for forward and
+backward, to a profile of one GPU; c is the number of operations of the layer. Other networks with the same kinds of
+layers are then predicted on that GPU. Here, a layer is a recorded call. c is its FLOPs for a matrix product or a
+convolution, otherwise its memory traffic in bytes. Kernels of several recordings are fitted together. Example::
 
     regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
     estimate = regression.predict(alexnet)
-    estimate.seconds, estimate.unknown     # device seconds of a step, and kinds that no recording holds
+    estimate.seconds, estimate.unknown     # device seconds of a step, and kinds without a recording
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Trace
 
 FEWEST_LAYERS: Final = 2
-"""Of fewer different ones, a line has no slope."""
+"""Minimum number of distinct work values for a slope."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
-    """A call of a step.
+    """Call of a step, with its time.
 
     Attributes:
-        kind: What it computes, by the names of its operations; forward and backward are two kinds.
-        work: Its FLOPs, or the bytes that it moves.
-        seconds: The time of its kernels.
+        kind: Kind, from the names of its operations and the phase (forward or backward).
+        work: Its FLOPs, or its memory traffic in bytes.
+        seconds: Time of its kernels.
     """
 
     kind: str
@@ -48,13 +48,13 @@ class TimedLayer:
 @final
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds of a kind of layer: `intercept` + `slope` x work.
+    """Linear model of a kind of layer: seconds = `intercept` + `slope` x work.
 
     Attributes:
         intercept: Seconds of a layer without any work.
-        slope: Seconds of each FLOP, or byte.
-        layers: Layers that it was fitted to.
-        most_work: Of these.
+        slope: Seconds per FLOP or byte.
+        layers: Number of fitted layers.
+        most_work: Maximum work among them.
     """
 
     intercept: float
@@ -63,20 +63,20 @@ class Line:
     most_work: float
 
     def seconds(self, work: float) -> float:
-        """Give the time of a layer; never below 0."""
+        """Return the time of a layer, at least 0."""
         return max(0.0, self.intercept + self.slope * work)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NetworkEstimate:
-    """A network as predicted from layers.
+    """Network predicted from layers.
 
     Attributes:
-        seconds: The device's time of a step, without the layers of unknown kinds.
-        layers: Layers that were predicted.
-        unknown: Calls of kinds that no line is for, by kind.
-        beyond: Kinds with more work than any layer that was fitted, by how many times as much.
+        seconds: Device time of a step, without layers of unknown kinds.
+        layers: Number of predicted layers.
+        unknown: Number of calls of unknown kinds, by kind.
+        beyond: Kinds with more work than any fitted layer, with the ratio.
     """
 
     seconds: float
@@ -88,15 +88,15 @@ class NetworkEstimate:
 @final
 @dataclass(frozen=True, slots=True)
 class LayerRegression:
-    """A line for each kind of layer."""
+    """Linear models by kind of layer."""
 
     lines: Mapping[str, Line]
 
     def predict(self, trace: Trace) -> NetworkEstimate:
-        """Sum a step's layers.
+        """Predict a step as the sum of its layers.
 
         Args:
-            trace: A step of any network; its kernels, if it has any, are not looked at.
+            trace: A step of any network; its kernels are ignored.
         """
         seconds, known = 0.0, 0
         unknown: Counter[str] = Counter()
@@ -113,11 +113,11 @@ class LayerRegression:
 
 
 def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[TimedLayer, ...]:
-    """List the layers of a step, with the time that their kernels took.
+    """List the layers of a step with the time of their kernels.
 
     Args:
         trace: A recording of a GPU.
-        seconds: Of each of `work_items`, where another clock timed them; None takes the recorded kernels.
+        seconds: Time of each of `work_items`, if measured otherwise; None takes the recorded kernels.
 
     Raises:
         InvalidArgumentError: A recording without kernels.
@@ -138,7 +138,7 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
 def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
     """Fit a line to each kind by least squares.
 
-    Where all layers of a kind do the same work, or the line falls with it, it is their mean for each FLOP or byte.
+    If all layers of a kind have the same work, or the slope is not positive, it is the mean time per FLOP or byte.
     """
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
@@ -158,17 +158,17 @@ def _line(layers: list[TimedLayer]) -> Line:
 
 
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
-    """List the calls whose work is known: the place of each, what it computes, and how much."""
+    """Yield the calls with known work: position, work item, kind and amount of work."""
     for place, item in enumerate(work_items(trace)):
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
-            # A bias, or a first layer that passes no gradient on, makes no kind of its own.
+            # A bias, or a first layer without a gradient to pass on, does not make a separate kind.
             products = [one for one in item.problems if operation_kind(one.operation).units == "tensor"]
             names = "+".join(sorted({one.operation.partition("_backward")[0] for one in products or item.problems}))
             yield place, item, f"{names} ({phase})", math.fsum(map(_work, products or item.problems))
 
 
 def _work(problem: Problem) -> float:
-    """Count FLOPs of products and convolutions, bytes of all else."""
+    """Return FLOPs for products and convolutions, otherwise bytes."""
     batch = batch_of([problem])
     return float((batch.flops if batch.kind.units == "tensor" else batch.bytes_moved)[0])

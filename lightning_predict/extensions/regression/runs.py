@@ -1,13 +1,13 @@
-"""`PastRun`: a run that has ended, as the regressions see it: its setting in numbers, its time, and its tables.
+"""`PastRun`: a finished run as input of the regressions: its setting in numbers, its time, and readers of its tables.
 
-The numbers are those of Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of
-GPUs, threads and the delay of the disk; the inner modules, which say how deep a network of a family is; and memory
-bandwidth, without which a GPU like the L4 looks three times as fast as it is.
+The variables are those of Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of
+GPUs, threads and disk delay, and inner modules, the depth within a family of networks. We add memory bandwidth, without
+which a GPU like the L4 looks three times as fast as it is.
 
-A table is a CSV file, as one writes it or as MLflow and Weights & Biases export it. Columns are found by the names of
-`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); others are named by
-the user. MLflow's folder `mlruns` holds a folder for each run, with a file for each parameter and metric; its database
-keeps them as rows. Both are read as they are, without MLflow. Example::
+A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names of
+`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); the user can give
+other names. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric; its database
+has rows. Both are read directly, without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -49,8 +49,8 @@ Variable = Literal[
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
-"""What a run's time may depend on, in the order in which it is told. That a GPU computes more for each byte that it
-moves than any of the past runs (`flops_per_byte`) is no term, but how far a question lies beyond them."""
+"""Variables that a run's time may depend on, in display order. `flops_per_byte` is not among them: it is not a term,
+only a measure of extrapolation for GPUs with a higher ratio than all past runs."""
 
 WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
@@ -63,34 +63,34 @@ WORDS: Final[dict[Variable, str]] = {
     "inner_modules": "inner modules",
     "flops_per_byte": "FLOP/s for each byte/s of memory",
 }
-"""The variables in words."""
+"""Display names of the variables."""
 
 POWER_DTYPE: Final = "float32"
-"""The dtype of the rate that stands for a GPU's computing power: that of large products, which the L4 sustains at less
-than half of its peak (`kernels/roofline.py`)."""
+"""Dtype of the rate used as a GPU's computing power: the sustained rate of large products, which on the L4 is less than
+half of its peak (`kernels/roofline.py`)."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetting:
-    """The settings of a run.
+    """Settings of a run.
 
     Attributes:
         iterations: Training iterations.
         batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU, or of several (`8xL4`); our name of one once made. None if only its computing power is
-            known.
-        flops_per_second: Computing power of one GPU; where None, the float32 rate that `gpu` sustains.
-        bytes_per_second: Memory bandwidth of one GPU; where None, the catalogue's of `gpu`, if named.
-        num_gpus: GPUs of the run, those that `gpu` names included.
-        threads: Processor threads (of the loaders); None if unknown.
+        gpu: Name of the GPU, or of several (`8xL4`), converted to the catalogue name of one. None if only its computing
+            power is known.
+        flops_per_second: Computing power of one GPU; None takes the sustained float32 rate of `gpu`.
+        bytes_per_second: Memory bandwidth of one GPU; None takes the catalogue's value for `gpu`, if named.
+        num_gpus: Number of GPUs of the run, including those in `gpu`.
+        threads: CPU threads (of the loaders); None if unknown.
         disk_seconds: Delay of the disk; None if unknown.
-        inner_modules: Repeated modules that the network has, for families of networks of several depths; None for one
-            network.
+        inner_modules: Number of repeated modules of the network, for families of networks of several depths; None for
+            one network.
 
     Raises:
-        InvalidArgumentError: A value outside its range, neither `gpu` nor `flops_per_second`, or two numbers of GPUs.
-        UnknownGpuError: The catalogue does not hold the GPU, and no computing power is given.
+        InvalidArgumentError: A value outside its range, no `gpu` and no `flops_per_second`, or two numbers of GPUs.
+        UnknownGpuError: The catalogue does not contain the GPU, and no computing power is given.
     """
 
     iterations: int
@@ -140,12 +140,12 @@ class RunSetting:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run that has ended.
+    """Finished run.
 
     Attributes:
-        model: Name of what was trained: a network, or a family of networks that `inner_modules` tells apart.
-        setting: How it was run.
-        seconds: Time that it took.
+        model: Name of the network, or of a family of networks distinguished by `inner_modules`.
+        setting: Its settings.
+        seconds: Its time.
 
     Raises:
         InvalidArgumentError: A time that is not above 0.
@@ -185,24 +185,24 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "disk_delay_seconds": (),
     "inner_modules": (),
 }
-"""What is read of a run, and the names that trackers give it where nobody named a column."""
+"""Fields of a run, with the default column names of trackers."""
 
 REQUIRED: Final = ("seconds", "iterations", "batch_size")
 
 PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
 
 STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
-"""Columns of MLflow and W&B that say how a run ended, and the word for those that ran to their end."""
+"""Columns of MLflow and W&B with the final state of a run, and the value for finished runs."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Past runs, and what was left out.
+    """Past runs with notes.
 
     Attributes:
         runs: In the order of the table.
-        notes: In words.
+        notes: Notes about excluded runs.
     """
 
     runs: tuple[PastRun, ...]
@@ -212,16 +212,16 @@ class RunTable:
 def read_table(
     path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
 ) -> RunTable:
-    """Read past runs from a CSV file (gzip where the name ends in `.gz`).
+    """Read past runs from a CSV file (gzip if the name ends in `.gz`).
 
     Args:
         path: The file.
-        columns: Column of a field, where it has another name than the usual ones.
-        values: Value of a field that no column has; the same for all runs.
+        columns: Column name by field, if it differs from the defaults.
+        values: Value of a field without a column; the same for all runs.
 
     Raises:
         MeasurementTableError: A column is missing, or a cell is wrong; the message names line and column.
-        InvalidArgumentError: A field that there is not.
+        InvalidArgumentError: An unknown field.
         OSError: The file cannot be read.
     """
     return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
@@ -234,7 +234,7 @@ def runs_of_rows(
     columns: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Read past runs from texts; see `read_table`.
+    """Convert rows of texts to past runs; see `read_table`.
 
     Raises:
         MeasurementTableError: As `read_table`.
@@ -251,7 +251,7 @@ def runs_of_rows(
 
 
 def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, ...]]:
-    """Select runs that ran to their end, and say how many did not."""
+    """Select the finished runs, and return a note about the others."""
     kept = tuple(
         row
         for row in rows
@@ -262,11 +262,11 @@ def _ended(rows: tuple[Checked, ...]) -> tuple[tuple[Checked, ...], tuple[str, .
 
 
 def _columns(source: str, present: list[str], columns: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Find the column of each field that there is one for.
+    """Return the column of each field that has one.
 
     Raises:
         MeasurementTableError: A named or a required column is missing.
-        InvalidArgumentError: A field that there is not.
+        InvalidArgumentError: An unknown field.
     """
     strangers = [name for name in (*columns, *values) if name not in FIELDS]
     if strangers:
@@ -306,7 +306,7 @@ def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[
 
 
 def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], model: str) -> PastRun:
-    """Return one run.
+    """Convert one row to a run.
 
     Raises:
         MeasurementTableError: A cell is wrong.
@@ -322,7 +322,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
         return None if text(field) is None else number(field)
 
     def count(field: str) -> int | None:
-        # A fraction is refused by what takes the count, in words.
+        # RunSetting rejects a fraction with an error message.
         return optional(field)  # type: ignore[return-value]
 
     is_timed = "seconds" in columns or "seconds" in values
@@ -349,7 +349,7 @@ def _elapsed(row: Checked) -> float:
     """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
 
     Raises:
-        MeasurementTableError: One of them is neither.
+        MeasurementTableError: One of them has another format.
     """
     moments = []
     for column in ("start_time", "end_time"):
@@ -368,22 +368,22 @@ def _elapsed(row: Checked) -> float:
 DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 
 STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
-"""MLflow's numbers for how a run ended, as its folders hold them."""
+"""MLflow's numeric run states, as in its folders."""
 
 
 def read_runs(
     path: Path, *, columns: Mapping[str, str] | None = None, values: Mapping[str, str] | None = None
 ) -> RunTable:
-    """Read past runs, whatever keeps them.
+    """Read past runs from any supported source.
 
     Args:
-        path: A CSV file; an MLflow folder or database; or a history (`.jsonl`, of which columns are known).
-        columns: Column of a field, where it has another name than the usual ones.
-        values: Value of a field that no column has; the same for all runs.
+        path: A CSV file; an MLflow folder or database; or a history file (`.jsonl`, with fixed columns).
+        columns: Column name by field, if it differs from the defaults.
+        values: Value of a field without a column; the same for all runs.
 
     Raises:
         MeasurementTableError: A column is missing, a cell is wrong, or there is no run.
-        InvalidArgumentError: A field that there is not, or columns given for a history.
+        InvalidArgumentError: An unknown field, or columns given for a history.
         OSError: The file cannot be read.
     """
     if path.is_dir():
@@ -398,12 +398,12 @@ def read_runs(
 
 
 def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
-    """Take runs of the history as past runs: each is one measured iteration of the model that its parameters make.
+    """Convert runs of the history to past runs: each is one measured iteration, and the model is its fingerprint.
 
-    Records without the samples of a step, or of before models were told apart, are left out, and said.
+    Records without samples per step, or without a model fingerprint, are excluded with a note.
 
     Raises:
-        MeasurementTableError: No record is left.
+        MeasurementTableError: No record remains.
     """
     known = [one for one in records if one.samples is not None and one.model is not None]
     if not known:
@@ -423,7 +423,7 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
 
 
 def _folder_rows(folder: Path) -> Iterator[Checked]:
-    """Yield runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    """Yield the runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
     for meta in sorted(folder.glob("*/*/meta.yaml")):
         run = meta.parent
         about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
@@ -450,7 +450,7 @@ def _run_row(name: str, cells: dict[str, str]) -> Checked:
 
 
 def _database_rows(path: Path) -> Iterator[Checked]:
-    """Yield runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
+    """Yield the runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:

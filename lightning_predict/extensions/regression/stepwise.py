@@ -1,8 +1,8 @@
 """Stepwise selection of features for a linear regression: forward and backward, after Draper and Smith.
 
-Round by round, the feature with the highest partial correlation with the target enters where its t-test says so, and
-then the least significant feature of the model leaves where its t-test no longer does (Draper and Smith, Applied
-Regression Analysis, chapter 15). It is a scikit-learn estimator. Example::
+In each round, the feature with the highest partial correlation with the target enters if its t-test is significant.
+Then the least significant feature of the model leaves if its t-test no longer is (Draper and Smith, Applied Regression
+Analysis, chapter 15). It is a scikit-learn estimator. Example::
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -33,32 +33,32 @@ except ImportError as error:
 
 
 COLLINEAR: Final = 1e-10
-"""Share of a feature's sum of squares that the others must leave unexplained; less is rounding."""
+"""Minimum share of a feature's sum of squares left unexplained by the others; less is rounding."""
 
 EXACT: Final = 1e-20
-"""Share of the target's sum of squares that counts as nothing left to explain."""
+"""Share of the target's sum of squares below which the fit is exact."""
 
 
 class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Linear regression with an intercept on the features that t-tests select.
+    """Linear regression with an intercept on features selected by t-tests.
 
     Args:
-        p_enter: A feature enters where the p-value of its t-test is below.
-        p_remove: A feature leaves where the p-value of its t-test is above; at least `p_enter`.
-        max_rounds: Rounds of entering and leaving at most.
-        max_features: Features in the model at most; None for any number.
-        non_negative: Indices of features that only enter with a coefficient above 0, and leave for good where it falls
-            to 0 or below.
-        non_negative_intercept: Fit the selected features through the origin where the intercept would be negative.
+        p_enter: A feature enters if the p-value of its t-test is below.
+        p_remove: A feature leaves if the p-value of its t-test is above; at least `p_enter`.
+        max_rounds: Maximum number of rounds.
+        max_features: Maximum number of features; None for no limit.
+        non_negative: Indices of features that only enter with a coefficient above 0, and leave for good if it falls to
+            0 or below.
+        non_negative_intercept: Fit the selected features through the origin if the intercept would be negative.
 
     Attributes:
         selected_: Indices of the features in the model, in the order of entering, shape (selected,).
-        coef_: A coefficient for each feature, 0 where not selected, shape (features,).
+        coef_: A coefficient for each feature, 0 if not selected, shape (features,).
         intercept_: The constant.
-        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN with none left.
-        degrees_of_freedom_: Rows with a weight, less the coefficients and the intercept.
+        residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN if there are none.
+        degrees_of_freedom_: Rows with a weight, minus the coefficients and the intercept.
         unscaled_covariance_: Inverse of XᵀWX of the constant and the selected features, (1 + selected, 1 + selected).
-        n_iter_: Rounds that were made.
+        n_iter_: Number of rounds.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         self.non_negative_intercept = non_negative_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
-        """Select and fit.
+        """Select features and fit.
 
         Args:
             X: Features, shape (rows, features).
             y: Target, shape (rows,).
-            sample_weight: Weight of each row's squared residual, shape (rows,); None weighs all alike.
+            sample_weight: Weight of each row's squared residual, shape (rows,); None for equal weights.
 
         Raises:
-            InvalidArgumentError: Probabilities or rounds that cannot be.
-            ValueError: Shapes or values that scikit-learn refuses.
+            InvalidArgumentError: Impossible probabilities or rounds.
+            ValueError: Shapes or values that scikit-learn rejects.
         """
         self._check_options()
         features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
@@ -150,10 +150,10 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
 
 
 def _weights(given: Any, rows: int) -> Array:
-    """Return a weight for each row.
+    """Return the weight of each row.
 
     Raises:
-        ValueError: Not one for each, or one that is negative or not a number; scikit-learn expects this kind of error.
+        ValueError: A wrong shape, or a weight that is negative or not finite; scikit-learn expects this error class.
     """
     weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
     weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights
@@ -172,10 +172,10 @@ def _entering(
     non_negative: Sequence[int],
     p_enter: float,
 ) -> list[int]:
-    """Return the feature with the highest partial correlation, where significant; none otherwise.
+    """Return the feature with the highest partial correlation, if significant; otherwise none.
 
-    Adding z, the part of a feature that the model does not hold, takes (z·r)² / z·z off the residual sum of squares,
-    with a coefficient of the sign of z·r.
+    Adding z, the part of a feature orthogonal to the model, reduces the residual sum of squares by (z·r)² / z·z, with a
+    coefficient of the sign of z·r.
     """
     basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])  # (rows, selected + 1)
     residual = target - basis @ (basis.T @ target)
@@ -196,7 +196,7 @@ def _entering(
 
 
 def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negative: Sequence[int]) -> list[int]:
-    """List features of the model whose coefficient must be above 0 and is not."""
+    """Return the features of the model that must have a positive coefficient but do not."""
     bound = set(selected) & set(non_negative)
     if not bound:
         return []
@@ -205,7 +205,7 @@ def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negati
 
 
 def _leaving(design: Array, target: Array, selected: list[int], p_remove: float) -> list[int]:
-    """Return the least significant feature of the model, where it is not significant; none otherwise."""
+    """Return the least significant feature of the model, if not significant; otherwise none."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
         return []
