@@ -1,1 +1,1 @@
-"""Shard embedding tables over several GPUs: what each way costs in time and memory, and which is fastest."""
+"""Sharding of embedding tables over several GPUs: time and memory of each plan, and the fastest one."""

@@ -1,17 +1,19 @@
-"""Load of each GPU by an embedding table in a step, by the way in which the table is sharded.
+"""Load of each GPU by an embedding table in a step, for each kind of sharding.
 
-A way says which `TablePart` each GPU holds, and what the GPUs have to exchange; loads of several tables add up.
+A kind defines the `TablePart` of each GPU and the communication; the loads of several tables add up.
+
 With B samples on n GPUs, b = B / n each, a GPU that holds
 
 * a whole table (`table_wise`) or some of its columns (`column_wise`) looks up all B samples, and sends each GPU the
   vectors of its b samples (all-to-all);
-* some of its rows (`row_wise`) looks up those indices of all B samples that are its own (as many on each GPU, however
-  uneven the rows: hashed indices are spread over the blocks); the sums of a bag are partial,
-  so a reduce-scatter adds them up. Rows that are not summed go to their GPUs in the all-to-all;
+* some of its rows (`row_wise`) looks up its own indices of all B samples. Their number is the same on each GPU, even
+  for skewed lookups, because indices are hashed. The sums of a bag are partial, so a reduce-scatter adds them up. Rows
+  that are not summed go to their GPUs in the all-to-all;
 * a copy (`data_parallel`) looks up its own b samples; the gradients are dense, and all-reduced.
 
-Indices go the other way before, gradients after. A sharded table is updated as its gradients come, in one kernel; a
-copy has its whole gradient filled and its optimizer pass over all rows. Add a way by adding a row to `KINDS`. Example::
+Indices are sent in the other direction before, gradients after. A sharded table is updated together with its gradients,
+in one kernel. A copy has a dense gradient and an optimizer pass over all rows. To add a kind, add a row to `KINDS`.
+Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> table = EmbeddingTable(rows=10, dim=64, pooling=5)
@@ -39,15 +41,15 @@ from lightning_predict.kernels.timing import KernelModels, problem_times
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
-    """The part of a table that a GPU holds, and what a step looks up there.
+    """Part of a table on a GPU, with its lookups in a step.
 
     Attributes:
-        rows: Rows that it holds.
-        dim: Numbers of each row that it holds.
-        bags: Vectors that it makes.
-        lookups: Rows that each is summed from, on average; below 1 where most of a bag is elsewhere.
-        holders: GPUs in a row that hold such a part.
-        alpha: Exponent of Zipf's law by which rows are asked for.
+        rows: Number of rows.
+        dim: Number of columns.
+        bags: Number of output vectors.
+        lookups: Mean number of rows summed per vector; below 1 if most of a bag is on other GPUs.
+        holders: Number of consecutive GPUs with such a part.
+        alpha: Exponent of Zipf's law for the lookups.
     """
 
     rows: int
@@ -58,19 +60,19 @@ class TablePart:
     alpha: float = 0.0
 
     def problem(self, operation: str, dtype: str) -> Problem:
-        """Return the look-up as a problem of the kernel models."""
+        """Return the lookup as an operation for the kernel models."""
         return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha))
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A way to shard a table.
+    """Kind of sharding.
 
     Attributes:
-        parts: What the first GPU holds, the second, ..., of (table, GPUs, samples of all GPUs).
-        splits_rows: Each GPU finds a part of the rows of a bag.
-        replicates: Each GPU holds all of it.
+        parts: Returns the parts of the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
+        splits_rows: Each GPU has only some of the rows of a bag.
+        replicates: Each GPU has the whole table.
     """
 
     parts: Callable[[EmbeddingTable, int, int], tuple[TablePart, ...]]
@@ -94,14 +96,14 @@ def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Tabl
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Cut into blocks of rows of one size; the last may be smaller, and where rows are few, some GPUs hold none."""
+    """Split into blocks of rows of equal size; the last may be smaller, and with few rows some GPUs have none."""
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
     parts = []
     for holders, rows in blocks:
         if holders and rows:
             found = rows / table.rows
-            # A bag is summed from what is found of it; a row that is not summed is found by one GPU.
+            # A bag is summed from its local rows; a row that is not summed is found on one GPU.
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
             parts.append(
@@ -111,7 +113,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
 
 
 def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Cut into slices of columns that differ by one at most; where columns are few, some GPUs hold none."""
+    """Split into slices of columns that differ by at most one; with few columns some GPUs have none."""
     slices = min(gpus, table.dim)
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
@@ -133,13 +135,13 @@ KINDS: Final[Mapping[str, Sharding]] = {
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """The work of a step on n GPUs, for one table or several together.
+    """Work of a step on n GPUs, for one table or for several together.
 
     Attributes:
-        forward_seconds: Look-ups on each GPU: middle, low and high end of the interval, shape (3, n).
-        backward_seconds: Gradients and update, likewise.
+        forward_seconds: Lookups on each GPU: middle, low and high end of the interval, shape (3, n).
+        backward_seconds: Gradients and update on each GPU, shape (3, n).
         memory_bytes: Parameters, optimizer state and dense gradients on each GPU, shape (n,).
-        index_bytes: Indices that each GPU gets from every GPU, shape (n,).
+        index_bytes: Indices that each GPU receives from every GPU, shape (n,).
         vector_bytes: Vectors that each GPU sends to every GPU, shape (n,).
         partial_sum_bytes: Message of the reduce-scatter of partial sums, shape ().
         dense_gradient_bytes: Message of the all-reduce of dense gradients, shape ().
@@ -160,7 +162,7 @@ class Load:
         return Load(*map(operator.sub, self._values, other._values))
 
     def moved_to(self, gpu: int) -> Load:
-        """Move what the first GPU has to do to another, and so on around."""
+        """Rotate the load so that the first GPU's work is on the given GPU."""
         return Load(*(np.roll(value, gpu, axis=-1) if value.ndim else value for value in self._values))
 
     @property
@@ -169,13 +171,13 @@ class Load:
 
 
 def no_load(gpus: int) -> Load:
-    """Make an empty load on a number of GPUs."""
+    """Return an empty load on a number of GPUs."""
     zeros, nothing = np.zeros(gpus), np.zeros(())
     return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
 
 
 def local_samples(samples: int, gpus: int) -> int:
-    """Return the samples of one GPU: of the one that has most where they cannot be shared out evenly."""
+    """Return the samples per GPU, rounded up."""
     return math.ceil(samples / gpus)
 
 
@@ -208,14 +210,14 @@ def loads_of(
 def _problems(
     table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """List problems of the forward and of the backward pass."""
+    """List the operations of the forward and of the backward pass."""
     forward = part.problem("embedding_bag", table.dtype)
     backward = part.problem("embedding_bag_backward", table.dtype)
     if not KINDS[kind].replicates:
         return (forward,), (backward,)
     size = table.parameter_bytes
     state = optimizer.size_bytes(table.rows, table.dim)
-    # Gradient filled; gradient, parameters and state read; parameters and state written.
+    # Fill the gradient; read gradient, parameters and state; write parameters and state.
     update = Problem("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
     return (forward,), (backward, update)
 
@@ -247,7 +249,7 @@ def _load(
     def on_gpus(values: Sequence[Any]) -> Array:
         each = np.repeat(np.array(values), [part.holders for part in parts], axis=0)
         padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
-        on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) of what has no interval
+        on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) without an interval
         return on_each
 
     return Load(
@@ -262,7 +264,7 @@ def _load(
 
 
 def _state_seconds(part: TablePart, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
-    """Return the optimizer's state of the rows that were looked up, read and written in the kernel of the update."""
+    """Return the time to read and write the optimizer state of the looked-up rows, within the update kernel."""
     rows = float(unique_rows(batch_of([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
     return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

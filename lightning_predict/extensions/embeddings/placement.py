@@ -1,9 +1,9 @@
-"""`place_tables`: which sharding of embedding tables is fastest, among those that fit in the GPUs' memory.
+"""`place_tables`: the fastest sharding of embedding tables among those that fit in the GPUs' memory.
 
-Each kind is tried for all tables, and then a mixture of kinds. Whole tables are placed by the longest processing time
-first, each on the GPU with the least to do that has room. The mixture begins with whatever fits and changes one table
-at a time for as long as that makes the step shorter; it is good (the tests hold it within 10 % of the best of all plans
-where all can be tried), and not proven to be the best. Example::
+Each kind is tried for all tables, then a mixture of kinds. Whole tables are placed in the order of their time, longest
+first, each on the least loaded GPU with enough memory. The mixture starts from a plan that fits, and changes one table
+at a time as long as the step gets shorter. It is a heuristic: tests require it to be within 10 % of the optimum if all
+plans can be enumerated. Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**9, dim=64, name="users"), EmbeddingTable(rows=10**6, dim=64, name="items")]
@@ -48,36 +48,36 @@ from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights
 
 MOST_PASSES: Final = 4
-"""Times that every table is reconsidered for the mixture; rarely are there changes after the second."""
+"""Maximum number of passes over all tables in the mixture; changes after the second are rare."""
 
 MOST_GPUS: Final = 8
-"""GPUs, those with the least to do, on which a whole table is tried."""
+"""Number of least loaded GPUs to try for a whole table."""
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
-"""Messages from 1 byte to 1 PiB, sixteen between a size and its double."""
+"""Log message sizes from 1 byte to 1 PiB, sixteen per doubling."""
 
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
-"""Shares of the tables, the smallest, that are tried as copies."""
+"""Shares of the tables, smallest first, to try as copies."""
 
 LEAST_GAIN: Final = 1e-6
-"""Share of the step by which a change must shorten it, so that rounding changes nothing."""
+"""Minimum relative improvement of a change, above rounding errors."""
 
 Choices = dict[int, Assignment]
-"""How each table is sharded, by its position."""
+"""Assignment of each table, by its position."""
 
 
 @final
 @dataclass(frozen=True)
 class Search:
-    """The tables, the costs and the room that a search for a placement works with.
+    """Inputs of a search for a placement.
 
     Attributes:
         tables: The tables.
-        loads: Of each table, by kind.
-        kinds: Those that may be used.
+        loads: Loads of each table, by kind.
+        kinds: Allowed kinds.
         layout: At least two GPUs.
-        table_bytes: Memory of each GPU that tables may take.
-        interconnect: What is known of the links.
+        table_bytes: Memory for tables on each GPU.
+        interconnect: Known bandwidths of the links.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -88,22 +88,22 @@ class Search:
     interconnect: Interconnect
 
     def total(self, choices: Choices) -> Load:
-        """Return the load of these tables together."""
+        """Return the total load of these assignments."""
         loads = (load_at(choice, self.loads[index]) for index, choice in choices.items())
         return sum(loads, no_load(self.layout.count))
 
     def fits(self, load: Load) -> bool:
-        """Return whether the memory of every GPU holds it."""
+        """Return whether the load fits in the memory of every GPU."""
         return float(load.memory_bytes.max()) <= self.table_bytes
 
     @cached_property
     def _log_seconds(self) -> Mapping[str, Array]:
-        """Logarithm of the seconds of each collective at the messages of `LOG_MESSAGES`."""
+        """Log seconds of each collective at `LOG_MESSAGES`."""
         links, messages = training_links(self.layout, self.interconnect), np.exp(LOG_MESSAGES).tolist()
         return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
 
     def seconds(self, load: Load) -> float:
-        """Return the time of a step; collectives are interpolated, as thousands of steps are compared."""
+        """Return the time of a step; collectives are interpolated, because thousands of steps are compared."""
         seconds = float(load.forward_seconds[0].max() + load.backward_seconds[0].max())
         for operation, _, message_bytes in messages_of(load):
             at = np.interp(math.log(message_bytes), LOG_MESSAGES, self._log_seconds[operation])
@@ -111,21 +111,21 @@ class Search:
         return seconds
 
     def pressure(self, load: Load) -> Array:
-        """Compute seconds by which GPUs are compared: computing, and their part of the all-to-alls; shape (gpus,)."""
+        """Return each GPU's computing time plus its part of the all-to-alls, for comparison, in seconds; (gpus,)."""
         sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
-        """Return the GPU with the least to do that has room for so much more; None if none has."""
+        """Return the least loaded GPU with this much free memory; None without one."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
 
 def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
-    """Place whole tables on GPUs beside what is there, and list those without room.
+    """Place whole tables on GPUs in addition to a load; also return the tables without room.
 
-    Longest first balances best; largest first wastes least room.
+    The order by time balances best; the order by size wastes the least memory.
     """
     whole = {index: search.loads[index][WHOLE] for index in indices}
     orders = (
@@ -149,9 +149,9 @@ def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices,
 
 
 def seed(search: Search) -> Iterable[Choices]:
-    """Place whole tables where they fit, the others on all GPUs: what the mixture can begin with.
+    """Yield start plans for the mixture: whole tables if they fit, the others over all GPUs.
 
-    Small tables are tried as copies together, too: a single one pays for the latency of their all-reduce alone.
+    Small tables are also tried as copies, together: a single copy would pay the latency of its all-reduce alone.
     """
     if WHOLE not in search.kinds:
         return
@@ -179,7 +179,7 @@ def seed(search: Search) -> Iterable[Choices]:
 
 
 def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
-    """Change one table at a time, to one of these kinds or another GPU, for as long as the step gets shorter."""
+    """Change one table at a time, to one of these kinds or another GPU, as long as the step gets shorter."""
     choices = dict(choices)
     load = search.total(choices)
     seconds = search.seconds(load)
@@ -201,7 +201,7 @@ def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
 
 
 def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
-    """Return each kind for a table, beside the load of all others."""
+    """Yield the alternatives for a table, given the load of all others."""
     table = search.tables[index]
     for kind in kinds:
         if kind != WHOLE:
@@ -212,19 +212,19 @@ def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str
 
 
 TABLE_SHARE: Final = 0.85
-"""Share of a GPU's memory that tables may take, by default; the rest is for the other layers, what is exchanged
-and the driver. An assumption."""
+"""Default share of a GPU's memory for tables; the rest is for other layers, communication buffers and the driver. An
+assumption."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """Ways to shard the tables.
+    """Sharding plans for the tables.
 
     Attributes:
-        plans: Those that fit, fastest first; a mixture only where it is the fastest.
-        refused: Why each other kind cannot take all tables, in words.
-        table_bytes: Memory of each GPU that tables may take.
+        plans: Plans that fit, fastest first; a mixture only if it is the fastest.
+        refused: Why each other kind cannot shard all tables.
+        table_bytes: Memory for tables on each GPU.
     """
 
     plans: tuple[ShardingPlan, ...]
@@ -238,7 +238,7 @@ class TablePlacement:
 
     @property
     def reason(self) -> str:
-        """The reason why the best is the best, in words."""
+        """Why the best plan is the fastest, as a sentence."""
         best, *others = self.plans
         if not others:
             return f"{best.name} is the only plan that fits: {best.reason}."
@@ -271,12 +271,12 @@ def place_tables(
 
     Args:
         tables: The tables.
-        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`. On one there is nothing to choose.
+        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`. A single GPU allows only one plan.
         samples: Samples of a step on all GPUs together.
-        kinds: Ways that may be used, keys of `KINDS`; more than one may be mixed.
+        kinds: Allowed kinds, keys of `KINDS`; several may be mixed.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
-        table_bytes: Memory of each GPU that tables may take; None: 85 % of it.
-        interconnect: What you know of the links between GPUs.
+        table_bytes: Memory for tables on each GPU; None: 85 % of it.
+        interconnect: Known bandwidths of the links between GPUs.
         weights: Folder or file of weights; None searches the cache and the bundled files.
 
     Raises:
@@ -309,7 +309,7 @@ def placement(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> TablePlacement:
-    """Shard tables as `place_tables` does, with kernel models at hand; None takes rooflines."""
+    """Shard tables as `place_tables` does, with loaded kernel models; None takes rooflines."""
     state = optimizer
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
@@ -334,7 +334,7 @@ def placement(
 
 
 def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
-    """List plans of a single kind that fit, and why the others do not; whole tables as placed, then moved about."""
+    """Return the plans of a single kind that fit, and why the others do not; moves of whole tables are tried."""
     found: list[Choices] = []
     refused: dict[str, str] = {}
     for kind in search.kinds:
@@ -357,7 +357,7 @@ def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
 
 
 def _no_room(search: Search, left: Sequence[int]) -> str:
-    """Say why these tables cannot be whole."""
+    """Return why these tables cannot be whole."""
     needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
     largest = max(needs, key=lambda index: needs[index])
     name = search.tables[largest].name or f"number {largest}"

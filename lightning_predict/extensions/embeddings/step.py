@@ -1,10 +1,9 @@
-"""One training step of sharded embedding tables: look-ups and updates on each GPU, and what the GPUs exchange.
+"""One training step of sharded embedding tables: lookups and updates on each GPU, and their communication.
 
-The step is as slow as its slowest GPU, twice: the vectors are exchanged when the last look-up is done, and the step
-ends with the last update. Nothing is taken to overlap, and the layers other than tables are left out, so that plans
-compare by what sharding decides. An all-to-all is paced by the GPU that sends or receives most: with chunks of c bytes
-from each GPU to every other, that is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022).
-Example::
+The step waits for its slowest GPU twice: the vectors are exchanged after the last lookup, and the step ends with the
+last update. No overlap is assumed, and layers other than tables are excluded, so that plans differ only by their
+sharding. An all-to-all is limited by the GPU that sends or receives most. With chunks of c bytes from each GPU to every
+other, its message is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022). Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]
@@ -39,18 +38,18 @@ from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seco
 from lightning_predict.weights.source import AnyWeights
 
 WHOLE: Final = "table_wise"
-"""The kind of a table that one GPU holds."""
+"""The kind of a table on a single GPU."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The sharding of one table.
+    """Sharding of one table.
 
     Attributes:
         table: The table.
         kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
-        gpu: Number of the GPU that holds a `table_wise` table, from 0; None for the others, which all GPUs share.
+        gpu: Number of the GPU of a `table_wise` table, from 0; None for other kinds, which use all GPUs.
     """
 
     table: EmbeddingTable
@@ -65,9 +64,9 @@ class Exchange:
 
     Attributes:
         operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
-        carries: What is sent, in words.
-        message_bytes: The whole message, as `kernels/fabric.py` counts it; of an uneven all-to-all that of an even one
-            with as much on the busiest link.
+        carries: Name of the data.
+        message_bytes: The whole message, as counted by `kernels/fabric.py`; for an uneven all-to-all, of the even one
+            with the same load on the busiest link.
         time: Its seconds.
     """
 
@@ -80,16 +79,16 @@ class Exchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """A sharding of all tables, and what a step of it takes.
+    """Sharding of all tables, with the time and memory of a step.
 
     Attributes:
         layout: Name of the layout.
-        samples: Of all GPUs together.
-        assignments: How each table is sharded, in the order of the tables.
-        time: Seconds of a step: slowest look-up, slowest update, and all exchanges.
-        forward_seconds: Look-ups on each GPU.
+        samples: Samples of all GPUs together.
+        assignments: Sharding of each table, in the order of the tables.
+        time: Seconds of a step: slowest lookup, slowest update, and all exchanges.
+        forward_seconds: Lookups on each GPU.
         backward_seconds: Gradients and updates on each GPU.
-        exchanges: In their order; none on one GPU.
+        exchanges: Collectives in order; empty on one GPU.
         memory_bytes: Parameters, optimizer state and dense gradients on each GPU.
     """
 
@@ -115,12 +114,12 @@ class ShardingPlan:
 
     @property
     def gpu_seconds(self) -> tuple[float, ...]:
-        """Look-ups, gradients and updates on each GPU."""
+        """Lookups, gradients and updates on each GPU."""
         return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
 
     @property
     def compute_seconds(self) -> float:
-        """Seconds of the step in which its slowest GPUs compute."""
+        """Sum of the slowest GPU's forward and the slowest GPU's backward time."""
         return max(self.forward_seconds) + max(self.backward_seconds)
 
     @property
@@ -130,12 +129,12 @@ class ShardingPlan:
 
     @property
     def imbalance(self) -> float:
-        """Time of the slowest GPU over the mean; 1 where all work as long."""
+        """Time of the slowest GPU over the mean; 1 if balanced."""
         return max(self.gpu_seconds) / (sum(self.gpu_seconds) / len(self.gpu_seconds))
 
     @property
     def reason(self) -> str:
-        """Say where the time goes."""
+        """Summary of the step's time, as a phrase."""
         sent = bytes_to_mebibytes(sum(exchange.message_bytes for exchange in self.exchanges))
         exchanged = f", {in_milliseconds(self.communication_seconds)} for exchanging {sent:,.3g} MiB"
         return (
@@ -153,14 +152,14 @@ def sharded_step(
     interconnect: Interconnect = CATALOGUE,
     weights: AnyWeights = None,
 ) -> ShardingPlan:
-    """Predict one step of tables that are sharded so.
+    """Predict one step of sharded tables.
 
     Args:
-        assignments: How each table is sharded.
+        assignments: Sharding of each table.
         layout: The GPUs, or their name, for example `8xA100-SXM-80GB`.
         samples: Samples of a step on all GPUs together.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
-        interconnect: What you know of the links between GPUs.
+        interconnect: Known bandwidths of the links between GPUs.
         weights: Folder or file of weights; None searches the cache and the bundled files.
 
     Raises:
@@ -189,7 +188,7 @@ def assigned_plan(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> ShardingPlan:
-    """Predict tables as `sharded_step` does, with kernel models at hand; None takes rooflines."""
+    """Predict a step as `sharded_step` does, with loaded kernel models; None takes rooflines."""
     check_samples(samples, target)
     if not assignments:
         raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
@@ -201,7 +200,7 @@ def assigned_plan(
 
 
 def load_at(assignment: Assignment, loads: Mapping[str, Load]) -> Load:
-    """Find the load of a table where it is assigned to."""
+    """Return the load of a table at its assigned GPU."""
     load = loads[assignment.kind]
     return load if assignment.gpu is None else load.moved_to(assignment.gpu)
 
@@ -213,7 +212,7 @@ def plan_of(
     samples: int,
     interconnect: Interconnect,
 ) -> ShardingPlan:
-    """Make the plan of assignments with these loads."""
+    """Combine assignments and their loads to a plan."""
     load = sum(loads, no_load(layout.count))
     exchanges = _exchanges(load, layout, interconnect)
     computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low, high end
@@ -232,7 +231,7 @@ def plan_of(
 
 
 def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
-    """List the collectives in their order, as (name, what it carries, bytes of the message); none on one GPU."""
+    """List the collectives in order, as (operation, name of the data, message bytes); empty on one GPU."""
     if len(load.memory_bytes) == 1:
         return ()
     vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
@@ -244,7 +243,7 @@ def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
         ("all_gather", "gradients of the sums", sums),
         ("all_reduce", "dense gradients", float(load.dense_gradient_bytes)),
     )
-    return tuple(message for message in messages if message[2] >= 1)  # less than a byte is what rounding left
+    return tuple(message for message in messages if message[2] >= 1)  # less than a byte is a rounding error
 
 
 def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[Exchange, ...]:
@@ -257,17 +256,17 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
-    """Time collectives as `predict` does: beside a training step, and on machines without measurements."""
+    """Return links that time collectives as `predict` does: during a training step, with the slowdown by overlap."""
     return Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
 
 
 def alltoall_message(chunk_bytes: Array) -> float:
-    """Find the even all-to-all with as much on its links as the busiest link of this one (Lin et al.).
+    """Return the message of the even all-to-all with the same load on its busiest link (Lin et al.).
 
-    The same formula holds where a GPU receives its chunk from every other instead of sending it.
+    The same formula holds if a GPU receives its chunk from every other instead of sending it.
 
     Args:
-        chunk_bytes: What each GPU sends to every other, shape (gpus,), at least two.
+        chunk_bytes: Bytes that each GPU sends to every other, shape (gpus,), at least two.
     """
     gpus = len(chunk_bytes)
     busiest = np.maximum(chunk_bytes.sum() - chunk_bytes, chunk_bytes * (gpus - 1)).max()
@@ -275,7 +274,7 @@ def alltoall_message(chunk_bytes: Array) -> float:
 
 
 def checked_optimizer(name: str) -> OptimizerState:
-    """Find what the optimizer of this name keeps.
+    """Return the state of the optimizer of this name.
 
     Raises:
         InvalidArgumentError: It is not known.
@@ -286,7 +285,7 @@ def checked_optimizer(name: str) -> OptimizerState:
 
 
 def check_samples(samples: int, layout: Layout) -> None:
-    """Refuse a step in which a GPU has nothing to do.
+    """Reject a step in which a GPU has nothing to do.
 
     Raises:
         InvalidArgumentError: Fewer samples than GPUs.
@@ -311,21 +310,21 @@ def _check_assignment(assignment: Assignment, layout: Layout) -> None:
 
 
 def in_milliseconds(seconds: float) -> str:
-    """Write seconds as people read them."""
+    """Format seconds as milliseconds."""
     return f"{seconds_to_milliseconds(seconds):.3g} ms"
 
 
 def in_gibibytes(size_bytes: float) -> str:
-    """Write bytes as people read them."""
+    """Format bytes as GiB."""
     return f"{bytes_to_gibibytes(size_bytes):,.3g} GiB"
 
 
 def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
-    """Give a plan as what a plan file holds: each table's way and place, and what they were chosen for.
+    """Convert a plan to the contents of a plan file: kind and GPU of each table, and the layout and optimizer.
 
     Args:
         plan: The plan.
-        optimizer: What updates the tables, a key of `OPTIMIZERS`.
+        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
     """
     return {
         "layout": plan.layout,
@@ -340,7 +339,7 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenPlan:
-    """The plan of a file, for the tables of a step.
+    """Plan from a file, for the tables of a step.
 
     Attributes:
         assignments: In the order of the step's tables.
@@ -352,14 +351,14 @@ class WrittenPlan:
 
 
 def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenPlan:
-    """Read a plan that `lightning-predict shard --output` wrote.
+    """Read a plan written by `lightning-predict shard --output`.
 
     Args:
         path: The file.
-        tables: Those of the step, which it must be for.
+        tables: The tables of the step, which the plan must match.
 
     Raises:
-        InvalidArgumentError: A file that is not a plan, or one for other tables.
+        InvalidArgumentError: A file that is not a plan, or a plan for other tables.
         OSError: The file cannot be read.
     """
     document = read_json(path, InvalidArgumentError, name="sharding plan")

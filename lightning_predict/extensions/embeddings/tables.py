@@ -1,7 +1,7 @@
-"""`EmbeddingTable`: what a recommendation model looks up, given by hand or read from a recorded step.
+"""`EmbeddingTable`: a table of a recommendation model with its lookups, given by hand or read from a recorded step.
 
-A table has rows of `dim` numbers. A sample takes `vectors` of them from it, each the sum of `pooling` rows: one vector
-for `nn.EmbeddingBag`, one vector per token for `nn.Embedding`, where nothing is summed. Example::
+A table has rows of `dim` numbers. A sample takes `vectors` vectors from it, each the sum of `pooling` rows: one vector
+for `nn.EmbeddingBag`, or one vector per token for `nn.Embedding`, without a sum. Example::
 
     >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
     >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
@@ -29,10 +29,10 @@ INDEX_BYTES: Final = 8
 """Bytes of an index, and of the length of a bag; torch's default is int64."""
 
 MOST_ALPHA: Final = 4.0
-"""Exponent of Zipf's law beyond which a handful of rows is all that anybody asks for."""
+"""Maximum exponent of Zipf's law; beyond it, only a few rows are looked up."""
 
 STATE_BYTES: Final = 4
-"""Optimizers keep their state in float32."""
+"""Bytes per number of optimizer state, which is float32."""
 
 LOOK_UPS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
 
@@ -40,17 +40,17 @@ LOOK_UPS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingTable:
-    """One embedding table and what a sample asks of it.
+    """Embedding table and its lookups per sample.
 
     Attributes:
-        rows: Rows of the table.
-        dim: Numbers of a row.
-        pooling: Rows that are summed into a vector, on average ("pooling factor").
-        vectors: Vectors that a sample takes, on average.
-        is_pooled: False where each row that is found is a vector of its own (`nn.Embedding`).
-        dtype: Of the numbers: `float32`, `float16`, `bfloat16` or `float64`.
-        name: What to call it; None: its number.
-        alpha: How unevenly rows are asked for: the exponent of Zipf's law, 0 for equal chances.
+        rows: Number of rows.
+        dim: Number of columns.
+        pooling: Mean number of rows summed into a vector ("pooling factor").
+        vectors: Mean number of vectors per sample.
+        is_pooled: False if each row is a vector of its own (`nn.Embedding`).
+        dtype: `float32`, `float16`, `bfloat16` or `float64`.
+        name: Display name; None: its number.
+        alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform.
 
     Raises:
         InvalidArgumentError: A value outside its range.
@@ -102,18 +102,18 @@ class EmbeddingTable:
 
     @property
     def vector_bytes_per_sample(self) -> float:
-        """Bytes of the vectors that a sample takes."""
+        """Bytes of a sample's vectors."""
         return self.vectors * self.dim * self.value_bytes
 
     def index_bytes_per_sample(self, share: float = 1.0) -> float:
-        """Return bytes of the indices of a sample into a share of the rows, and of the length of each bag to sum."""
+        """Return the bytes of a sample's indices into a share of the rows, and of the length of each summed bag."""
         return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
-    """Numbers that an optimizer keeps for each element of a table, and for each row."""
+    """Numbers that an optimizer stores per element and per row of a table."""
 
     per_element: float = 0
     per_row: float = 0
@@ -123,7 +123,7 @@ class OptimizerState:
         return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes to read and write it in whole sectors, as rows lie apart."""
+        """Return the bytes to read and write the state in whole sectors, because rows are scattered."""
         sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
 
@@ -139,11 +139,11 @@ OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class TracedTables:
-    """The tables of a recorded step.
+    """Tables of a recorded step.
 
     Attributes:
-        tables: In the order in which they were first looked up.
-        batch_size: Samples of one batch on the GPU that was recorded.
+        tables: In the order of their first lookup.
+        batch_size: Samples of one batch on the recorded GPU.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -151,13 +151,13 @@ class TracedTables:
 
 
 def tables_of_trace(trace: Trace) -> TracedTables:
-    """Return the tables that the forward pass looks up; several look-ups of one table add up.
+    """Return the tables that the forward pass looks up; several lookups of one table are merged.
 
-    The number of samples is the trace's; where nobody said, it is the bags (or the first dimension of the indices) of
-    the first look-up.
+    The number of samples is the trace's. If it is unknown, it is the number of bags (or the first dimension of the
+    indices) of the first lookup.
 
     Raises:
-        InvalidArgumentError: There is no look-up in the trace, or it has fewer samples than batches.
+        InvalidArgumentError: There is no lookup in the trace, or it has fewer samples than batches.
     """
     found: dict[object, list[Operation]] = {}
     for position, operation in enumerate(trace.operations):
@@ -178,7 +178,7 @@ def tables_of_trace(trace: Trace) -> TracedTables:
 
 
 def is_look_up(operation: Operation) -> bool:
-    """Return whether a forward pass looks up rows of a table here."""
+    """Return whether an operation is an embedding lookup of the forward pass."""
     inputs = operation.inputs
     if operation.phase != "forward" or operation.name not in LOOK_UPS:
         return False
@@ -186,7 +186,7 @@ def is_look_up(operation: Operation) -> bool:
 
 
 def _weights(operation: Operation, position: int) -> object:
-    """Identify a table by its storage, else by the module that looks it up, else by the look-up itself."""
+    """Identify a table by its storage, otherwise by its module, otherwise by the position of the lookup."""
     weights = operation.inputs[0]
     if weights.id is not None:
         return weights.id
@@ -201,7 +201,7 @@ def _samples(operation: Operation, trace: Trace) -> int:
 
 
 def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
-    """Count vectors that a look-up gives, and the rows that it reads."""
+    """Return the number of output vectors of a lookup, and of rows read."""
     (problem,) = translate(operation, trace.flags)
     if problem.operation == "embedding_bag":
         bags, lookups, *_ = problem.dims
@@ -228,20 +228,20 @@ def _table(operations: list[Operation], trace: Trace, samples: int) -> Embedding
 
 
 Skew = float | Mapping[str, float]
-"""How unevenly rows are asked for: one exponent of Zipf's law, or one for each table by its name."""
+"""Skew of the lookups: one exponent of Zipf's law, or one for each table by its name."""
 
 BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
 
 
 def with_skew(trace: Trace, skew: Skew) -> Trace:
-    """Return a trace whose look-ups ask for rows by Zipf's law; a recording does not say how often each is asked for.
+    """Return a trace with Zipf-distributed lookups; a recording does not have the frequency of each row.
 
     Args:
         trace: The step.
-        skew: One exponent, or one by table; tables that are not named have equal chances.
+        skew: One exponent, or one by table; unnamed tables are uniform.
 
     Raises:
-        InvalidArgumentError: An exponent outside its range, or a name that no table has.
+        InvalidArgumentError: An exponent outside its range, or the name of an unknown table.
     """
     modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
     named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
@@ -268,11 +268,11 @@ SAMPLE_COLUMNS: Final = ("table", "index")
 
 
 def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
-    """Read how unevenly rows are asked for: the exponent of Zipf's law, or a CSV file with a sample to fit it to.
+    """Parse the skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample to fit it to.
 
     Args:
-        words: A number of 0 or more, or the path of the file.
-        trace: A step that looks the tables up, for their rows.
+        words: A number of at least 0, or the path of the file.
+        trace: A step with lookups of the tables, for their numbers of rows.
 
     Raises:
         InvalidArgumentError: As `read_skew`, or a file that does not exist.
@@ -288,14 +288,14 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
 
 
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
-    """Fit Zipf's law to a sample of the indices of each table: the exponent with as many different rows.
+    """Fit Zipf's law to a sample of the indices of each table: the exponent with the same number of distinct rows.
 
     Args:
         path: CSV file with the columns `table` (the name of its module) and `index`.
-        trace: A step that looks the tables up, for their rows.
+        trace: A step with lookups of the tables, for their numbers of rows.
 
     Raises:
-        InvalidArgumentError: A column or a value that is not as expected, or a table that the step does not look up.
+        InvalidArgumentError: A missing column, a wrong value, or a table that the step does not look up.
         OSError: The file cannot be read.
     """
     rows = {table.name: table.rows for table in tables_of_trace(trace).tables}

@@ -1,15 +1,16 @@
-"""The whole training step of a model whose embedding tables are shared by GPUs that each hold its dense layers.
+"""Whole training step of a model with sharded embedding tables and replicated dense layers.
 
-Each GPU has samples of its own. Their indices go to the GPUs that hold the rows (input distribution), which look them
-up; while the vectors come back, the dense layers that do not read them compute (DLRM's bottom perceptron). The backward
-pass is the same from behind: the gradients of the vectors travel beside the backward pass of those layers and the
-all-reduces of dense gradients; then the tables are updated, in one launch, and the optimizer updates the dense layers.
-That is the order of TorchRec's sharded modules, with one step at a time (its pipelines distribute the next batch's
-indices beside a step). Computing and exchanging are two queues (`distributed/overlap.py`), and one path through them
-decides the length of the step.
+Each GPU has its own samples. Their indices go to the GPUs with the rows (input distribution), which look them up. While
+the vectors come back, the dense layers that do not need them compute (DLRM's bottom perceptron). The backward pass
+mirrors this: the gradients of the vectors are sent during the backward pass of those layers and the all-reduces of
+dense gradients. Then the tables are updated in one launch, and the optimizer updates the dense layers.
 
-What the tables take, and where they lie, is `step.py`'s and `placement.py`'s; the dense layers are those of the
-recorded step, simulated with its host. Example::
+This is the order of TorchRec's sharded modules, one step at a time (its pipelines distribute the next batch's indices
+during a step). Computing and communication are two queues (`distributed/overlap.py`), and the critical path through
+them is the step time.
+
+The time and placement of the tables come from `step.py` and `placement.py`; the dense layers are simulated from the
+recorded step, with its host. Example::
 
     sharded = ShardedEmbeddings(strategy_of("embedding=auto"), setting)
     sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
@@ -76,11 +77,11 @@ TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward"
 @final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """How the tables are shared on a layout.
+    """Sharding plan for a layout.
 
     Attributes:
         plan: The plan.
-        optimizer: What updates the tables, a key of `OPTIMIZERS`.
+        optimizer: Optimizer of the tables, a key of `OPTIMIZERS`.
     """
 
     plan: ShardingPlan
@@ -95,21 +96,21 @@ def possible_plans(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> tuple[ChosenPlan, ...]:
-    """List the ways to share a step's tables on a layout, each GPU with as many samples as were recorded.
+    """List the sharding plans for a step on a layout, with the recorded number of samples on each GPU.
 
     Args:
         trace: The step of one GPU.
         layout: Two GPUs or more.
         embedding: See `Strategy`.
-        interconnect: What is known of the links.
+        interconnect: Known bandwidths of the links.
         models: Kernel models; None takes rooflines.
 
     Returns:
-        Those that fit, the fastest first by the tables alone; the only one where the user says which.
+        Plans that fit, fastest tables first; a single one if the user specifies it.
 
     Raises:
-        InvalidArgumentError: The step looks up no table, or cannot be shared so.
-        InfeasiblePlanError: No way fits.
+        InvalidArgumentError: The step has no lookups, or cannot be sharded in this way.
+        InfeasiblePlanError: No plan fits.
         OSError: The plan file cannot be read.
     """
     traced = tables_of_trace(trace)
@@ -146,7 +147,7 @@ def possible_plans(
 
 
 def table_optimizer(trace: Trace) -> str:
-    """Tell the optimizer of the tables by the state that was recorded for each parameter: none, one number or two."""
+    """Infer the optimizer of the tables from the recorded state per parameter: none, one number or two."""
     memory = trace.memory
     if not memory.optimizer_state_bytes or not memory.parameter_bytes:
         return "sgd"
@@ -156,11 +157,11 @@ def table_optimizer(trace: Trace) -> str:
 
 @final
 class ShardedEmbeddings:
-    """Steps and memory of layouts whose GPUs share the embedding tables; a layout keeps the plan of its first step.
+    """Steps and memory of layouts with sharded embedding tables; a layout keeps the plan of its first step.
 
     Args:
-        strategy: With `embedding`.
-        setting: What steps are predicted with.
+        strategy: A strategy with `embedding`.
+        setting: GPUs, models and assumptions of the predictions.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting) -> None:
@@ -174,7 +175,7 @@ class ShardedEmbeddings:
 
         Args:
             single: The step on one of each GPU.
-            steps: The same, corrected by what else is known.
+            steps: The same, with corrections.
             layouts: Layouts of the setting's GPUs.
 
         Raises:
@@ -204,16 +205,16 @@ class ShardedEmbeddings:
         )
 
     def whole(self, shared: SharedStep, step: Iteration, layout: Layout, chosen: ChosenPlan) -> WholeStep:
-        """Return the step of a layout under a plan, with its parts placed in time.
+        """Return the step of a layout under a plan, with a timeline of its parts.
 
         Args:
             shared: The step, from `shared`.
             step: The same on one of the layout's GPUs.
             layout: Two GPUs or more.
-            chosen: The plan, for the samples that were recorded on each GPU.
+            chosen: The plan, for the recorded number of samples on each GPU.
 
         Raises:
-            InvalidArgumentError: The step holds several batches.
+            InvalidArgumentError: The step contains several batches.
         """
         row = self._setting.gpus.index(layout.gpu)
         return _whole_step(shared, step, row, layout, chosen, self._strategy, self._setting.interconnect)
@@ -225,7 +226,7 @@ class ShardedEmbeddings:
         return best
 
     def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
-        """List plans to look at: that of the layout, where it has one for these tables, with this step's samples."""
+        """Return the plans to consider: the layout's known plan with this step's samples, otherwise all."""
         known, setting = self._chosen.get(layout), self._setting
         tables = tables_of_trace(trace)
         if known is not None:
@@ -253,7 +254,7 @@ class ShardedEmbeddings:
         """Return the peak memory of the fullest GPU of a layout of several.
 
         Args:
-            dense_bytes: What the step without tables (`without_tables`) needs there.
+            dense_bytes: Memory of the step without tables (`without_tables`) there.
             trace: The step.
             layout: Two GPUs or more.
         """
@@ -263,14 +264,14 @@ class ShardedEmbeddings:
 
 
 _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
-"""What lies on a GPU twice while it is exchanged: as it is sent, beside what the step holds as it came."""
+"""Data with an additional send buffer on a GPU while it is exchanged."""
 
 
 def without_tables(trace: Trace) -> Trace:
-    """Return a step as a GPU runs it beside its part of the tables: no look-ups, no parameters of tables.
+    """Return the dense part of a step: without lookups and without parameters of tables.
 
     Raises:
-        InvalidArgumentError: It looks up no table.
+        InvalidArgumentError: It has no lookups.
     """
     tables = _Tables(trace)
     memory, gone = trace.memory, tables.parameter_bytes
@@ -296,13 +297,13 @@ def without_tables(trace: Trace) -> Trace:
 
 @final
 class _Tables:
-    """The part of a recorded step that embedding tables take.
+    """Embedding part of a recorded step.
 
     Args:
         trace: The step.
 
     Raises:
-        InvalidArgumentError: It looks up no table, or holds several batches.
+        InvalidArgumentError: It has no lookups, or contains several batches.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -325,18 +326,18 @@ class _Tables:
         self._modules = {one.name.rpartition(".")[0] for one in own}
 
     def _is_named(self, name: str) -> bool:
-        """Return whether a parameter's module is one that computes something else."""
+        """Return whether a parameter's module computes something other than a lookup."""
         module = name.rpartition(".")[0]
         return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes of the tables as they were recorded."""
+        """Bytes of the tables as recorded."""
         return float(sum(map(parameter_bytes, self.parameters)))
 
     @cached_property
     def operations(self) -> frozenset[int]:
-        """The operations that look up, and that make, add up or apply the gradients of tables alone."""
+        """Positions of the lookups, and of operations that create, sum or apply only gradients of tables."""
         return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
 
     def _is_own(self, operation: Operation) -> bool:
@@ -349,24 +350,24 @@ class _Tables:
         return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
 
     def _is_gradient(self, tensor: TensorInfo) -> bool:
-        """Return whether a tensor is the gradient of a table; sparse ones have no storage, but the table's shape."""
+        """Return whether a tensor is the gradient of a table; a sparse one has no storage, but the table's shape."""
         return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
 
     @cached_property
     def _gradients(self) -> frozenset[int]:
-        """Storages that hold the gradient of a table."""
+        """Storages of gradients of tables."""
         made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
         return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
 
     def dense_share(self, operation: Operation) -> float:
-        """Return the share of an operation's values that are not of the shape of a table."""
+        """Return the share of an operation's values in tensors without the shape of a table."""
         tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if len(tensor.shape) > 0]
         every = sum(tensor.elements for tensor in tensors)
         dense = sum(tensor.elements for tensor in tensors if tensor.shape not in self.shapes)
         return dense / every if every else 1.0
 
     def reads_vectors(self) -> frozenset[int]:
-        """Find the forward operations that need a vector; all behind the first look-up where tensors have no names."""
+        """Return the forward operations that need a vector; if tensors have no IDs, all after the first lookup."""
         forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
         looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
         if not looked_up or None in looked_up:
@@ -380,9 +381,9 @@ class _Tables:
         return frozenset(found)
 
     def gradients_ready(self) -> int:
-        """Find the operation after which the gradients of all vectors are there, by the tensors that are read for them.
+        """Return the operation after which the gradients of all vectors are ready, by following tensor IDs.
 
-        Where tensors have no names, that is the first operation of a table's backward pass.
+        Without tensor IDs, it is the operation before the first one of a table's backward pass.
         """
         backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
         own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
@@ -396,7 +397,7 @@ class _Tables:
 
 
 def _only_views(operation: Operation) -> bool:
-    """Return whether an operation writes nothing: its results lie in what it reads."""
+    """Return whether an operation writes nothing: its outputs share the storages of its inputs."""
     given = {tensor.id for tensor in operation.inputs}
     return bool(operation.outputs) and all(tensor.id in given for tensor in operation.outputs)
 
@@ -404,11 +405,11 @@ def _only_views(operation: Operation) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """A step of a layout, and what it consists of.
+    """Step of a layout and its parts.
 
     Attributes:
         step: Its prediction.
-        events: Its parts in the order of their begins, at the middle of the prediction.
+        events: Its parts in the order of their starts, at the middle of the prediction.
         chosen: The plan of the tables.
     """
 
@@ -418,7 +419,7 @@ class WholeStep:
 
     @property
     def critical_path(self) -> str:
-        """The parts that decide its length, in words; those below a microsecond left out."""
+        """Parts on the critical path, as text; parts below a microsecond are omitted."""
         merged: list[tuple[str, float]] = []
         for event in self.events:
             if event.is_critical and event.seconds >= MICROSECOND:
@@ -429,7 +430,7 @@ class WholeStep:
         return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Return the parts in the Trace Event format for ui.perfetto.dev: a row for computing and one for links."""
+        """Return the parts in the Trace Event format for ui.perfetto.dev, with rows for computing and links."""
         rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
         placed = (
             complete_event(
@@ -497,7 +498,7 @@ def _phase_seconds(work: Sequence[Launching], phase: str, row: int) -> float:
 
 
 def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
-    """Find what the step spends most time on: its device, its host, or links that nothing hides."""
+    """Return the bottleneck of the step: its device, its host, or links that are not overlapped."""
     if verdict is None:
         return None
     own = max(device, host)
@@ -509,13 +510,13 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
 @final
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The work of one GPU in the order in which it is launched; positions count operations from the beginning.
+    """Work of one GPU in launch order; positions count operations from the beginning.
 
     Attributes:
-        work: All of it, look-ups first, the update of the tables behind the backward pass.
+        work: All of it, lookups first, with the update of the tables after the backward pass.
         free: End of the forward operations that need no vector.
-        gradients: Where the gradients of the vectors are ready; None without a backward pass.
-        update: Where the update of the tables begins; None likewise.
+        gradients: Position where the gradients of the vectors are ready; None without a backward pass.
+        update: Position where the update of the tables begins; None without a backward pass.
     """
 
     work: tuple[Launching, ...]
@@ -559,7 +560,7 @@ def _ordered(shared: SharedStep, tables: _Tables, plan: ShardingPlan) -> _Order:
 
 
 def _launching(name: str, phase: Any, seconds: float, shared: SharedStep) -> Launching:
-    """Return a launch that takes as long on each GPU."""
+    """Return a launch with the same time on each GPU."""
     each: Array = np.full((len(shared.gpus), 1), seconds)
     return Launching(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
 
@@ -570,19 +571,19 @@ def _queues(
     """Return the two queues of a step.
 
     Args:
-        trace: The step with the parameters of its dense layers alone.
+        trace: The step with the parameters of its dense layers only.
         order: The work of one GPU.
-        cutter: Cuts it.
-        links: Between the GPUs.
-        plan: Of the tables.
-        strategy: For the buckets.
+        cutter: Splits the work into segments.
+        links: Links between the GPUs.
+        plan: Plan of the tables.
+        strategy: Strategy, for the gradient buckets.
     """
     full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
     marks = {1, order.free, *(bucket.after for bucket in full)}
     if order.gradients is not None and order.update is not None:
         marks |= {order.gradients, order.update, order.update + 1}
     cuts = sorted(marks)
-    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # segments that are done at a mark
+    done = {cut: position + 1 for position, cut in enumerate(cuts)}  # number of segments finished at a mark
     sent = _transfers(order, plan, full, links)
     ordered = sorted(
         ((done[mark] if mark else 0, transfer) for mark, several in sent.items() for transfer in several),
