@@ -1,10 +1,10 @@
-"""Measure in a minute what says most of a GPU: the rates that large products keep up, and the pace of its memory.
+"""Quick measurement of the main rates of a GPU: large matrix products and memory bandwidth.
 
-Networks see a GPU that they were not trained on through these figures (`Gpu.measured_flops_per_second` and the data
-sheet's bandwidth), so that they help where no weights of its own exist; a file for `gpus_file` holds them. Products are
-A·B of one large side, as the rates of the catalogue are; each is repeated for seconds, so that what counts is the clock
-that lasts. Memory streams through an addition and a ReLU, and what is kept is the data sheet's figure that would
-explain both: it is data sheets that other GPUs are compared by. Example::
+Networks use these figures (`Gpu.measured_flops_per_second` and the data sheet's bandwidth) for a GPU that they were not
+trained on, so measured figures help if the GPU has no weights of its own. They are written to a file for `gpus_file`.
+Products are A·B of one large side, as for the rates in the catalogue. Each is repeated for seconds, so that the
+sustained clock counts. Memory is measured by an addition and a ReLU. The result is the data sheet bandwidth that would
+explain both times, because other GPUs are compared by their data sheets. Example::
 
     found = measure_anchors(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_of(found))
@@ -34,27 +34,27 @@ from lightning_predict.kernels.timing import problem_times
 from lightning_predict.units import bytes_to_gigabytes, flops_to_teraflops
 
 SIDE: Final = 8192
-"""Of the products, where memory allows: large enough for all multiprocessors of the largest GPUs."""
+"""Side of the products if memory allows: large enough for all multiprocessors of the largest GPUs."""
 
 ELEMENTS: Final = 2**27
-"""Of the tensors that stream through memory: ten times the largest L2."""
+"""Elements of the tensors in the memory measurement: ten times the largest L2."""
 
 COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25
-"""Share of the memory that a problem may take."""
+"""Maximum share of the memory that a problem may take."""
 
 FLOAT32_BYTES: Final = 4
 TENSORS: Final = 3
-"""Of a product and of an addition: two inputs and an output."""
+"""Number of tensors of a product or an addition: two inputs and an output."""
 
 SECONDS: Final = 5.0
-"""How long each call is repeated: power limits lower the clock within seconds."""
+"""Seconds to repeat each call: power limits lower the clock within seconds."""
 
 TRIAL_SIDE: Final = 64
-"""Of the products on a processor, where the command is only tried."""
+"""Side of the products in a trial run on a CPU."""
 
 SUFFIX: Final = "-measured"
-"""Behind the name of the catalogue in the name of the row that holds the figures."""
+"""Suffix of the catalogue name for the measured GPU."""
 
 STREAMS: Final = ("relu", "add")
 
@@ -62,13 +62,13 @@ STREAMS: Final = ("relu", "add")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchors:
-    """The figures of a GPU.
+    """Measured main rates of a GPU.
 
     Attributes:
-        gpu: What the catalogue says of it.
-        flops_per_second: Rates that large products kept up, by dtype.
-        dram_bytes_per_second: The data sheet's bandwidth that would explain the times of what streams.
-        state: Clock, power and what held the GPU back at the end.
+        gpu: Its catalogue row.
+        flops_per_second: Sustained rates of large products, by dtype.
+        dram_bytes_per_second: Data sheet bandwidth that would explain the times of the memory-bound operations.
+        state: Clock, power and throttling reasons at the end.
     """
 
     gpu: Gpu
@@ -78,7 +78,7 @@ class Anchors:
 
     @property
     def measured(self) -> Gpu:
-        """The GPU by these figures, under a name of its own."""
+        """Catalogue row with these rates, under its own name."""
         rates = {**self.gpu.measured_flops_per_second, **self.flops_per_second}
         return replace(
             self.gpu,
@@ -93,7 +93,7 @@ class Anchors:
 @final
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that was measured, and what is assumed without it, in a unit."""
+    """Measured figure, and the value assumed without it, in a unit."""
 
     name: str
     measured: float
@@ -110,20 +110,20 @@ def measure_anchors(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Anchors:
-    """Measure the anchors of the GPU at hand.
+    """Measure the main rates of this machine's GPU.
 
     Args:
-        device: `cuda`; `cpu` times the host instead, for trying the command out.
-        gpu: Our name of the GPU; None asks torch.
-        seconds: How long each call is repeated.
-        is_trial: Take problems that are small enough for a processor.
+        device: `cuda`; `cpu` measures the CPU instead, to test the command.
+        gpu: Catalogue name of the GPU; None asks torch.
+        seconds: Seconds to repeat each call.
+        is_trial: Use problems that are small enough for a CPU.
         progress: Called before each problem with its name.
-        clock: Seconds on a monotonic clock.
+        clock: Returns seconds on a monotonic clock.
 
     Raises:
         CaptureError: No CUDA device.
-        InvalidArgumentError: No GPU is named where torch knows none, or no time at all.
-        UnknownGpuError: The catalogue does not hold this GPU; name it with `gpu`.
+        InvalidArgumentError: No GPU is named for a device other than CUDA, or `seconds` is not above 0.
+        UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
     """
     if not seconds > 0:
         raise InvalidArgumentError(f"Got seconds={seconds}; expected a time above 0.")
@@ -163,18 +163,18 @@ def measure_anchors(
 
 
 def device_seconds(timing: Timing) -> float:
-    """Return the device's own time; that of the calls, which are as long, where no graph holds them."""
+    """Return the device time; without a CUDA graph, the time of the calls, which are long enough here."""
     return timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
 
 
 def largest_side(gpu: Gpu) -> int:
-    """Return the side of products that fit into a share of the memory: `SIDE` halved as often as it takes."""
+    """Return the largest power-of-two fraction of `SIDE` that fits into a share of the memory."""
     most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES)))
     return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
 
 
 def largest_rows(gpu: Gpu) -> int:
-    """Return the rows of `COLUMNS` elements of what streams, so that it fits into a share of the memory."""
+    """Return the number of rows of `COLUMNS` elements that fit into a share of the memory."""
     most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES))
     return min(ELEMENTS, most) // COLUMNS
 
@@ -182,12 +182,12 @@ def largest_rows(gpu: Gpu) -> int:
 def explaining_bandwidth(
     gpu: Gpu, timed: Iterable[tuple[str, Mapping[str, float], float]], models: BundledModels | None = None
 ) -> float:
-    """Compute the data sheet's bandwidth that would explain how long memory-bound float32 operations take.
+    """Return the data sheet bandwidth that would explain the times of memory-bound float32 operations.
 
     Args:
-        gpu: By its data sheet.
-        timed: Operation, shape words and seconds of each.
-        models: That predict it; None takes those that ship.
+        gpu: The GPU with its data sheet values.
+        timed: Operation, shape parameters and seconds of each.
+        models: Models that predict the times; None takes those that ship.
 
     Returns:
         Bytes/s: the data sheet's, times the geometric mean of predicted over measured times.
@@ -200,7 +200,7 @@ def explaining_bandwidth(
 
 
 def gpus_file_of(anchors: Anchors) -> str:
-    """Write the figures as a file for `gpus_file`."""
+    """Format the figures as a file for `gpus_file`."""
     rates = ", ".join(f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in anchors.flops_per_second.items())
     return (
         f"[gpu.{anchors.measured.name}]\n"
@@ -212,7 +212,7 @@ def gpus_file_of(anchors: Anchors) -> str:
 
 
 def comparison(anchors: Anchors) -> tuple[Figure, ...]:
-    """Set each figure beside what is assumed of the GPU without it."""
+    """Compare each figure with the value assumed without it."""
     products = [
         Figure(f"{dtype} products", flops_to_teraflops(rate), flops_to_teraflops(assumed), "TFLOP/s")
         for dtype, rate in anchors.flops_per_second.items()

@@ -1,8 +1,8 @@
-"""Micro-benchmarks: an operation's random problems, and a problem as calls of torch.
+"""Micro-benchmarks: random problems of an operation, and their torch calls.
 
-Sizes are drawn evenly over their logarithms, most of them as networks have them. The calls are the forward pass, and
-each part of the backward pass that has a name of its own. Every call works on tensors made once, so that timing it
-times the operation alone. A new one is a row of `BENCHMARKS`. Example::
+Sizes are drawn log-uniformly, mostly as in real networks. The calls are the forward pass, and each part of the backward
+pass with its own name. Every call works on tensors created once, so only the operation is timed. To add an operation,
+add a row to `BENCHMARKS`. Example::
 
     >>> problems = draw_problems("linear", 3, seed=0)
     >>> len(problems), sorted(problems[0])
@@ -32,14 +32,14 @@ Words = dict[str, int]
 Drawer = Callable[[random.Random], Words]
 
 EAGER: Final = "eager"
-"""How a call was timed that no CUDA graph holds, in the column `timed` of the tables."""
+"""Value of the column `timed` for a call without a CUDA graph."""
 
 MULTIPLE_SHARE: Final = 0.7
-"""Share of sizes that are multiples of 8, as most layers are; the rest is any number."""
+"""Share of sizes that are multiples of 8, as in most layers; other sizes are arbitrary."""
 
 
 def size(draw: random.Random, low: int, high: int) -> int:
-    """Return a size between two bounds, even over its logarithm."""
+    """Return a log-uniform size between two bounds."""
     value = round(low * math.exp(math.log(high / low) * draw.random()))
     if value >= 16 and draw.random() < MULTIPLE_SHARE:
         value = round(value / 8) * 8
@@ -54,12 +54,12 @@ Maker = Callable[[Words, torch.dtype, torch.device], Calls]
 @final
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """An operation that can be measured.
+    """Benchmark of an operation.
 
     Attributes:
-        draw: A random problem.
-        calls: Calls of a problem by the name of the operation that they time, from its shape, the dtype of its tensors
-            and where they live.
+        draw: Draws a random problem.
+        calls: Returns the calls of a problem by the name of the timed operation, from its shape, the dtype of its
+            tensors and their device.
     """
 
     draw: Drawer
@@ -72,12 +72,12 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """Return the forward pass without autograd, and the backward pass over one kept graph where it has a name.
+    """Return the forward pass without autograd and, if it has a name, the backward pass over one kept graph.
 
     Args:
-        operation: Its name.
+        operation: Name of the operation.
         forward: Calls it.
-        inputs: Tensors whose gradients the backward pass computes.
+        inputs: Tensors to compute gradients for.
     """
 
     def without_records() -> object:
@@ -141,7 +141,7 @@ def _attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
 
 
 def _heads(words: Words, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Query, key and value."""
+    """Return query, key and value."""
     counts = (words["heads"], words["kv_heads"], words["kv_heads"])
     return [
         made(device, dtype, words["batch"], heads, words["seq"], words["head_dim"]).requires_grad_() for heads in counts
@@ -161,7 +161,7 @@ def _draw_eager_attention(draw: random.Random) -> Words:
 
 
 def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Call scores, their scaling, a mask that is added, softmax, and the product with the values."""
+    """Make calls of unfused attention: scores, scaling, additive mask, softmax, and product with the values."""
     query, key, value = _heads(words, dtype, device)
     future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
 
@@ -202,7 +202,7 @@ def _draw_embedding_bag(draw: random.Random) -> Words:
 
 
 def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Call the forward pass alone: the gradient is as large as the table, or sparse, and neither updates a row."""
+    """Make only the forward call: gradients are as large as the table, or sparse, and neither kind updates a row."""
     table = made(device, dtype, words["rows"], words["dim"])
     rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
     return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
@@ -227,17 +227,17 @@ SIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "conv3d": ("depth", "height", "width"),
     "conv_transpose2d": ("height", "width"),
 }
-"""Sides of what each convolution slides over."""
+"""Sides of the input of each convolution."""
 
 LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
-"""Longest side that is drawn."""
+"""Maximum side of the input."""
 
 ODD_SHARE: Final = 0.1
-"""Share of convolutions that are not square, and of those that are dilated."""
+"""Share of non-square convolutions, and of dilated ones."""
 
 
 def _word(operation: str, setting: str, side: str) -> str:
-    """Name the shape parameter of a side's setting; a line has one side, so its names leave it out."""
+    """Return the shape parameter for a setting of a side; conv1d has one side, so its names omit it."""
     if operation == "conv1d":
         return "kernel_size" if setting == "kernel" else setting
     return f"{setting}_{side}"
@@ -331,20 +331,20 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 # --- Matrices of rows and columns: element-wise families, norms, reductions, look-ups, sorting
 
 LARGEST_K: Final = 8
-"""Elements of a row that `topk` finds."""
+"""Number of elements that `topk` returns per row."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Operands, each (rows, cols) where nothing else is said.
+    """Operands of shape (rows, cols), unless stated otherwise.
 
     Attributes:
-        data: Random numbers; its gradient is computed.
-        other: Numbers above 1; its gradient is computed.
-        scale: One number per column; its gradient is computed.
-        places: A random row for each row, shape (rows,).
-        space: Where results may be written.
+        data: Random numbers, with a gradient.
+        other: Numbers above 1, with a gradient.
+        scale: One number per column, with a gradient.
+        places: A random row index for each row, shape (rows,).
+        space: Output buffer.
     """
 
     data: Tensor
@@ -355,17 +355,17 @@ class Matrices:
 
     @property
     def images(self) -> Tensor:
-        """One image whose channels are the rows, so that rows and columns mean what they say."""
+        """One image with the rows as channels."""
         return self.data[None]
 
     @property
     def images_last(self) -> Tensor:
-        """One image with channels last: its channels are the columns."""
+        """One channels-last image with the columns as channels."""
         return self.data.view(1, -1, 1, self.data.shape[1]).permute(0, 3, 1, 2)
 
     @property
     def groups(self) -> int:
-        """Groups of channels."""
+        """Number of channel groups."""
         return 8 if self.data.shape[0] % 8 == 0 else 1
 
 
@@ -408,7 +408,7 @@ BY_DATA: Final[Mapping[str, Forward]] = {
     "gather": lambda x: torch.index_select(x.data, 0, x.places),
     "scatter": lambda x: x.space.index_add_(0, x.places, x.data),
 }
-"""Operations that have a gradient to `data` alone, or none that has a name."""
+"""Operations with a gradient to `data` only, or without a named gradient."""
 
 BY_OTHER: Final[Mapping[str, Forward]] = {
     "pow": lambda x: torch.pow(x.other, x.other),
@@ -421,7 +421,7 @@ BY_SCALE: Final[Mapping[str, Forward]] = {
     "layer_norm": lambda x: functional.layer_norm(x.data, (x.data.shape[1],), x.scale, x.scale),
     "rms_norm": lambda x: functional.rms_norm(x.data, (x.data.shape[1],), x.scale),
 }
-"""Operations that have a gradient to `data` and to `scale`."""
+"""Operations with a gradient to `data` and to `scale`."""
 
 
 def _draw_matrix(draw: random.Random) -> Words:
@@ -442,7 +442,7 @@ def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrice
 def _calls(
     name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
 ) -> Calls:
-    """Make the calls of one operation; `wanted`: operands whose gradients its backward pass computes."""
+    """Make the calls of one operation; `wanted`: operands to compute gradients for."""
     matrices = _matrices(words, dtype, device)
     return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 
@@ -455,7 +455,7 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
 """Benchmarks by operation."""
 
 
-# --- Factorisations, solvers and Fourier transforms, which run in float32 and float64 alone
+# --- Factorisations, solvers and Fourier transforms, in float32 and float64 only
 
 _Factorise = Callable[[Tensor], Any]
 
@@ -478,7 +478,7 @@ def _draw_transform(draw: random.Random) -> Words:
 
 
 def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation on random matrices (batch, m, n), square where the problem has no m."""
+    """Make the calls of a factorisation on random matrices (batch, m, n), square if the problem has no m."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         batch = words.get("batch", 1)
@@ -489,7 +489,7 @@ def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, 
 
 
 def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation on matrices (batch, n, n) that are symmetric and positive definite."""
+    """Make the calls of a factorisation on symmetric positive definite matrices (batch, n, n)."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
@@ -530,13 +530,13 @@ LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
 """Benchmarks by operation."""
 
 
-# --- What surrounds a model: optimizer updates, casts, copies from the memory of the host
+# --- Operations around a model: optimizer updates, casts, copies from host memory
 
 TENSORS: Final = 24
-"""Tensors that the parameters are spread over, as layers are; fewer where there are fewer parameters."""
+"""Number of parameter tensors, as for several layers; fewer if there are fewer parameters."""
 
 BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
-"""A floating-point dtype of so many bytes."""
+"""Floating-point dtype by bytes per number."""
 
 
 def _draw_update(draw: random.Random) -> Words:
@@ -544,12 +544,12 @@ def _draw_update(draw: random.Random) -> Words:
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer with one of its two implementations for many tensors."""
+    """Return the optimizer with one of its two multi-tensor implementations."""
     options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
     match name:
         case "adam" | "adamw":
             kind: Any = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-            options["capturable"] = device.type == "cuda"  # its step count must not be read by the host in a graph
+            options["capturable"] = device.type == "cuda"  # in a graph, the host must not read the step count
         case "sgd":
             kind = torch.optim.SGD
             options["momentum"] = 0.9
@@ -594,7 +594,7 @@ def _draw_host_copy(draw: random.Random) -> Words:
 
 
 def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
-    """Copy from memory that is pinned, as a data loader's can be, without waiting for it."""
+    """Make an asynchronous copy from pinned memory, as by a data loader."""
     source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
     return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
@@ -611,14 +611,14 @@ UPDATES: Final[Mapping[str, Benchmark]] = {
 # --- All of them
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
-"""Benchmarks by operation; each times the operation's backward passes as well."""
+"""Benchmarks by operation, including its backward passes."""
 
 
 def benchmark_of(operation: str) -> Benchmark:
     """Return the benchmark of an operation.
 
     Raises:
-        UnknownOperationError: There is none; the message lists those there are.
+        UnknownOperationError: There is no benchmark; the message lists all.
     """
     benchmark = BENCHMARKS.get(operation)
     if benchmark is None:
@@ -627,7 +627,7 @@ def benchmark_of(operation: str) -> Benchmark:
 
 
 def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Draw the shape parameters of so many problems; the same for the same seed."""
+    """Draw the shape parameters of `count` problems, reproducibly by the seed."""
     benchmark = benchmark_of(operation)
     draw = random.Random(f"{operation} {seed}")
     return [benchmark.draw(draw) for _ in range(count)]

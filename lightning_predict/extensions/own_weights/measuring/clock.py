@@ -1,12 +1,11 @@
-"""Seconds of a call on a device: replayed from a CUDA graph, with L2 flushed and warm, and eager.
+"""Timing of a call on a device: CUDA graph replay with L2 flushed and warm, and eager calls.
 
-A graph replay has no launch cost, so it is the device's own time; a buffer larger than L2 is overwritten before each
-replay of the flushed kind. What cannot be captured in a graph (it synchronises) is timed eagerly alone, and says so. On
-the CPU only the eager time exists: it serves tests, not training.
+A graph replay has no launch cost, so it is the device time. For the flushed kind, a buffer larger than L2 is
+overwritten before each replay. A call that cannot be captured in a graph (it synchronises) is only timed eagerly, and
+marked so. On the CPU only the eager time exists; it is for tests, not for training.
 
-All of it happens on one stream of its own, on which the tensors are made, too: the nodes of autograd run on the stream
-of their forward pass, and one of the default stream invalidates every capture that its backward pass is part of.
-Example::
+Everything runs on one separate stream, on which the tensors are also created. Autograd nodes run on the stream of their
+forward pass, and a node on the default stream invalidates every capture of its backward pass. Example::
 
     with own_stream(device):
         left, right = make_them()
@@ -30,10 +29,10 @@ from lightning_predict.extensions.own_weights.measuring.management import UNKNOW
 from lightning_predict.units import milliseconds_to_seconds
 
 REPLAYS: Final = 20
-"""Repetitions of each kind; their median counts."""
+"""Repetitions of each kind; the result is their median."""
 
 FEWEST_REPLAYS: Final = 3
-"""Repetitions that a problem gets, however long each takes."""
+"""Minimum repetitions of a problem, however long each takes."""
 
 WARM_UPS: Final = 3
 KINDS: Final = 3
@@ -41,10 +40,10 @@ KINDS: Final = 3
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02
-"""Time that the calls on a host may take together: they only try the command out."""
+"""Maximum seconds of all calls on a CPU, which only test the command."""
 
 PROBLEM_SECONDS: Final = 2.0
-"""Time that the repetitions of one call may take together, unless another is given."""
+"""Default maximum seconds of the repetitions of one call."""
 
 
 @final
@@ -53,10 +52,10 @@ class Timing:
     """Medians of repeated calls; None if a kind of timing is not possible.
 
     Attributes:
-        flushed_seconds: Graph replay after L2 was overwritten.
+        flushed_seconds: Graph replay after overwriting L2.
         warm_seconds: Graph replay after graph replay.
-        eager_seconds: Ordinary calls, back to back, launches included.
-        state: Clock, power and what held the GPU back, right after the replays.
+        eager_seconds: Ordinary back-to-back calls, including launches.
+        state: Clock, power and throttling reasons, right after the replays.
         reason: Why there is no graph; None if there is one.
     """
 
@@ -69,7 +68,7 @@ class Timing:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Do what is inside on one stream that is not the default one; nothing on other devices than CUDA's."""
+    """Run the body on a non-default stream; no effect without CUDA."""
     if device.type != "cuda":
         yield
         return
@@ -90,10 +89,10 @@ def time_call(
     """Time a call, on CUDA within `own_stream`.
 
     Args:
-        call: Takes nothing, and may be repeated.
-        device: Where it runs.
-        replays: Most repetitions of each kind; their median counts.
-        problem_seconds: Seconds that the repetitions may take together: of long calls there are fewer.
+        call: Takes no arguments, and may be repeated.
+        device: Device of the call.
+        replays: Maximum repetitions of each kind; the result is their median.
+        problem_seconds: Maximum seconds of all repetitions: long calls have fewer.
 
     Raises:
         RuntimeError: One call takes longer than that.
@@ -101,7 +100,7 @@ def time_call(
     if device.type != "cuda":
         own = _host_time(call, replays)
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason="not a CUDA device")
-    call()  # libraries load, algorithms are chosen
+    call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
     one = _event_times(call, 1, before=None)
     if one > problem_seconds:
@@ -122,7 +121,7 @@ def time_call(
 
 
 def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
-    """Return how many repetitions of each kind fit into the seconds of a problem; a few in any case."""
+    """Return the repetitions of each kind that fit into the time of a problem, with a minimum."""
     if one_seconds <= 0:
         return replays
     return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(FEWEST_REPLAYS, replays))
@@ -139,7 +138,7 @@ def _host_time(call: Callable[[], object], replays: int) -> float:
 
 
 def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
-    """Measure the median seconds between two events around each call."""
+    """Return the median seconds between two events around each call."""
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
     for start, end in pairs:
         if before is not None:
@@ -152,26 +151,26 @@ def _event_times(call: Callable[[], object], replays: int, before: Callable[[], 
 
 
 def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str | None]:
-    """Capture a call on the current stream, and leave nothing behind where that fails.
+    """Capture a call on the current stream, and clean up if that fails.
 
     Args:
-        call: What is captured; it has run on this stream before.
+        call: The call to capture; it has run on this stream before.
         device: A CUDA device.
 
     Returns:
         The graph, or None and the reason in a line.
 
     Raises:
-        CaptureError: A failed capture left this process in a state in which nothing can be captured any more.
+        CaptureError: A failed capture left this process in a state in which no further capture is possible.
     """
-    pool = torch.cuda.graph_pool_handle()  # our own, as a graph whose capture failed does not tell its pool
+    pool = torch.cuda.graph_pool_handle()  # our own: a graph does not expose its pool after a failed capture
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
     failure: RuntimeError | None = None
     graph.capture_begin(pool=pool)
     try:
         call()
-    except RuntimeError as error:  # it synchronises, or allocates outside of the graph's pool
+    except RuntimeError as error:  # it synchronises, or allocates outside the graph's pool
         failure = error
     finally:
         try:
@@ -195,9 +194,9 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str
 
 
 def _release(pool: Any, device: torch.device) -> None:
-    """Give back the memory pool of a capture that ended in an error, which torch leaves recording.
+    """Release the memory pool of a failed capture, which torch leaves in recording state.
 
-    torch calls what ends the recording by another name before 2.6.
+    The function that ends the recording has another name before torch 2.6.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
@@ -208,7 +207,7 @@ def _release(pool: Any, device: torch.device) -> None:
 
 
 def _renew_generator(device: torch.device) -> None:
-    """Replace the state of the random numbers by a copy that is in no capture, at the same place in their sequence."""
+    """Replace the random generator's state by a copy outside any capture, at the same position in its sequence."""
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     with suppress(RuntimeError, AttributeError):

@@ -1,7 +1,7 @@
-"""What NVIDIA's management library says of a GPU while it is measured: clock, power, and what holds it back.
+"""State of a GPU during measurements, from NVIDIA's management library: clock, power, and throttling reasons.
 
-A short burst runs at a higher clock than hours of training do, where the power limit or the temperature takes it back;
-beside each row it is written which it was. Example::
+A short burst runs at a higher clock than hours of training, in which the power limit or the temperature lowers it. Each
+row therefore records the state. Example::
 
     state = read_state(torch.device("cuda"))
     state.clock_hz, state.power_limit_watts, state.held_back_by    # 1.41e9, 400.0, ("power",)
@@ -36,14 +36,14 @@ MILLIWATTS_OF_A_WATT: Final = 1000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """A moment of a GPU; None where nobody tells.
+    """State of a GPU at one moment; None if unknown.
 
     Attributes:
         clock_hz: SM clock.
         highest_clock_hz: Highest clock that the driver allows.
         power_watts: Power drawn, over the driver's last fraction of a second.
-        power_limit_watts: Most that it may draw.
-        held_back_by: What keeps the clock low; empty if nothing does, or nobody tells.
+        power_limit_watts: Power limit.
+        held_back_by: Throttling reasons; empty if there are none or they are unknown.
     """
 
     clock_hz: float | None = None
@@ -54,11 +54,11 @@ class GpuState:
 
 
 UNKNOWN_STATE: Final = GpuState()
-"""Of a device that nobody asks."""
+"""State without any information."""
 
 
 def read_state(device: torch.device) -> GpuState:
-    """Read the state of a CUDA device now; nothing of it without the library (`pip install nvidia-ml-py`)."""
+    """Read the state of a CUDA device; unknown without the library (`pip install nvidia-ml-py`)."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -91,7 +91,7 @@ def read_state(device: torch.device) -> GpuState:
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
-    """Find the GPU by its own number, as CUDA_VISIBLE_DEVICES counts otherwise than the library."""
+    """Return the library's handle by the GPU's UUID, because CUDA_VISIBLE_DEVICES changes the numbering."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is None:

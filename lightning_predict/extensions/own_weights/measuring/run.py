@@ -1,12 +1,11 @@
-"""Measure operations on the GPU at hand and write the tables.
+"""`measure`: time operations on this machine's GPU and write tables.
 
-One file per operation, with the columns of the public tables: GPU, operation, dtype, shape words, `latency_ms` (graph
-replay, L2 flushed), and beside it `warm_ms`, `eager_ms`, how it was timed, clock and power, the software and the date.
-A row of a call that no graph holds has `timed` eager: its time is not the device's alone, and `train` leaves it out.
-
-All operations are measured in turns, those problems first that lie farthest apart, and each is written when it is done:
-whenever a run ends, it has covered the range of every operation as well as its time allowed, and the next run goes on
-where it stopped. Example::
+One file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters, `latency_ms`
+(graph replay, L2 flushed). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the software and the
+date. A call that cannot be captured in a graph has `timed` set to eager: its time includes launches, and `train`
+ignores the row. The operations alternate, each with its most different problems first, and every row is written
+immediately. An interrupted run has therefore covered the range of every operation as evenly as possible, and the next
+run continues it. Example::
 
     measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], problems=200, minutes=30)
 """
@@ -54,11 +53,11 @@ DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-"""Compute dtype -> dtype of the tensors; `tf32` turns the two TF32 switches on."""
+"""Compute dtype -> dtype of the tensors; `tf32` also turns on the two TF32 switches."""
 
 LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7
-"""Problems beyond these are left out on a processor, where the command is only tried."""
+"""Larger problems are skipped on a CPU, which only tests the command."""
 
 SOURCE: Final = "own"
 BY_GRAPH: Final = "graph"
@@ -78,24 +77,24 @@ EXTRA_COLUMNS: Final = (
 )
 
 USUAL_UTILISATION: Final = 0.4
-"""Share of its peaks that a GPU reaches, for an estimate of how long measuring takes: an assumption."""
+"""Share of its peak that a GPU reaches, to estimate the duration of a measurement: an assumption."""
 
 SECONDS_AROUND: Final = 0.05
-"""What making a problem's tensors and capturing its calls takes, for the same estimate: an assumption."""
+"""Seconds to create a problem's tensors and capture its calls, for the same estimate: an assumption."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The outcome of a measuring run.
+    """Result of a measuring run.
 
     Attributes:
-        rows: Rows written.
-        files: Files that hold rows of the operations asked for.
-        skipped: Problems that did not fit in memory, take too long or are not supported, in words.
-        eager: Rows among those written that no graph timed, in words; `train` leaves them out.
-        known: Problems that were there from an earlier run.
-        left: Problems that there was no time for.
+        rows: Number of written rows.
+        files: Files with rows of the requested operations.
+        skipped: Problems that do not fit in memory, take too long or are not supported, with reasons.
+        eager: Written rows without a graph, with reasons; `train` ignores them.
+        known: Number of problems from an earlier run.
+        left: Number of problems for which the time was too short.
     """
 
     rows: int
@@ -135,30 +134,30 @@ def measure(
     progress: Callable[[str, int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
-    """Measure operations and write one table for each into a folder.
+    """Measure operations and write one table per operation into a folder.
 
     Args:
-        folder: Where the tables go; problems whose rows are there from an earlier run are not measured again.
-        operations: Names from `benchmarks.BENCHMARKS`; each with its backward passes.
+        folder: Folder of the tables; problems already in it are not measured again.
+        operations: Names from `benchmarks.BENCHMARKS`, each with its backward passes.
         dtypes: Keys of `DTYPES`.
         problems: Shapes per operation and dtype.
-        minutes: Time after which no other problem is begun; None measures all.
-        problem_seconds: Seconds that the repetitions of one call may take together; longer problems are left out.
+        minutes: Minutes after which no further problem starts; None measures all.
+        problem_seconds: Maximum seconds of all repetitions of one call; longer problems are skipped.
         seed: Seed of the shapes.
-        device: `cuda`; `cpu` times the host instead, for trying the command out.
-        gpu: Our name of the GPU; None asks torch.
-        is_trial: Leave out what takes a processor long, as nothing but the command is tried.
-        announce: Called before the first problem with how many there are, and how many seconds they may take; None
-            where that is not known.
-        progress: Called before each problem with its operation, how many are done, and how many there are.
-        clock: Seconds on a monotonic clock.
+        device: `cuda`; `cpu` measures the CPU instead, to test the command.
+        gpu: Catalogue name of the GPU; None asks torch.
+        is_trial: Skip problems that take long on a CPU, because only the command is tested.
+        announce: Called before the first problem with the number of problems and their expected seconds; None if
+            unknown.
+        progress: Called before each problem with its operation, the number of finished problems, and of all.
+        clock: Returns seconds on a monotonic clock.
 
     Raises:
         CaptureError: No CUDA device, or one that a failed capture left unusable.
-        InvalidArgumentError: An unknown dtype, fewer than one problem, or no time at all.
-        MeasurementTableError: A table that is there has other columns.
+        InvalidArgumentError: An unknown dtype, fewer than one problem, or a time that is not above 0.
+        MeasurementTableError: An existing table has other columns.
         UnknownOperationError: An operation without a benchmark.
-        UnknownGpuError: The catalogue does not hold this GPU; name it with `gpu`.
+        UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
     """
     strangers = [dtype for dtype in dtypes if dtype not in DTYPES]
     if strangers or problems < 1:
@@ -214,12 +213,12 @@ def measure(
 
 
 def problems_in_turns(operations: Sequence[str], dtypes: Sequence[str], problems: int, *, seed: int) -> list[_Problem]:
-    """Return the problems of all operations and dtypes in the order in which they are measured.
+    """Return the problems of all operations and dtypes in the order of measurement.
 
-    First one problem of each, then the next of each, those that lie farthest apart first.
+    First one problem of each, then the next of each; within an operation, the most different problems come first.
     """
     shapes = {name: spread_first(draw_problems(name, problems, seed=seed)) for name in operations}
-    # Where bytes alone decide, all dtypes are one.
+    # If only bytes matter, all dtypes are equal.
     own = {name: dtypes[:1] if operation_kind(name).element_bytes is not None else dtypes for name in operations}
     longest = max((len(found) for found in shapes.values()), default=0)
     return [
@@ -232,9 +231,9 @@ def problems_in_turns(operations: Sequence[str], dtypes: Sequence[str], problems
 
 
 def spread_first(problems: Sequence[Words]) -> list[Words]:
-    """Order problems so that each is the farthest from all before it, in the logarithms of their sizes.
+    """Sort problems so that each is the farthest from all before it, in log sizes.
 
-    The first is the one nearest to the middle.
+    The first is the one nearest to the mean.
     """
     left = [(words, {name: math.log2(value + 1) for name, value in words.items()}) for words in problems]
     if not left:
@@ -257,7 +256,7 @@ def _distance(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def estimate_seconds(problems: Iterable[_Problem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS) -> float:
-    """Estimate how long measuring problems takes: their repetitions at a usual utilisation, and what is around them."""
+    """Estimate the duration of measuring problems: repetitions at the usual utilisation, plus overhead."""
     total = 0.0
     for one in problems:
         if _least_seconds(one, gpu) > problem_seconds:
@@ -269,7 +268,7 @@ def estimate_seconds(problems: Iterable[_Problem], gpu: Gpu, *, problem_seconds:
 
 
 def _least_seconds(problem: _Problem, gpu: Gpu) -> float:
-    """Return the least that a forward pass can take, by the GPU's peaks."""
+    """Return the minimum time of a forward pass, from the GPU's peaks."""
     batch = problem_batch(problem.operation, problem.dtype, **problem.words)
     is_matrix = batch.kind.units == "tensor"
     peak = (gpu.peak(problem.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
@@ -285,13 +284,13 @@ def _reason_to_skip(problem: _Problem, gpu: Gpu | None, *, is_trial: bool, probl
 
 
 def _is_large(problem: _Problem) -> bool:
-    """Return whether a processor would take seconds for one call."""
+    """Return whether one call takes seconds on a CPU."""
     batch = problem_batch(problem.operation, problem.dtype, **problem.words)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
 def _timed(problem: _Problem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
-    """Time a problem's passes; a reason where it cannot run. Its tensors are gone afterwards."""
+    """Time the passes of a problem, or return the reason why it cannot run; its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
@@ -301,7 +300,7 @@ def _timed(problem: _Problem, device: torch.device, problem_seconds: float) -> l
 
 
 def check_device(device: str) -> None:
-    """Check that there is a device of the kind.
+    """Check that the device exists.
 
     Raises:
         CaptureError: No CUDA device.
@@ -311,10 +310,10 @@ def check_device(device: str) -> None:
 
 
 def name_of(device: str, gpu: str | None) -> str:
-    """Return our name of the GPU to measure, `cpu` for a processor that no name was given for.
+    """Return the catalogue name of the GPU to measure; `cpu` for an unnamed CPU.
 
     Raises:
-        UnknownGpuError: The catalogue does not hold it.
+        UnknownGpuError: The catalogue does not contain it.
     """
     if gpu is not None:
         return find_gpu(gpu).name
@@ -325,7 +324,7 @@ def name_of(device: str, gpu: str | None) -> str:
 
 
 def _append(path: Path, operation: str, rows: Sequence[dict[str, object]]) -> None:
-    """Write rows behind those that are there: a file that is whole after each problem, however the run ends."""
+    """Append rows to a table; the file is valid after each problem, even if the run is interrupted."""
     is_new = not path.is_file()
     with gzip.open(path, "at", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _header(operation), restval="")
@@ -342,10 +341,10 @@ _Key = tuple[str, str, str, tuple[str, ...]]
 
 
 def _keys_of(path: Path, operation: str) -> Collection[_Key]:
-    """Return which problems a table holds already.
+    """Return the problems that are already in a table.
 
     Raises:
-        MeasurementTableError: A table of an earlier release, which does not say how its rows were timed.
+        MeasurementTableError: A table of an earlier release, without the timing method.
     """
     if not path.is_file():
         return ()
@@ -365,13 +364,13 @@ def _key(gpu: str, operation: str, dtype: str, columns: dict[str, str]) -> _Key:
 
 
 def _columns(problem: _Problem) -> dict[str, str]:
-    """Return every word of the problem's shape as the table spells it, with those that the shape leaves out."""
+    """Return every shape parameter as written in the table, including defaults."""
     batch = problem_batch(problem.operation, problem.dtype, **problem.words)
     return {word: f"{batch.columns[word][0]:.15g}" for word in operation_kind(problem.operation).shape}
 
 
 def _row(gpu: str, operation: str, problem: _Problem, timing: Timing) -> dict[str, object]:
-    """Return one row: the device's own time, or the eager one if there is no other, which it says."""
+    """Return one row: the device time or, without a graph, the eager time, marked as such."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
     state = timing.state
@@ -400,7 +399,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)
-    """TF32 on or off for products and convolutions while inside, as it was afterwards."""
+    """Context manager that switches TF32 on or off for products and convolutions, and restores it afterwards."""
 
     def __init__(self, *, allowed: bool) -> None:
         self._allowed = allowed

@@ -1,5 +1,5 @@
-"""Train weights that know one's own GPU: `lightning-predict train`. Not imported when predicting.
+"""Training of weights for your own GPU: `lightning-predict train`. Not imported for predictions.
 
-`tables` reads what `measure` wrote and splits it, `networks` trains one network, and `own` tunes those that ship to the
-GPUs of the tables. How the weights that ship were trained stands in `benchmarks/training`, which is not in the wheel.
+`tables` reads and splits the tables of `measure`, `networks` trains one network, and `own` tunes the shipped networks
+to the GPUs of the tables. The training of the shipped weights is in `benchmarks/training`, which is not in the wheel.
 """

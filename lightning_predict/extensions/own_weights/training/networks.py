@@ -1,16 +1,14 @@
-"""Train one network: rows of features and times in, `NetworkWeights` out.
+"""Training of one network: from rows of features and times to `NetworkWeights`.
 
-The loss is the mean of |log(predicted) - log(measured)|, whose minimum is the median of the times that a shape may
-take. Where a source times a Python call, what it measures is taken as sqrt(device^2 + launch^2): a soft maximum of the
-two, so that short rows, which show the launch, say no more about the device than that it was not slower. To it is added
-how much faster than its half a larger problem is predicted. Training of an ensemble is one pass: its
-members see the same rows and differ by their start.
+The loss is the mean of |log(predicted) - log(measured)|, whose minimum is the median of the possible times of a shape.
+If a source times Python calls, the measured value is modelled as sqrt(device^2 + launch^2), a soft maximum. Short rows,
+which show the launch, then only bound the device time from above. A second loss term penalizes a larger problem that is
+predicted to be faster than its half. An ensemble is trained in one pass: its members see the same rows and differ by
+their initialization.
 
-Pairs of problems of which one is twice as large along one side may be given, far beyond the measured range as well, so
-that training also tames what no table shows. Real hardware is faster on the larger problem in a few per cent of cases
-(alignment, another kernel), so only drops beyond `SLACK` count.
-
-Example::
+Pairs of problems, one twice as large as the other along one side, may be given. They may lie far beyond the measured
+range, so that training also regularizes the extrapolation. Real hardware is faster on the larger problem in a few per
+cent of cases (alignment, another kernel), so only drops beyond `SLACK` are penalized. Example::
 
     rows = collect_rows(family, groups, gpus)
     network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
@@ -34,7 +32,7 @@ from lightning_predict.kernels.operations import Array, Family
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
 SLACK: Final = 0.02
-"""Drop of log(seconds) from a problem to its double that is not held against the model."""
+"""Maximum drop of log(seconds) from a problem to its double without a penalty."""
 
 
 @final
@@ -56,31 +54,29 @@ class DoublingPairs:
 
 
 CHECKS: Final = 12
-"""Times within a training that the calibration rows decide which state is kept."""
+"""Number of checks on the calibration rows during training; the best state is kept."""
 
 LOWEST_QUANTILE: Final = 0.001
-"""Quantile of the measured utilisation below which no prediction goes."""
+"""Quantile of the measured utilisation that is the lower bound of predictions."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Epochs and learning rates of the training.
+    """Hyperparameters of the training.
 
     Attributes:
         steps: Optimizer steps.
-        batch_rows: Rows of one step.
+        batch_rows: Rows per step.
         learning_rate: Peak of the one-cycle schedule.
         hidden: Widths of the hidden layers.
         members: Networks of the ensemble.
         weight_decay: Weight decay of AdamW.
         doubling_weight: Weight of the mean drop from a problem to its double, relative to the mean error.
-        doubling_rows: Pairs of one step.
-        machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); at 0 the networks do not see
-            them. Few GPUs are measured, so what tells them apart is learnt by heart, and misleads on a GPU that is not
-            among them.
-        group_rows: Most rows of one GPU, operation, dtype and source, so that none outweighs the others; None takes
-            all.
+        doubling_rows: Pairs per step.
+        machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); 0 hides them from the
+            networks. With few measured GPUs, networks overfit to these figures, which misleads on other GPUs.
+        group_rows: Maximum rows per GPU, operation, dtype and source, to balance them; None takes all.
     """
 
     steps: int
@@ -113,7 +109,7 @@ class TrainingRows:
 
 
 def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
-    """Collect features and times of all rows of the groups, each on its GPU."""
+    """Return features and times of all rows of the groups, each on its GPU."""
     parts = []
     for group, gpu in zip(groups, gpus, strict=True):
         on = [gpu]
@@ -134,7 +130,7 @@ def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -
 
 
 def lowest_utilisation(rows: TrainingRows) -> float:
-    """Find a low quantile of the utilisation of rows that show the device rather than the launch."""
+    """Return a low quantile of the utilisation, over rows that show the device rather than the launch."""
     device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)  # (rows,)
     clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
     utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
@@ -150,12 +146,12 @@ def train_network(
     start: NetworkWeights | None = None,
     pairs: DoublingPairs | None = None,
 ) -> NetworkWeights:
-    """Train an ensemble, from nothing or from `start`, and keep the state that is best on the calibration rows.
+    """Train an ensemble, from scratch or from `start`, and keep the best state on the calibration rows.
 
-    The result has no interval yet: the recipe sets it.
+    The result has no interval; the recipe sets it.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more threads sum in another order: the same seed must give the same weights
+    torch.set_num_threads(1)  # more threads change the order of sums: the same seed must give the same weights
     try:
         scaled = start or _scaled(rows, seed, plan)
         layers = _best_layers(rows, calibration, plan, scaled, seed, pairs=pairs, tuned=start is not None)
@@ -174,7 +170,7 @@ def _best_layers(
     pairs: DoublingPairs | None,
     tuned: bool,
 ) -> tuple[Layer, ...]:
-    """Train from the layers of `scaled`; `tuned`: they are worth keeping where nothing better is found."""
+    """Train from the layers of `scaled`; `tuned`: keep them if training finds nothing better."""
     ensemble = _Ensemble(scaled)
     optimizer = torch.optim.AdamW(ensemble.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -223,12 +219,12 @@ class _Ensemble(torch.nn.Module):
     def drop(
         self, smaller: torch.Tensor, reference: torch.Tensor, larger: torch.Tensor, larger_reference: torch.Tensor
     ) -> torch.Tensor:
-        """Average how much faster than its half the larger problem is predicted, in log(seconds), beyond the slack."""
+        """Return the mean predicted speedup of a problem over its half, in log(seconds), beyond the slack."""
         fall = self.log_device(smaller, reference) - self.log_device(larger, larger_reference)
         return torch.relu(fall - SLACK).mean()
 
     def log_device(self, features: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:
-        """Compute log(seconds on the device), shape (members, rows)."""
+        """Return log(seconds on the device), shape (members, rows)."""
         values = features.expand(self.weights[0].shape[0], *features.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = torch.baddbmm(bias, values, weight)
@@ -250,7 +246,7 @@ class _Ensemble(torch.nn.Module):
 
 
 def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights:
-    """Make networks with random layers and the scaling of these rows."""
+    """Return networks with random layers and the scaling of these rows."""
     generator = np.random.default_rng(seed)
     widths = (rows.features.shape[1], *plan.hidden, 1)
     layers = []
@@ -259,7 +255,7 @@ def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights
         weight = generator.standard_normal((plan.members, inputs, outputs), dtype=np.float32) * np.float32(gain)
         layers.append(Layer(weight, np.zeros((plan.members, outputs), np.float32)))
     is_machine = np.isin(rows.names, MACHINE_FEATURES)
-    # A feature that never varies must not blow up by rounding.
+    # A constant feature must not be amplified by rounding.
     scale = np.maximum(rows.features.std(axis=0, dtype=np.float64), 1e-2).astype(np.float32)
     if plan.machine_weight > 0:
         scale[is_machine] /= plan.machine_weight
@@ -295,17 +291,17 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         low=low,
         high=high,
         lowest_utilisation=scaled.lowest_utilisation,
-        # Rounded as they will be stored, so that the intervals are those of the stored weights.
+        # Rounded as stored, so that the intervals match the stored weights.
         layers=tuple(Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias) for layer in layers),
         interval=scaled.interval,
     )
 
 
 def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
-    """Move what features of a single value add into the first bias; their weights, zero from then on, pack to nothing.
+    """Move the contribution of constant features into the first bias; their weights become zero and compress well.
 
-    One GPU's own features are such, and shapes that all of its rows share. Predictions keep their features within the
-    trained range, so that they stay as they are but for rounding.
+    Examples are the features of a single GPU, and shape parameters that all its rows share. Predictions clamp features
+    to the trained range, so results change only by rounding.
     """
     first, *others = network.layers
     constant = network.low == network.high
@@ -316,7 +312,7 @@ def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
 
 
 def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:
-    """Return both halves, with features kept in the fitted range as they are in prediction."""
+    """Return both halves, with features clamped to the fitted range as in prediction."""
     low, high = _range(rows)
     columns = []
     for side in (pairs.smaller, pairs.larger):
@@ -332,7 +328,7 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
 
 
 def _inputs(features: Float32Array, scaled: NetworkWeights) -> Float32Array:
-    """Scale features; 0 for those that the networks do not see, so that no step gives them a weight."""
+    """Scale features; 0 for features hidden from the networks, so that no step gives them a weight."""
     seen = scaled.layers[0].weight.any(axis=(0, 2))
     inputs: Float32Array = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
     return inputs

@@ -1,8 +1,8 @@
-"""Tune the networks that ship to GPUs of one's own: tables of `measure` in, weights files and their scores out.
+"""Tuning of the shipped networks to your own GPUs: from tables of `measure` to weights files and scores.
 
-Each family of operations that was measured often enough on a GPU starts from the network that serves it now: the GPU's
-own where it has one, else the base; convolutions on matrix units, for which none ships, start from nothing. Families
-that were not measured keep the networks that ship. How good both are is said on problems that no fit saw. Example::
+Each family of operations with enough measurements on a GPU starts from its current network: the GPU's own if it has
+one, otherwise the base. Convolutions on tensor cores, for which none ships, start from scratch. Families without
+measurements keep the shipped networks. Both are scored on held-out problems. Example::
 
     scores = train_own(Path("tables"), Path("weights"))
     scores[0].operation, scores[0].before, scores[0].after
@@ -41,34 +41,34 @@ RECIPE_NAME: Final = "own-1"
 SOURCE: Final = "one's own measurements"
 
 FEWEST_OWN_ROWS: Final = 500
-"""Fitted rows below which a GPU gets no weights of its own: tuned on a few shapes, they forget all others."""
+"""Minimum number of fitted rows for weights of a GPU's own: with few shapes, a network forgets all others."""
 
 TUNING: Final = TrainingPlan(steps=2500, learning_rate=1e-3)
-"""Plan of networks that start from those that ship."""
+"""Plan for networks that start from the shipped ones."""
 
 FRESH: Final = TrainingPlan(steps=4000, batch_rows=512, hidden=(64, 64, 64), members=4, weight_decay=0.03)
-"""Plan of networks that start from nothing."""
+"""Plan for networks that start from scratch."""
 
 INTERVAL_SHARE: Final = 0.9
-"""Share of the measurements that an interval holds."""
+"""Share of the measurements inside an interval."""
 
 FEWEST_CALIBRATION_ROWS: Final = 5
-"""Calibration rows of an operation below which it takes the interval of the family's widest."""
+"""Minimum number of calibration rows of an operation for its own interval; otherwise it takes the family's widest."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnScore:
-    """Errors on measurements that no fit saw, before and after.
+    """Errors on held-out measurements, before and after tuning.
 
     Attributes:
         gpu: The GPU.
-        operation: Operation.
-        dtype: dtype.
-        rows: Held-out measurements.
-        before: Mean of |predicted / measured - 1| by the network that served until now; None if there was none.
-        after: The same by the tuned one.
-        median: Median of |predicted / measured - 1| by the tuned one.
+        operation: The operation.
+        dtype: The dtype.
+        rows: Number of held-out measurements.
+        before: Mean of |predicted / measured - 1| of the previous network; None without one.
+        after: Mean of |predicted / measured - 1| of the tuned network.
+        median: Median of |predicted / measured - 1| of the tuned network.
         coverage: Share of the measurements in its 90 % interval.
     """
 
@@ -85,13 +85,13 @@ class OwnScore:
 @final
 @dataclass(frozen=True)
 class _Task:
-    """One network to tune: a family on a GPU, its measurements, and what serves it until now."""
+    """One network to tune: a family on a GPU, its measurements, and the previous network."""
 
     family: Family
     gpu: Gpu
     groups: tuple[Group, ...]
     start: NetworkWeights | None
-    seen: Gpu  # as the start sees the GPU: the base by its data sheet alone
+    seen: Gpu  # the GPU as the previous network sees it: for the base, with data sheet values only
 
 
 def train_own(
@@ -103,18 +103,18 @@ def train_own(
     plan: TrainingPlan | None = None,
     done: Callable[[str], None] = lambda _: None,
 ) -> tuple[OwnScore, ...]:
-    """Tune networks to the GPUs of one's tables and write a weights file for each, with their manifest.
+    """Tune networks to the GPUs of your tables, and write a weights file for each and their manifest.
 
     Args:
-        tables: Folder of the tables that `measure` wrote.
-        output: Folder to write; weights files that it holds are removed.
+        tables: Folder of the tables written by `measure`.
+        output: Output folder; existing weights files in it are deleted.
         seed: Seed of the networks and of the split.
-        jobs: Networks to train at a time, each in a process of its own; the results do not depend on it.
-        plan: How long each is trained; None takes `TUNING`, and `FRESH` where nothing ships.
+        jobs: Number of networks to train in parallel processes; the results do not depend on it.
+        plan: Training plan; None takes `TUNING`, or `FRESH` if no network ships.
         done: Called with a sentence after each network.
 
     Raises:
-        MeasurementTableError: Tables are missing or wrong, or hold too few rows, or no GPU of the catalogue.
+        MeasurementTableError: Tables are missing or wrong, have too few rows, or contain no GPU of the catalogue.
         OSError: The output cannot be written.
     """
     groups = read_own_tables(tables)
@@ -140,9 +140,9 @@ def train_own(
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
-    """List GPUs of the tables that the catalogue knows by exactly this name.
+    """Return the GPUs of the tables whose exact names are in the catalogue.
 
-    A bare `V100` is an alias of one form factor; whoever measured it did not say which, so it is left out.
+    A bare `V100` is an alias of one form factor, but the measured one is unknown, so it is excluded.
     """
     found: dict[str, Gpu] = {}
     for name in sorted({group.gpu for group in groups}):
@@ -156,7 +156,7 @@ def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
 
 
 def log_errors(family: Family, network: NetworkWeights, group: Group, gpu: Gpu) -> Array:
-    """Compute log(predicted / measured) of every row of a group."""
+    """Return log(predicted / measured) of every row of a group."""
     log_utilisation = log_utilisation_of(network, family.feature_matrix(group.batch, [gpu]))[0]
     error: Array = np.log(reference_seconds(group.batch, [gpu])[0]) - log_utilisation - np.log(group.seconds)
     return error
@@ -166,9 +166,9 @@ def weighted_quantile(errors: Array, weights: Array) -> float:
     """Return the conformal quantile of weighted errors, at least 0.001."""
     order = np.argsort(errors)  # (errors,)
     total = np.cumsum(weights[order])
-    # The split-conformal correction: one more row, at infinity, counts as an error.
+    # Split-conformal correction: one additional row at infinity counts as an error.
     level = min(INTERVAL_SHARE * (1 + 1 / len(errors)), 1.0) * total[-1]
-    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move it one row on
+    reached = np.searchsorted(total, level * (1 - 1e-9))  # rounding must not move it one row further
     return float(max(errors[order][min(reached, len(errors) - 1)], 1e-3))
 
 
@@ -215,7 +215,7 @@ def _tuned(task: _Task, plan: TrainingPlan | None, seed: int) -> NetworkWeights:
     widths: dict[str, float] = {}
     for calibrating, fitting in zip(calibration, fitted, strict=True):
         if len(calibrating.seconds) >= FEWEST_CALIBRATION_ROWS:
-            # An operation is not known better on new problems than on those that were fitted to.
+            # New problems of an operation cannot be more accurate than the fitted ones.
             parts = [np.abs(log_errors(task.family, network, part, task.gpu)) for part in (calibrating, fitting)]
             key = f"{calibrating.batch.operation}/{calibrating.batch.dtype}"
             widths[key] = max(weighted_quantile(part, np.ones(len(part))) for part in parts)
@@ -250,7 +250,7 @@ def _write(
     output: Path,
     seed: int,
 ) -> None:
-    """Write a file a GPU, whose other families stay as they ship, and the manifest."""
+    """Write one file per GPU, including shipped networks of other families, and the manifest."""
     output.mkdir(parents=True, exist_ok=True)
     for old in output.glob("*.safetensors"):
         old.unlink()

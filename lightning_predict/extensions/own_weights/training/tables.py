@@ -1,9 +1,9 @@
-"""Read the tables that `lightning-predict measure` writes: grouped by GPU, operation and dtype, and split for training.
+"""Reader of the tables of `lightning-predict measure`: grouped by GPU, operation and dtype, and split for training.
 
-A table is a CSV file (gzip where the name ends in `.gz`) of one row a measurement: GPU, operation, dtype, shape
-parameters and milliseconds. Rows of ordinary calls hold launches and are left out. Which rows are fitted, which
-calibrate the intervals and which are held out is decided by a hash of the problem, so the same shape is on the same
-side on every GPU, in every source and on every run. Example::
+A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
+parameters and milliseconds. Rows of ordinary calls include launches and are skipped. A hash of the problem decides
+which rows are fitted, which calibrate the intervals, and which are held out. The same shape is therefore in the same
+split on every GPU, in every source and in every run. Example::
 
     groups = read_own_tables(Path("measurements"))
     groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
@@ -28,10 +28,10 @@ from lightning_predict.kernels.operations import Array, BoolArray, Columns, Prob
 from lightning_predict.units import milliseconds_to_seconds
 
 HELD_OUT_SHARE: Final = 0.15
-"""Share of the problems that no fit sees; errors are reported on them."""
+"""Share of held-out problems, for the reported errors."""
 
 CALIBRATION_SHARE: Final = 0.08
-"""Share that stops the training and sets the width of the intervals."""
+"""Share of calibration problems, which stop the training and set the width of the intervals."""
 
 
 @final
@@ -45,12 +45,12 @@ class Split:
 
 
 ADDED_LATER: Final = frozenset({"channels_last"})
-"""Shape parameters that came after the weights that ship were trained: where they are 0, a problem is the one that it
-was, and stays on the side of the split where it was."""
+"""Shape parameters added after the shipped weights were trained. A problem with a value of 0 keeps its hash, and so its
+split."""
 
 
 def problem_shares(columns: Columns, *, seed: int) -> Array:
-    """Return a number in [0, 1) for each row that depends on the shape and the seed alone, shape (rows,)."""
+    """Return a number in [0, 1) for each row that depends only on the shape and the seed, shape (rows,)."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
         bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
@@ -60,7 +60,7 @@ def problem_shares(columns: Columns, *, seed: int) -> Array:
 
 
 def split_rows(columns: Columns, *, seed: int) -> Split:
-    """Mask the rows of these shapes."""
+    """Return the split of these shapes."""
     share = problem_shares(columns, seed=seed)
     held_out = share < HELD_OUT_SHARE
     calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
@@ -72,7 +72,7 @@ def _mix_word(word: str, seed: int) -> int:
 
 
 def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): every input bit flips half of the output's."""
+    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): each input bit flips half of the output's."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -81,11 +81,11 @@ def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """One file: its shape words and its columns of times.
+    """One file: its shape parameters and its columns of times.
 
     Attributes:
         file: Name of the file.
-        words: Shape words in the file -> the operation's words.
+        words: Shape parameters in the file -> the operation's shape parameters.
         times: Column of milliseconds -> suffix of the operation that it times.
     """
 
@@ -95,7 +95,7 @@ class TableKind:
 
 
 def same(*words: str) -> dict[str, str]:
-    """Map shape words of a file to themselves."""
+    """Map shape parameters of a file to themselves."""
     return {word: word for word in words}
 
 
@@ -103,10 +103,10 @@ OWN_TABLES: Final = tuple(
     TableKind(file=f"own_{name}.csv.gz", words=same(*operation_kind(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
-"""What `measuring/run.py` writes: one file an operation, all of its words, backward passes under their own names."""
+"""Tables of `measuring/run.py`: one file per operation, with backward passes under their own names."""
 
 LEFT_OUT_KERNELS: Final = frozenset({"triton"})
-"""Kernels of another class than the library's: Triton attention is up to 24 times slower."""
+"""Kernels excluded because they are not the library's: Triton attention is up to 24 times slower."""
 
 
 @final
@@ -115,13 +115,13 @@ class Group:
     """Measurements of one operation and dtype on one GPU from one source.
 
     Attributes:
-        gpu: The GPU's name as the table spells it.
+        gpu: The GPU's name as in the table.
         source: A key of `SOURCES`, or the user's own.
-        batch: The problems, each once.
+        batch: The problems, without duplicates.
         seconds: Measured time of each problem, shape (problems,).
-        floor_seconds: Launch that short rows contain; 0 where the source times the device alone.
-        build: Software that was timed, without its version; empty where builds are averaged.
-        taken_off_seconds: Launch that was taken off each time (`launches.py`), shape (problems,); None if none was.
+        floor_seconds: Launch time contained in short rows; 0 if the source times only the device.
+        build: Timed software, without its version; empty if builds are averaged.
+        taken_off_seconds: Launch time subtracted from each time (`launches.py`), shape (problems,); None without any.
     """
 
     gpu: str
@@ -167,7 +167,7 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:
-    """Refuse tables of which no row was timed by a CUDA graph.
+    """Reject tables without any row timed by a CUDA graph.
 
     Raises:
         MeasurementTableError: All rows are ordinary calls.
@@ -198,7 +198,7 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
-            if not row[column]:  # a pass that this source did not time
+            if not row[column]:  # a pass without a time in this source
                 continue
             milliseconds = line.member(column).parsed().positive("in milliseconds")
             build = (row.get("software") or "").split(" ")[0] if by_build else ""
@@ -208,22 +208,22 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
 
 
 def was_eager(row: Mapping[str, str]) -> bool:
-    """Return whether a row of `measure` holds an ordinary call, launches and all, and not the device's own time.
+    """Return whether a row of `measure` is an ordinary call, including launches, instead of the device time.
 
-    A table of a release that did not say so leaves `warm_ms` empty there.
+    Older tables do not say so, but have an empty `warm_ms` there.
     """
     timed = row.get("timed")
     return timed == EAGER if timed is not None else row.get("warm_ms") == "" and "eager_ms" in row
 
 
 def eager_rows(folder: Path) -> int:
-    """Count the rows of one's own tables that no fit uses, as no CUDA graph timed them."""
+    """Count the rows of your own tables that no fit uses, because no CUDA graph timed them."""
     present = [folder / kind.file for kind in OWN_TABLES if (folder / kind.file).is_file()]
     return sum(was_eager(row.value) for path in present for row in read_csv(path, MeasurementTableError))
 
 
 def plain_dtype(text: str) -> str:
-    """Drop the units from a dtype: `float16 (tensor cores)` is float16, as which units ran is up to the GPU."""
+    """Drop the units from a dtype: `float16 (tensor cores)` becomes float16, because the units depend on the GPU."""
     return text.split(" ")[0]
 
 
@@ -231,9 +231,9 @@ def group_of(key: Key, table: Array, kind: TableKind) -> Group:
     """Average the rows of each problem.
 
     Args:
-        key: Whose rows.
-        table: Shape words and seconds, shape (rows, words + 1).
-        kind: What the words are.
+        key: Key of the rows.
+        table: Shape parameters and seconds, shape (rows, words + 1).
+        kind: Columns of the file, for the names of the shape parameters.
     """
     gpu, operation, dtype, source, build = key
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
@@ -244,7 +244,7 @@ def group_of(key: Key, table: Array, kind: TableKind) -> Group:
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
-    """Read every shape parameter of the operation, in its own spelling, with defaults filled in."""
+    """Return every shape parameter of the operation under its own name, with defaults."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
     known = operation_kind(operation)
     accepted = set(known.shape) | set(known.spellings or {})
