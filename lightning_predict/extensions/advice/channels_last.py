@@ -5,7 +5,7 @@ Element-wise operations, pooling and batch norm keep it. Group norm copies its i
 convolution converts again. After a view into tokens, a tensor is no longer an image. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
-    >>> images, filters, result = (TensorInfo((8, 64, 56, 56), "float16", id=0), TensorInfo((64, 64, 3, 3), "float16"),
+    >>> images, filters, result = (TensorInfo((8, 3, 56, 56), "float16", id=0), TensorInfo((64, 3, 3, 3), "float16"),
     ...                            TensorInfo((8, 64, 56, 56), "float16", id=1))
     >>> step = Operation(name="aten::convolution", phase="forward", inputs=(images, filters), outputs=(result,))
     >>> in_channels_last(Trace(operations=(step,), device="meta", recorder="dispatch")).operations[0].arguments
