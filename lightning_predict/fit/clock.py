@@ -1,10 +1,10 @@
-"""`RunClock`: how a fit goes by on the machine in use, from two clock readings per batch.
+"""`RunClock`: timing of a fit on the machine in use, from two clock readings per batch.
 
-It is told of the hooks of a fit, by one callback or by several, and sums up what batches take, waits between them,
-validation, and what lies between epochs. Right after the capture it knows a few early steps; later, the whole run.
-Within `clock_of_fits` the callbacks read a clock that a test shows. Example::
+One or several callbacks report the hooks of a fit. The clock adds up the times of batches, waits between them,
+validation, and the gaps between epochs. Right after the capture it has only a few early steps; later, the whole run.
+Within `clock_of_fits`, tests replace the real clock. Example::
 
-    clock = run_clock_of(trainer, clock=perf_counter)
+    clock = run_clock_of(trainer, device=device)
     clock.batch_starts()
     # ... the batch is trained ...
     clock.batch_ends()
@@ -46,11 +46,11 @@ _SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of 
 
 @contextmanager
 def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
-    """Let all callbacks that are made and fits that begin inside read one clock.
+    """Replace the clock of all callbacks made, and all fits started, within the context.
 
     Args:
         clock: Monotonic clock, in seconds.
-        device: What is read where the device is waited for; None reads the same clock.
+        device: Clock to read after waiting for the device; None takes the same clock.
     """
     token = _SHOWN.set((clock, device or clock))
     try:
@@ -66,7 +66,7 @@ def host_clock() -> Callable[[], float]:
 
 
 def ledger_clock() -> Callable[[], float]:
-    """Return the clock by which money is counted: one that goes on while the machine sleeps, where there is one."""
+    """Return the clock for the budget: one that also counts while the machine sleeps, if available."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[0]
@@ -75,7 +75,7 @@ def ledger_clock() -> Callable[[], float]:
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock in seconds that waits for the device, so that what it times is done and not just queued."""
+    """Return a clock in seconds that waits for the device, so that queued work is included."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[1]
@@ -91,19 +91,19 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 FIRST_EPOCH_COLD: Final = 3.0
-"""How much faster the loader may be from the second epoch on, when the first has filled its caches."""
+"""Maximum speedup of the loader from the second epoch on, once the first has filled its caches."""
 
 FIRST_EPOCH_DOUBT: Final = 3.2
-"""By how much waits of a first epoch count less for later ones, over their number: a fifth less after 16 of them."""
+"""Discount on first-epoch waits, to predict later epochs: this over their number, a fifth after 16 waits."""
 
 WARM_WAITS: Final = 32
-"""Waits of later epochs after which those of the first no longer cast a doubt."""
+"""Number of waits in later epochs after which the first epoch adds no uncertainty any more."""
 
 TURNS_BELIEVED: Final = 2
-"""Waits for each worker before which a later one may be as long as the first."""
+"""Waits per worker before which a later wait may be as long as the first."""
 
 UNSEEN_LONGER: Final = 1.5
-"""How much longer what was only seen at the start (a sanity check, the first fetch) may take later."""
+"""Factor by which a time seen only at the start (a sanity check, the first fetch) may increase later."""
 
 
 @final
@@ -112,12 +112,12 @@ class BatchTimes:
     """Seconds of a batch on the machine in use.
 
     Attributes:
-        step: Seconds from its beginning to its end; an optimizer update counts by its share.
-        wait: From its end to the next beginning: the loader, logging and other callbacks.
+        step: Seconds from its start to its end; an optimizer update counts by its share.
+        wait: From its end to the next start: the loader, logging and other callbacks.
         later_wait: The same in epochs that have not begun.
-        values: Batches that this rests on.
-        waits: Waits that this rests on.
-        is_settled: Steps do not get faster any more.
+        values: Number of batches used.
+        waits: Number of waits used.
+        is_settled: Steps no longer get faster.
     """
 
     step: Interval[float]
@@ -129,7 +129,7 @@ class BatchTimes:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a batch from its beginning to its end."""
+        """Seconds of a batch from its start to its end."""
         return self.step.middle
 
     @property
@@ -144,7 +144,7 @@ class ValidationTimes:
     """Seconds of a validation run on the machine in use.
 
     Attributes:
-        around: Before its first batch and after its last: workers that start, metrics.
+        around: Before its first batch and after its last: starting workers, metrics.
         wait: Before each further batch.
         batch: Seconds of a batch; None if none was timed.
     """
@@ -159,10 +159,10 @@ NOTHING: Final = Interval(0.0, 0.0, 0.0)
 
 @final
 class _ValidationRun:
-    """One run under way.
+    """A validation run in progress.
 
     Attributes:
-        before: When the last training batch had ended.
+        before: When the last training batch ended.
         is_check: It is the sanity check.
     """
 
@@ -181,13 +181,13 @@ class _ValidationRun:
         return [seconds for seconds, _ in self.batch_seconds]
 
     def plain(self, start: int = 0) -> list[float]:
-        """Return those of batches that were not recorded, from one on."""
+        """Return the seconds of batches that were not recorded, from the batch `start` on."""
         return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
 
 
 @final
 class ValidationTimer:
-    """Times the validation runs of a fit, the sanity check apart from the others.
+    """Timer of the validation runs of a fit, with the sanity check separate.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -202,15 +202,15 @@ class ValidationTimer:
 
     @property
     def is_under_way(self) -> bool:
-        """A run has begun and not ended."""
+        """A run is in progress."""
         return self._run is not None
 
     def starts(self, *, before: float, is_check: bool) -> None:
-        """Note that a run begins; the last training batch had ended `before`."""
+        """Start a run; the last training batch ended at `before`."""
         self._run = _ValidationRun(before, is_check=is_check)
 
     def batch_starts(self) -> None:
-        """Note that a batch is about to be validated."""
+        """Start timing a batch."""
         run = self._run
         if run is None or run.batch_start is not None:
             return
@@ -221,12 +221,12 @@ class ValidationTimer:
             run.waited += now - run.last_end
 
     def batch_is_recorded(self) -> None:
-        """Note that the batch under way takes longer than others, as it is recorded."""
+        """Mark the current batch as recorded, and so slower than others."""
         if self._run is not None:
             self._run.is_recorded = True
 
     def batch_ends(self) -> None:
-        """Note that a batch was validated."""
+        """Stop timing a batch."""
         run = self._run
         if run is None or run.batch_start is None:
             return
@@ -235,7 +235,7 @@ class ValidationTimer:
         run.batch_start, run.is_recorded = None, False
 
     def ends(self) -> float | None:
-        """Note that the run has ended; return when, or None if none was under way."""
+        """End the run; return the time, or None if there was no run."""
         run, self._run = self._run, None
         if run is None:
             return None
@@ -246,7 +246,7 @@ class ValidationTimer:
         elif every:
             plain = run.plain() or every
             self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
-            # Of a run as a whole: its first batches are cold and its last is small in each.
+            # Use the mean over the run: its first batches are cold and its last is small, in every run.
             self._batches.add(statistics.fmean(plain))
             self._batches_per_run = len(plain)
             if len(every) > 1:
@@ -256,14 +256,14 @@ class ValidationTimer:
     def times(
         self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
     ) -> ValidationTimes | None:
-        """Find what validation takes, from the runs so far or else from the sanity check; None if there was none.
+        """Return the times of validation, from the runs so far or else from the sanity check; None without either.
 
         Args:
-            batch_seconds: What a training batch takes. A sanity check that takes longer was cold or is slow: the
-                geometric mean of both.
-            made_in: What workers may take for a batch of validation, by those of training: the few of a sanity check
-                were ready before they were asked for.
-            ahead: Validation runs still to come.
+            batch_seconds: Seconds of a training batch. A sanity check that takes longer was cold or is slow; the result
+                is then the geometric mean of both.
+            made_in: Possible seconds of the workers per validation batch, from the training workers. The few batches of
+                a sanity check were ready before they were requested.
+            ahead: Remaining validation runs.
         """
         around = self._around.believed(ahead=ahead)
         found = self._batches.believed(of_each=self._batches_per_run, ahead=ahead)
@@ -288,7 +288,7 @@ class ValidationTimer:
 @final
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """What lies between two batches: since when, whether it is more than a wait, and whether an epoch begins in it."""
+    """Gap between two batches: its start, whether it is more than a wait, and whether an epoch begins in it."""
 
     since: float
     is_pause: bool = False
@@ -297,21 +297,21 @@ class _Gap:
 
 @final
 class RunClock:
-    """Times one fit. Every event may be told by more than one callback; the first to tell it counts.
+    """Clock of one fit. Several callbacks may report every event; the first report counts.
 
     Args:
         clock: Monotonic clock, in seconds.
-        is_asynchronous: Batches end for the host before they do for the device.
+        is_asynchronous: The host finishes a batch before the device does.
 
     Attributes:
-        batches_per_epoch: Batches of the last epoch that was trained whole; None before one was.
-        windows: Counts the training batches that have ended, and the windows that they make.
-        checkpoints: Times checkpoint files.
-        validation: Times validation runs, and is told of their batches.
-        memory: Sizes of what a checkpoint holds; None before a step was recorded.
-        buffered: Batches that the loader's workers have ready after a break.
+        batches_per_epoch: Batches of the last complete epoch; None before one was complete.
+        windows: Counter of the finished training batches and their windows.
+        checkpoints: Timer of checkpoint files.
+        validation: Timer of validation runs, which also gets their batch events.
+        memory: Sizes of a checkpoint's contents; None before a step was recorded.
+        buffered: Number of batches that the loader's workers have ready after a break.
         began: When the first batch began; None before.
-        device: Cycles of a host whose device works behind it; unused on a CPU.
+        device: Cycles of a host that runs ahead of its device; unused on a CPU.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
@@ -341,7 +341,7 @@ class RunClock:
 
     @property
     def batches(self) -> int:
-        """Training batches that have ended."""
+        """Number of finished training batches."""
         return self.windows.batches
 
     def now(self) -> float:
@@ -350,17 +350,17 @@ class RunClock:
 
     @property
     def training_seconds(self) -> float:
-        """Seconds from the beginning of the first batch to the end of the last one."""
+        """Seconds from the start of the first batch to the end of the last one."""
         return 0.0 if self.began is None else max(0.0, self._ended - self.began)
 
     def interrupt(self) -> None:
-        """Note that something happens before the next batch that will not happen again: a prediction."""
+        """Exclude a single interruption before the next batch, such as a prediction."""
         self._gap = None
         self.device.drain()
-        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch that follows is the first of these
+        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is the first of these
 
     def step_is_measured(self, trace: Trace) -> None:
-        """Take the device time of a batch from a recorded step, if it was timed."""
+        """Set the device time of a batch from a recorded step, if it was timed."""
         seconds = measured_seconds(trace)
         if seconds is None:
             self.device.measured(None)
@@ -380,7 +380,7 @@ class RunClock:
         """Note that a batch was fetched and its training begins.
 
         Returns:
-            It is the first of a new epoch, and the ends of epochs that were seen have doubled.
+            Whether it is the first of a new epoch, and the number of finished epochs has doubled.
         """
         if self._batch_start is not None:
             return False
@@ -394,7 +394,7 @@ class RunClock:
             if self.checkpoints.is_pending:
                 self.device.drain()
                 self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
-            elif self._waits_to_skip:  # of what was made meanwhile, until one shows that nothing is left of it
+            elif self._waits_to_skip:  # prefetched during the interruption, until a wait shows that none is left
                 self._waits_to_skip = self._waits_to_skip - 1 if wait <= self._last_step else 0
             else:
                 self._waits.add(wait)
@@ -403,14 +403,14 @@ class RunClock:
         return False
 
     def batch_is_recorded(self) -> None:
-        """Note that the batch under way takes longer than others, as it is recorded."""
+        """Mark the current batch as recorded, and so slower than others."""
         self._is_recorded = True
 
     def batch_ends(self, optimizer_steps_done: Callable[[], int] = lambda: 0) -> None:
         """Note that a batch was trained.
 
         Args:
-            optimizer_steps_done: Reads how many the trainer has counted; asked only where windows are followed.
+            optimizer_steps_done: Returns the trainer's number of optimizer steps; called only if windows are counted.
         """
         start, windows = self._batch_start, self.windows
         if start is None:
@@ -439,11 +439,11 @@ class RunClock:
         """Note that an epoch has ended."""
         self._gap, _ = self._breaks()
         began, self._epoch_began_at = self._epoch_began_at, None
-        if began is not None and self.batches > began:  # one that is resumed within has no beginning
+        if began is not None and self.batches > began:  # unknown for an epoch that was resumed in the middle
             self.batches_per_epoch = self.batches - began
 
     def checkpoint_is_collected(self, caller: object) -> None:
-        """Note that a checkpoint's state is being collected; writing it follows."""
+        """Note that a checkpoint's state is being collected; the file is written next."""
         self.checkpoints.is_collected(self._clock(), caller)
 
     # Events of validation.
@@ -454,13 +454,13 @@ class RunClock:
         self._gap = _Gap(self._clock(), is_pause=True)
 
     def validation_starts(self, *, is_check: bool) -> None:
-        """Note that a validation run, or the sanity check, begins."""
+        """Note that a validation run or the sanity check begins."""
         self.has_begun = True
         if self.validation.is_under_way:
             return
         now, gap = self._clock(), self._gap
         before = (now if gap is None else gap.since) + self.device.drain()
-        if self.checkpoints.is_pending:  # Written after the last batch; what validation starts is short.
+        if self.checkpoints.is_pending:  # written after the last batch; starting validation is short
             self.checkpoints.hook_begins(now)
             before = now
         self._batch_start = None
@@ -473,24 +473,24 @@ class RunClock:
         if now is not None:
             self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
 
-    # What is known.
+    # Results.
 
     def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
-        """Find what a batch takes; None before any step was timed.
+        """Return the times of a batch; None before any step was timed.
 
         Args:
-            batches_per_window: Batches in turn that differ by their place.
-            workers: Workers that make the batches, 0 without any. They start together, so that one long wait stands for
-                a batch of each.
-            ahead: Batches still to come.
+            batches_per_window: Number of consecutive batches that differ by position.
+            workers: Number of loader workers, 0 without any. They start together, so one long wait covers a batch of
+                each.
+            ahead: Remaining batches.
         """
         waits = self._waits.believed(together=max(1, workers), turns=1, ahead=ahead)
         wait = NOTHING if waits is None else waits.mean
         if (
             self._waits.count < TURNS_BELIEVED * workers
-        ):  # all were ready, or none: how fast others are made shows later
+        ):  # the speed of the workers shows only after their first batches
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
-        # On a GPU the host waits for the loader while the device still computes: only both together are known.
+        # On a GPU the host waits for the loader while the device still computes: only the sum of both is known.
         found = (
             self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
@@ -517,7 +517,7 @@ class RunClock:
         )
 
     def _warm(self, wait: Interval[float]) -> Interval[float]:
-        """Return the wait in epochs after the first, as long as few of theirs were seen: the first fills caches."""
+        """Return the wait in later epochs, as long as few of their waits are known: the first epoch fills caches."""
         since = 0 if self._first_waits is None else self._waits.count - self._first_waits
         doubt = max(0.0, 1 - since / WARM_WAITS)
         less = max(0.5, 1 - FIRST_EPOCH_DOUBT / self._waits.count)
@@ -525,11 +525,11 @@ class RunClock:
         return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
 
     def pause(self, *, starts_workers: bool, ahead: float = math.inf) -> Interval[float]:
-        """Find what lies between two epochs, apart from validation, checkpoints and the wait for a batch.
+        """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
 
         Args:
-            starts_workers: Each epoch restarts the loader's workers; the first epoch then stands for the others.
-            ahead: Epochs still to come.
+            starts_workers: Each epoch restarts the loader's workers; the first epoch is then representative.
+            ahead: Remaining epochs.
         """
         wait = self._wait_so_far()
         pauses = self._pauses.believed(ahead=ahead)
@@ -539,7 +539,7 @@ class RunClock:
         return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
 
     def closing(self) -> Interval[float]:
-        """Find what an epoch ends with before the next begins, as the last one will, too; nothing before one ended."""
+        """Return the time from the end of an epoch to the next start, which also follows the last one."""
         closings = self._closings.believed(ahead=1)
         return NOTHING if closings is None else closings.mean
 
@@ -548,18 +548,18 @@ class RunClock:
         return 0.0 if waits is None else waits.mean.middle
 
     def _breaks(self) -> tuple[_Gap, float]:
-        """Note that something other than a wait for a batch begins; return what lies between the batches, and when."""
+        """Start a break that is not a wait for a batch; return the gap between the batches, and the time."""
         self.has_begun, self._batch_start = True, None
         now = self._clock()
         gap = self._gap or _Gap(now)
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now)
             gap = replace(gap, since=now)
-        # The device still computes what the host has queued; the break begins when it is done.
+        # The device still computes queued work; the break begins when it is done.
         return replace(gap, since=gap.since + self.device.drain(), is_pause=True), now
 
     def _resumes(self, now: float, gap: _Gap | None) -> bool:
-        """Sum up the pause that ends with this batch."""
+        """Record the gap that ends with this batch."""
         is_new = gap is not None and gap.is_new_epoch
         is_first, self.began, self.has_begun = self.began is None, self.began or now, True
         has_doubled = False
@@ -583,7 +583,7 @@ _CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()
 
 
 def run_clock_of(trainer: object, *, device: torch.device) -> RunClock:
-    """Return the clock of the fit that begins, one for all callbacks of the Trainer; to be asked for in `setup`."""
+    """Return the clock of the fit that begins, shared by all callbacks of the Trainer; call it in `setup`."""
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:
         found = _CLOCKS[trainer] = RunClock(host_clock(), is_asynchronous=device.type != "cpu")

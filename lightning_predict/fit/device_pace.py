@@ -107,11 +107,12 @@ class DevicePace:
         return queued
 
     def estimate(self, *, together: int = 1, ahead: float = math.inf) -> Belief | None:
-        """Return the seconds of a cycle from now on; None before anything is known.
+        """Return the future seconds of a cycle; None before anything is known.
 
         Args:
-            together: Consecutive cycles that differ by their place, as those of accumulated gradients do.
-            ahead: Cycles left in the run.
+            together: Number of consecutive cycles that differ by position, such as the batches of an accumulation
+                window.
+            ahead: Remaining cycles of the run.
         """
         found = self._cycles.believed(together=together, ahead=ahead)
         if found is None and self.seconds is not None:

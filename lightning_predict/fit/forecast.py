@@ -1,4 +1,4 @@
-"""What is left of a run, in batches and in seconds on the machine in use: one computation for all who ask.
+"""Rest of a run, in batches and in seconds on the machine in use, for all callers.
 
 Example::
 
@@ -32,45 +32,45 @@ from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import hours_to_seconds
 
 FORWARD_SHARE: Final = 1 / 3
-"""Part of a training batch that its forward pass takes: the backward pass computes twice as much."""
+"""Share of a training batch's time in its forward pass; the backward pass computes twice as much."""
 
 STALL_SHARE: Final = 0.1
-"""Wait for a batch that workers make, over the time of a batch, from which on the workers are taken to be too slow;
-below it, a wait is the hand-over of a batch that was ready."""
+"""Minimum wait for a batch, relative to the batch's time, from which workers count as too slow. A shorter wait is only
+the hand-over of a finished batch."""
 
 WAITS_BELIEVED: Final = 16
-"""Waits from which on the loader is called the limit."""
+"""Minimum number of waits to call the loader the bottleneck."""
 
 STEPS_SAID: Final = 1000
-"""Steps whose time is said where the length of the run is not known."""
+"""Number of steps whose time is shown if the length of the run is unknown."""
 
 STEPS_BELIEVED: Final = 16
-"""Steps from which on a forecast advises and stops."""
+"""Minimum number of steps for a forecast that recommends or stops."""
 
 SECONDS_BELIEVED: Final = 3.0
-"""Seconds of training that they should span, too: a busy machine changes within one."""
+"""Minimum seconds of training that these steps span: other jobs on a machine change within less."""
 
 SECONDS_ENOUGH: Final = 30.0
-"""Seconds of training after which a forecast advises and stops, whatever the number of steps."""
+"""Seconds of training that are always enough for a forecast that recommends or stops."""
 
 SHARE_ENOUGH: Final = 0.5
-"""Share of the run after which it does."""
+"""Share of the run that is always enough."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a trainer tells of a run at one moment.
+    """Facts about a run at one moment, from a trainer.
 
     Attributes:
-        position: Where it stands, and what limits it.
-        savings: When checkpoints are written.
-        workers: Workers of the loaders; None if unknown.
-        has_workers: They make the batches while it trains.
-        validation_has_workers: Workers make the batches of validation.
+        position: Progress and limits.
+        savings: Schedules of checkpoints.
+        workers: Number of loader workers; None if unknown.
+        has_workers: Workers make the batches while it trains.
+        validation_has_workers: Workers make the validation batches.
         starts_workers: Each epoch restarts the workers.
-        validation_batches: Batches of the validation that follows the end of training; 0 if none does.
-        time_limit_seconds: Until a time limit ends the run; None without one.
+        validation_batches: Batches of the final validation; 0 without one.
+        time_limit_seconds: Seconds until a time limit ends the run; None without one.
     """
 
     position: Position
@@ -86,16 +86,16 @@ class Facts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOfRun:
-    """The rest of a run: counted, and timed on the machine in use.
+    """Rest of a run: counts, and times on the machine in use.
 
     Attributes:
-        counts: Batches, windows and validation still to come.
-        workload: The same for a prediction of any GPU.
-        batch_times: What a batch takes on the machine in use; None before a step was timed.
+        counts: Remaining batches, windows and validation.
+        workload: The same for predictions on any GPU.
+        batch_times: Times of a batch on the machine in use; None before a step was timed.
         run: The rest on the machine in use; None before a step was timed.
-        forecast: Seconds of its total; None for a run without an end.
-        end_seconds: Seconds that the run takes once it is told to stop: a validation.
-        steps: Steps that the forecast rests on.
+        forecast: Total remaining seconds; None for a run without an end.
+        end_seconds: Seconds to end the run after a stop: a validation.
+        steps: Number of steps behind the forecast.
         step: Seconds from a step to the next; None before one was timed.
     """
 
@@ -110,7 +110,7 @@ class RestOfRun:
 
     @property
     def pace_in_words(self) -> str | None:
-        """How fast steps go by, for a run whose length is not known; None before one was timed."""
+        """Speed of the steps as text, for a run of unknown length; None before a step was timed."""
         if self.step is None or not self.step.middle:
             return None
         thousand, an_hour = duration_interval(self.step.scaled(STEPS_SAID)), hours_to_seconds(1.0) / self.step.middle
@@ -120,18 +120,18 @@ class RestOfRun:
 @final
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The rest of a run as it was found, when the clock showed so many seconds."""
+    """Rest of a run, and the clock time when it was computed."""
 
     rest: RestOfRun
     at: float
 
     def left(self, now: float) -> Interval[float] | None:
-        """Seconds that it leaves now; None where its end is not known."""
+        """Return the remaining seconds now; None if the end is unknown."""
         forecast = self.rest.forecast
         return None if forecast is None else forecast.added(self.at - now)
 
     def holds(self, rest: RestOfRun, now: float) -> bool:
-        """Return whether the run will end, or where no end is known go on, within its interval by what is found now."""
+        """Return whether a new forecast (without an end: a new step time) is inside the interval of this one."""
         left, step = self.left(now), self.rest.step
         if left is None and rest.forecast is None and step is not None and rest.step is not None:
             return step.holds(rest.step.middle)
@@ -143,12 +143,12 @@ class Outlook:
 def rest_of(
     facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:
-    """Count what is left of a run, and time it by what the machine in use has shown so far.
+    """Compute the rest of a run, from the counts and the times on the machine in use so far.
 
     Args:
-        facts: What the trainer tells.
-        clock: What the run took so far.
-        batches_per_window: Batches of the recorded step; None: as the trainer accumulates.
+        facts: Facts from the trainer.
+        clock: Times so far.
+        batches_per_window: Batches of the recorded step; None: the trainer's accumulation.
         samples: Samples of that step; None if unknown.
     """
     counts, position = remaining(facts.position), facts.position
@@ -198,7 +198,7 @@ def rest_of(
     )
     forecast, limit = None if run.total_seconds is None else _around(run.total_seconds, parts), facts.time_limit_seconds
     if limit is not None:
-        # Without a length, the loader may end the last epoch at any time before the limit does.
+        # If the length is unknown, the loader may end the last epoch at any time before the limit.
         unknown = Interval(limit if position.max_epochs is None else 0.0, limit, limit)
         forecast = unknown if forecast is None else forecast.at_most(limit)
     return RestOfRun(
@@ -215,14 +215,14 @@ def rest_of(
 
 @final
 class Moments:
-    """The batches after which a run is worth asking about: once what was seen is believed, then whenever it doubled.
+    """Decides after which batches to forecast: once there are enough steps, then each time their number has doubled.
 
     Args:
         batches_per_window: Batches of a step.
         batches: Batches of the run; None if unknown.
 
     Attributes:
-        has_come: What was seen is enough to advise and to stop by; before, it is enough to count by.
+        has_come: There are enough steps to recommend and to stop; before, forecasts are only rough.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
@@ -232,13 +232,13 @@ class Moments:
         self._next = 2
 
     def is_due(self, batches: int, seconds: float) -> bool:
-        """Return whether a moment has come.
+        """Return whether a forecast is due.
 
         Args:
-            batches: Batches that were trained.
+            batches: Finished batches.
             seconds: Seconds since the first of them began.
         """
-        if self.has_come and batches < self._next:  # after each batch
+        if self.has_come and batches < self._next:  # called per batch
             return False
         has_come = self.has_come or (
             batches > 1
@@ -255,7 +255,7 @@ class Moments:
 
 
 def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
-    """Say that the machine in use is known from few steps."""
+    """Return a note that the time on the machine in use rests on few steps."""
     if not is_rough or rest.batch_times is None:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
@@ -263,12 +263,12 @@ def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
 
 
 def _or_many(count: int | None) -> float:
-    """Return a count of what is to come; what is not known is many."""
+    """Return the count; infinity if unknown."""
     return math.inf if count is None else count
 
 
 def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
-    """Scale what a batch takes, a mean over all of them, to one that is not the smaller last one of an epoch."""
+    """Scale the mean batch time to a full-size batch, without the smaller last ones of epochs."""
     batches, per_epoch = batches_so_far(position), position.batches_per_epoch
     if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
         return batch_times
@@ -277,21 +277,21 @@ def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes
 
 
 def _made_in(batch_times: BatchTimes) -> Interval[float]:
-    """Return what workers take for a batch, as far as training shows: never longer than from one batch to the next."""
+    """Return the workers' time per batch, bounded by training: at most the time from one batch to the next."""
     longest = batch_times.step.middle + batch_times.wait.middle
     waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
     return Interval(0.0, longest if waits_for_them else 0.0, longest)
 
 
 def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
-    """Return the interval of a sum whose parts err on their own."""
+    """Return the interval of a sum of parts with independent errors."""
     down = math.hypot(*(part.middle - part.low for part in parts))
     up = math.hypot(*(part.high - part.middle for part in parts))
     return Interval(max(0.0, middle - down), middle, middle + up)
 
 
 def _waits(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Interval[float]:
-    """Return the waits for all batches still to come: of this epoch, and of later ones."""
+    """Return the sum of all remaining waits, in this epoch and in later ones."""
     batches, position = counts.batches or 0, facts.position
     here = batches
     if position.batches_per_epoch is not None:
@@ -300,12 +300,12 @@ def _waits(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Inter
 
 
 def _wait(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Interval[float]:
-    """Return the wait for one of the batches still to come."""
+    """Return the mean remaining wait for a batch."""
     return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
 
 
 def _loader(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Loader:
-    """Tell how the loader would keep any GPU waiting from how it does on this machine."""
+    """Estimate the loader's time per batch on any GPU from the waits on this machine."""
     wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
     if facts.has_workers and wait.middle > STALL_SHARE * step:
         loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
@@ -319,19 +319,19 @@ def _loader(facts: Facts, counts: CountsToCome, batch_times: BatchTimes) -> Load
 
 
 def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:
-    """Return the time of a validation batch: as it was seen, else the forward part of a training batch at a guess."""
+    """Return the time of a validation batch: as measured, or the forward share of a training batch."""
     if validation is not None and validation.batch is not None:
         return validation.batch
     return Interval(0.0, FORWARD_SHARE * batch_times.step.middle, batch_times.step.high)
 
 
 def end_seconds(batches: int, batch_times: BatchTimes | None, validation: ValidationTimes | None) -> float:
-    """Return the seconds that a run takes once it is told to stop.
+    """Return the seconds to end a run after a stop.
 
     Args:
-        batches: Batches of the validation that follows; 0 if none does.
-        batch_times: What a training batch takes; None before one was timed.
-        validation: What validation takes; None before any.
+        batches: Batches of the final validation; 0 without one.
+        batch_times: Times of a training batch; None before one was timed.
+        validation: Times of validation; None before any.
     """
     if batches and validation is not None and validation.batch is not None:
         return validation.around.middle + batches * (validation.batch.middle + validation.wait.middle)
