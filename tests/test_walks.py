@@ -22,7 +22,7 @@ PACKAGE = "lightning_predict."
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 EXAMPLES = CONTRIBUTING.parent / "examples"
 
-MODULES_OF_A_TRACE = 49
+MODULES_OF_A_TRACE = 50
 MODULES_OF_A_TRAINER = 92
 """Modules of the package in which a function runs, counted by running; lower these when one is no longer met."""
 

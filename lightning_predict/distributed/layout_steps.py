@@ -62,6 +62,7 @@ from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, link_notes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.ties import greatest
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration
@@ -314,7 +315,7 @@ class SharedStep:
             pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
             for stage in self._stages[alike]
         ]
-        pace = max(paces, key=lambda pace: float(pace.seconds[1]))
+        pace = greatest(paces, lambda pace: float(pace.seconds[1]))
         factors = stage_factors(pace.stage, row, device_factors, host)
         links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
         alike_experts = expert_data_group(layout, strategy)

@@ -26,6 +26,7 @@ import numpy as np
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.operations import Array
+from lightning_predict.ties import less, ordered
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
 
 
@@ -147,17 +148,19 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
     """
     clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()
-    at: tuple[bool, int] | None = (True, len(transfers) - 1) if link[row] > clock[row] else (False, len(segments) - 1)
+    at: tuple[bool, int] | None = (
+        (True, len(transfers) - 1) if less(clock[row], link[row]) else (False, len(segments) - 1)
+    )
     while at is not None and at[1] >= 0:
         critical.add(at)
         is_transfer, position = at
         if is_transfer:
             after = transfers[position].after
             before = float(ends[position - 1][row]) if position else 0.0
-            at = (True, position - 1) if before > float(done[after][row]) else (False, after - 1)
+            at = (True, position - 1) if less(float(done[after][row]), before) else (False, after - 1)
         else:
             needed = segments[position].waits_for
-            is_late = needed is not None and float(ends[needed][row]) > float(done[position][row])
+            is_late = needed is not None and less(float(done[position][row]), float(ends[needed][row]))
             at = (True, needed) if is_late and needed is not None else (False, position - 1)
     placed = [
         Event(
@@ -173,7 +176,7 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
         Event(one.name, True, float(end[row] - one.seconds[row]), float(one.seconds[row]), (True, i) in critical)
         for i, (one, end) in enumerate(zip(transfers, ends, strict=True))
     ]
-    return tuple(sorted((one for one in placed if one.seconds > 0), key=lambda one: one.start_seconds))
+    return tuple(ordered((one for one in placed if one.seconds > 0), lambda one: one.start_seconds))
 
 
 def slowest_of(count: int) -> float:

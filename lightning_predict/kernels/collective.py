@@ -17,6 +17,7 @@ is then a lower bound, even for a card with a faster link. `m` is the whole mess
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
+from lightning_predict.ties import least
 from lightning_predict.units import microseconds_to_seconds
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
@@ -142,7 +144,7 @@ class CollectiveCurves:
             name for name in self.curves if _kind(find_gpu(name), has_peer_access=name not in self.staged) == wanted
         ]
         own = link_bandwidth(target)
-        nearest = min(of_kind, key=lambda name: abs(np.log(link_bandwidth(find_gpu(name)) / own)))
+        nearest = least(of_kind, lambda name: abs(math.log(link_bandwidth(find_gpu(name)) / own)))
         return nearest, link_bandwidth(find_gpu(nearest)) / own
 
 

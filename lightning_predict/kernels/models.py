@@ -64,6 +64,7 @@ from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, sustaining
 from lightning_predict.kernels.timing import Estimate, TimedBy
+from lightning_predict.ties import less
 from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
@@ -387,7 +388,7 @@ class UtilisationModels:
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
         high = said * spread * family.doubt_above(batch)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
-        held = {name: after < before for name, before, after in steps}
+        held = {name: less(after, before) for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:

@@ -64,6 +64,7 @@ from lightning_predict.kernels.roofline import (
     sustained_flops,
     tf32_ratio,
 )
+from lightning_predict.ties import less
 from lightning_predict.units import MICROSECOND
 
 # --- Estimates and the interface of models
@@ -600,7 +601,7 @@ def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> Proble
     kinds = [alternative for alternative, _ in found]
     has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in question.gpus])
     counts = (times.base_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
-    faster = has_it & counts & (other.seconds < times.seconds)  # (gpus, problems)
+    faster = has_it & counts & less(other.seconds, times.seconds)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()
     }
@@ -639,7 +640,7 @@ def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTim
 
 def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> ProblemTimes:
     """Raise times to what instructions, waiting and rows that left the L2 allow (`roofline.latencies`)."""
-    binds = floor > times.seconds  # (gpus, problems)
+    binds = less(times.seconds, floor)  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
@@ -745,11 +746,15 @@ def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> Problem
 def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
     """Return whether float32's kernels could compute the problem, and are not what was timed already.
 
-    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower.
+    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower. A
+    copy that is counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
     """
+    kind = operation_kind(asked.operation)
+    if kind.element_bytes is not None:
+        return False
     if asked.shape.get("channels_last") and asked.shape.get("groups", 1) > 1:
         return False
-    on_gpu = operation_kind(asked.operation).units in ("tensor", "vector")
+    on_gpu = kind.units in ("tensor", "vector")
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
 
 
@@ -760,13 +765,13 @@ def _held_to_float32(times: ProblemTimes, question: TimingRequest) -> ProblemTim
     """
     twins = [replace(item, dtype="float32") for item in question.asked]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
-    may_gain = (times.seconds > least) & (bound <= least)  # (gpus, problems)
+    may_gain = less(least, times.seconds) & ~less(least, bound)  # (gpus, problems)
     doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return times
     float32 = problem_times([twins[int(index)] for index in doubtful], question.gpus, question.models)
     own, gain = _columns(times, doubtful), (bound / least)[:, doubtful]
-    taken = (float32.seconds < own.seconds * (1 - 1e-9)) & may_gain[:, doubtful]
+    taken = less(float32.seconds, own.seconds) & may_gain[:, doubtful]
     shares: dict[TimedBy, Array] = {method: np.zeros_like(gain) for method in get_args(TimedBy)}
     shares |= {method: float32.shares[method] for method in ("formula", "roofline")}
     shares["proxy"] = 1 - float32.shares["formula"] - float32.shares["roofline"]
@@ -871,7 +876,7 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
         limits=tuple(
             (name, after)
             for (name, _), before, after in zip(stages[1:], seconds[:-1], seconds[1:], strict=True)
-            if after != before
+            if less(after, before) or less(before, after)
         ),
         interval=stages[-1][1],
     )

@@ -39,6 +39,7 @@ from lightning_predict.kernels.operations import (
     translator_of,
 )
 from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
+from lightning_predict.ties import ordered
 from lightning_predict.tracing.recorded_on import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
@@ -316,10 +317,8 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
         for name in item.unknown:
             spent[name] = spent.get(name, np.zeros(len(seconds))) + seconds[:, column] * unmeasured[:, column]
     shares = {name: own / np.where(total > 0, total, 1.0) for name, own in spent.items()}
-    named = sorted(
-        (name for name, share in shares.items() if share.max(initial=0.0) >= SHARE_TO_NAME),
-        key=lambda name: (-float(shares[name].max()), name),
-    )
+    worth_naming = sorted(name for name, share in shares.items() if share.max(initial=0.0) >= SHARE_TO_NAME)
+    named = ordered(worth_naming, lambda name: float(shares[name].max()), reverse=True)
     if not named:
         return ()
     texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MOST_NAMES]]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final, final
 
+from lightning_predict.ties import ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_milliseconds
 
 LOG_AXIS_SPREAD: Final = 20.0
@@ -147,7 +148,7 @@ def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
     for shares in rows:
         for part, share in shares.items():
             together[part] = together.get(part, 0.0) + share
-    return tuple(sorted(together, key=lambda part: -together[part])[:MOST_PARTS])
+    return tuple(ordered(together, together.__getitem__, reverse=True)[:MOST_PARTS])
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:

@@ -33,6 +33,7 @@ from lightning_predict.reports.format import (
     usd_per_hour,
 )
 from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
+from lightning_predict.ties import TIE, least, less, ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
@@ -196,9 +197,9 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[RankedGpu] = []
     if deadline_hours is not None and not per_iteration:
-        in_time = [one for one in candidates if one.seconds <= hours_to_seconds(deadline_hours)]
+        in_time = [one for one in candidates if not less(hours_to_seconds(deadline_hours), one.seconds)]
     cheapest, fastest = _cheapest(candidates), _fastest(candidates)
-    as_fast = tuple(one.gpu for one in _least(candidates, _time) if one is not fastest)
+    as_fast = tuple(one.gpu for one in _equal_least(candidates, _time) if one is not fastest)
     in_use = _in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None
     priced = [one for one in candidates if one.cost_usd is not None]
     if in_use is not None and cheapest is not None and not _is_slower(cheapest, in_use):
@@ -478,18 +479,18 @@ def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:
 
 def _cheapest(candidates: Iterable[RankedGpu]) -> RankedGpu | None:
     """Return the GPU with the lowest cost, ties to the faster one; None if no cost is known."""
-    return _fastest(_least([one for one in candidates if one.cost_usd is not None], _cost))
+    return _fastest(_equal_least([one for one in candidates if one.cost_usd is not None], _cost))
 
 
 def _fastest(candidates: Sequence[RankedGpu]) -> RankedGpu | None:
     """Return the fastest GPU, ties to the cheaper one, then to the first; None without candidates."""
-    return min(_least(candidates, _time), key=_cost, default=None)
+    return least(_equal_least(candidates, _time), _cost) if candidates else None
 
 
-def _least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
+def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]) -> list[RankedGpu]:
     """Return the candidates within 1 % of the minimum, in order."""
-    least = min(map(value, candidates), default=0.0)
-    return [one for one in candidates if value(one) <= least * (1 + EQUAL)]
+    smallest = min(map(value, candidates), default=0.0)
+    return [one for one in candidates if value(one) <= smallest * (1 + EQUAL)]
 
 
 def _rivals(
@@ -503,7 +504,7 @@ def _rivals(
         for one in candidates
         if one is not best and value(one) > 0
     }
-    return tuple(sorted((one for one in chances if chances[one] > DOUBT), key=lambda one: -chances[one]))
+    return tuple(ordered((one for one in chances if chances[one] > DOUBT), chances.__getitem__, reverse=True))
 
 
 _NORMAL_95: Final = 1.645
@@ -518,7 +519,7 @@ def _spread(candidate: RankedGpu) -> float:
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:
     """Compute the probability that the first of two values is smaller, from their log ratio and its deviation."""
-    return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < 0)
+    return 0.5 * math.erfc(log_ratio / (spread * math.sqrt(2))) if spread > 0 else float(log_ratio < -TIE)
 
 
 def _limit(prediction: Prediction) -> Literal["loader", "host"] | None:

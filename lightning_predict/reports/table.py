@@ -44,6 +44,7 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
+from lightning_predict.ties import less, ordered
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
     """Return whether the loader takes longer for the batches of a step than the step itself."""
-    return prediction.loader_seconds > prediction.iteration_seconds and prediction.run.loader_is_believed
+    return less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_believed
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -511,12 +512,12 @@ def bound_by(prediction: Prediction) -> str:
         return verdict.bound_by
     if is_bound_by_links(prediction):
         return "links"
-    bound = "host" if prediction.host_seconds > prediction.device_seconds else "device"
+    bound = "host" if less(prediction.device_seconds, prediction.host_seconds) else "device"
     return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
 
 
 def _covered_by(prediction: Prediction) -> str | None:
-    by_share = sorted(prediction.coverage.items(), key=lambda item: -item[1])
+    by_share = ordered(prediction.coverage.items(), lambda item: item[1], reverse=True)
     text = ", ".join(f"{method} {share(part)}" for method, part in by_share if part > 0)
     return text or None
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.ties import less
 from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
@@ -195,7 +196,9 @@ def _held_against(trace: Trace, timed: TimedWork, host: HostModel, gap: float, f
         standing = float(found.seconds[0])
         step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
     late = late_share(trace) if read is None else None
-    is_host_bound = late >= LATE_SHARE if late is not None else found.host_seconds > float(found.occupied_seconds[0])
+    is_host_bound = (
+        late >= LATE_SHARE if late is not None else less(float(found.occupied_seconds[0]), found.host_seconds)
+    )
     recorded = running if steps > 1 else float(found.seconds[0])
     own_gap = gap
     if step < recorded and is_host_bound:

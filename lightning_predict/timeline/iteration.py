@@ -42,6 +42,7 @@ from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
 from lightning_predict.kernels.timing import float32_stands_in, summed_by_owner
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import details
+from lightning_predict.ties import less
 from lightning_predict.timeline.anchoring import (
     MACHINE_SPREAD,
     PROFILED_SPREAD,
@@ -116,7 +117,7 @@ class Iteration:
     @property
     def bound_by(self) -> Literal["device", "host"]:
         """Queue that ends last. A faster GPU does not speed up a host-bound step."""
-        return "host" if self.host_seconds > self.device_seconds else "device"
+        return "host" if less(self.device_seconds, self.host_seconds) else "device"
 
     def scaled(self, factor: float, *, note: str) -> Iteration:
         """Multiply all times by a factor."""
@@ -221,7 +222,8 @@ def iterations(
     besides = beyond_operations.of_unknown(gpus, timed.is_measured)
     least, most = beyond_operations.applied(*_spread(timed, correlation), besides)
     low, high = _ends(middle, own, (least / wider, most * wider), host_ends)
-    doubtful = [own.is_host_assumed and host_ends[0] < float(busy) < host_ends[1] for busy in middle.occupied_seconds]
+    device = [float(busy) for busy in middle.occupied_seconds]
+    doubtful = [own.is_host_assumed and less(host_ends[0], busy) and less(busy, host_ends[1]) for busy in device]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
     phases = np.array(timed.phases, dtype=np.str_)  # (items,)
@@ -238,14 +240,12 @@ def iterations(
             gpu=target.name,
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
-                *details(_assumed(own, host, host_ends, middle.host_seconds, float(middle.occupied_seconds[row]))),
+                *details(_assumed(own, host, host_ends, middle.host_seconds, device[row])),
                 *details(_notes(dtypes, target)),
                 *_untimed(trace, timed, row),
                 *unknown,
                 *details(beyond),
-                *details(
-                    _profiled(trace, own, is_bound=middle.host_seconds - python > float(middle.occupied_seconds[row]))
-                ),
+                *details(_profiled(trace, own, is_bound=less(device[row], middle.host_seconds - python))),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
@@ -445,7 +445,7 @@ def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
 
 def _assumed(own: Anchor, target: Host, host_ends: tuple[float, float], host: float, device: float) -> Iterator[str]:
     """Note that the host was assumed, if it is or may be the bottleneck."""
-    if not own.is_host_assumed or host_ends[1] <= device:
+    if not own.is_host_assumed or not less(device, host_ends[1]):
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
     yield (

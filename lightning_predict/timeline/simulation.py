@@ -35,6 +35,7 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.operations import Array, IndexArray
 from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.ties import greatest
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel, Overheads, RecordedHost, recorded_host
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 from lightning_predict.units import MICROSECOND
@@ -275,7 +276,7 @@ def main_queue(trace: Trace) -> Queue | None:
     busy: dict[Queue, float] = {}
     for kernel in trace.kernels:
         busy[queue_of(kernel)] = busy.get(queue_of(kernel), 0.0) + kernel.seconds
-    return max(busy, key=lambda queue: busy[queue], default=None)
+    return greatest(busy, busy.__getitem__) if busy else None
 
 
 STEADY_STEPS: Final = 3

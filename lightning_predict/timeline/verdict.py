@@ -18,6 +18,7 @@ import numpy as np
 
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import summed_by_owner
+from lightning_predict.ties import less, ordered
 from lightning_predict.timeline.simulation import Launching, Simulated
 
 FASTER: Final = 2.0
@@ -74,7 +75,7 @@ class Verdict:
             exposed: Exposed time, in which the GPU waits for the others.
             seconds: Step time.
         """
-        if exposed <= max(device, host):
+        if not less(max(device, host), exposed):
             return replace(self, gain=_share(self.gain * (seconds - exposed), seconds))
         return replace(self, bound_by="links", idle_share=_share(seconds - device, seconds), gain=0.0)
 
@@ -91,7 +92,7 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
         active, saved = float(step.occupied_seconds[row]), float(seconds - faster.seconds[row])
         found.append(
             Verdict(
-                bound_by="host" if step.host_seconds > active else "device",
+                bound_by="host" if less(active, step.host_seconds) else "device",
                 idle_share=_share(float(seconds) - active, float(seconds)),
                 gain=_share(saved, float(seconds)),
                 critical_path=_shares(names, spent[row]),
@@ -155,7 +156,8 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]
     least = SMALLEST_SHARE * sum(seconds.values())
-    return sorted((one for one in together if together[one] >= least), key=lambda one: (-together[one], one))
+    large = sorted(one for one in together if not less(together[one], least))
+    return ordered(large, together.__getitem__, reverse=True)
 
 
 def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
@@ -181,5 +183,5 @@ def _share(part: float, whole: float) -> float:
 
 def _shares(groups: Sequence[str], spent: Sequence[float]) -> dict[str, float]:
     total = float(sum(spent))
-    by_share = sorted(zip(groups, spent, strict=True), key=lambda pair: -pair[1])
+    by_share = ordered(zip(groups, spent, strict=True), lambda pair: pair[1], reverse=True)
     return {group: float(seconds) / total for group, seconds in by_share if seconds > 0}

@@ -29,6 +29,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import TimedWork, timed_work
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.note import Note
+from lightning_predict.ties import greatest, less, ordered
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.iteration import Iteration, iterations
 from lightning_predict.timeline.verdict import Verdict
@@ -214,7 +215,7 @@ def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) 
         return None
     if len(known) == 1:
         return known[0]
-    longest = max(zip(known, weights, strict=True), key=lambda one: one[1] * one[0].predicted_seconds)[0]
+    longest, _ = greatest(zip(known, weights, strict=True), lambda one: one[1] * one[0].predicted_seconds)
     return SameGpuCheck(
         gpu=longest.gpu,
         measured_seconds=sum(weight * one.measured_seconds for one, weight in zip(known, weights, strict=True)),
@@ -247,11 +248,11 @@ def _mean_verdict(steps: Sequence[Iteration], weights: Sequence[float]) -> Verdi
     doubtful = sum(seconds for verdict, seconds in found if verdict.is_doubtful)
     parts = _mean_shares([verdict.critical_path for verdict, _ in found], [seconds for _, seconds in found])
     return Verdict(
-        bound_by="host" if by_host > total / 2 else "device",
+        bound_by="host" if less(total / 2, by_host) else "device",
         idle_share=sum(seconds * verdict.idle_share for verdict, seconds in found) / total,
         gain=sum(seconds * verdict.gain for verdict, seconds in found) / total,
-        critical_path=dict(sorted(parts.items(), key=lambda part: -part[1])),
-        is_doubtful=doubtful > total / 2,
+        critical_path=dict(ordered(parts.items(), lambda part: part[1], reverse=True)),
+        is_doubtful=less(total / 2, doubtful),
     )
 
 

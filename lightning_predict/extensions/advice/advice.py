@@ -33,6 +33,7 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.own_gains import measured_gains
 from lightning_predict.step import layout_in_use
+from lightning_predict.ties import ordered
 from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
@@ -119,7 +120,7 @@ def advice_for(
     return Advice(
         on=first.name,
         before=trial.before,
-        changes=tuple(sorted(advised, key=_rank)),
+        changes=tuple(_ranked(advised)),
         allowed=frozenset(allow),
         chain=chain,
         layers=table,
@@ -127,10 +128,15 @@ def advice_for(
     )
 
 
-def _rank(advised: Advised) -> tuple[int, float]:
-    order: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
-    told = advised.simulated_gain if advised.gain is None else advised.gain.middle
-    return order.index(advised.verdict), -(told or 0.0)
+def _ranked(advised: Sequence[Advised]) -> list[Advised]:
+    """Sort by verdict, then by gain; changes of one gain keep their order."""
+    verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
+    by_gain = ordered(advised, _gain_told, reverse=True)
+    return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
+
+
+def _gain_told(advised: Advised) -> float:
+    return (advised.simulated_gain if advised.gain is None else advised.gain.middle) or 0.0
 
 
 @final
@@ -225,7 +231,7 @@ class _Trial:
         """Build the chain: add changes, best first, if they are allowed, compatible and still gain."""
         names: tuple[str, ...] = ()
         order: tuple[str, ...] = ()
-        for advised in sorted(candidates, key=_rank):
+        for advised in _ranked(candidates):
             change = CHANGES[advised.name]
             if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
                 continue

@@ -17,6 +17,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
+from lightning_predict.ties import ordered
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -391,7 +392,7 @@ def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | Non
         found.append((one.cost_usd / factor, one.total_seconds / factor, one.layout.name))
     if not found:
         return None
-    (cost, seconds, name), *others = sorted(found)
+    (cost, seconds, name), *others = ordered(ordered(found, lambda one: one[1]), lambda one: one[0])
     beside = ", ".join(f"{other} {usd(dollars)}" for dollars, _, other in others[:2])
     return f"{with_article(name)}, {usd(cost)} in {duration(seconds)}" + (f" ({beside})" if beside else "")
 

@@ -19,6 +19,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.format import milliseconds
+from lightning_predict.ties import less, ordered
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
@@ -137,8 +138,8 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         module: max(part.get(module, 0.0) / total for part, total in zip(parts, totals, strict=True))
         for module in modules
     }
-    shown = sorted(modules, key=lambda module: -parts[0].get(module, 0.0)) if parts else []
-    kept = [module for module in shown if shares[module] >= SMALLEST_SHARE][:MOST_ROWS]
+    shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
+    kept = [module for module in shown if not less(shares[module], SMALLEST_SHARE)][:MOST_ROWS]
     patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))

@@ -33,6 +33,7 @@ from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import steps_to_come
 from lightning_predict.step import Step
+from lightning_predict.ties import ordered
 from lightning_predict.timeline.whole_steps import weighted_kinds
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import hours_to_seconds
@@ -182,7 +183,7 @@ def best_layouts(
         ranked += [replace(_ranked(step, one, layout), goodput=goodput) for one in found]
     if budget_usd is not None:
         ranked = _within(ranked, budget_usd)
-    return tuple(sorted(ranked, key=lambda one: one.seconds_per_batch)[:count])
+    return tuple(ordered(ranked, lambda one: one.seconds_per_batch)[:count])
 
 
 def _found(

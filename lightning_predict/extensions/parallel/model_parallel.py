@@ -58,6 +58,7 @@ from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.ties import greatest, less
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
@@ -564,13 +565,13 @@ def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, wa
     stage, row = pace.stage, pace.row
     micro_batches = stage.micro_batches
     alone = float(stage.passes.seconds[row])
-    is_host = stage.passes.host_seconds > float(stage.passes.active_seconds[row])
+    is_host = less(float(stage.passes.active_seconds[row]), stage.passes.host_seconds)
     spent: dict[Bound, float] = {
         "host" if is_host else "device": micro_batches * alone,
         "links": turns * float(pace.exposed[1]) + float(walked.exposed_seconds[1]),
         "bubble": (turns - micro_batches) * float(pace.seconds[1]),
     }
-    bound_by = max(spent, key=lambda each: spent[each])
+    bound_by = greatest(spent, spent.__getitem__)
     idle = 1 - micro_batches * float(stage.passes.active_seconds[row]) / seconds
     gain = 0.5 * spent.get("device", 0.0) / seconds  # with a GPU twice as fast
     return replace(step.verdict, bound_by=bound_by, idle_share=min(max(idle, 0.0), 1.0), gain=gain)

@@ -11,7 +11,6 @@ search stops if no bound is better than the last of the wanted results. Example:
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +37,7 @@ from lightning_predict.extensions.parallel.tensor_parallel import (
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.ties import less, ordered
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.simulation import host_walk, launch_order
 from lightning_predict.tracing.trace import Operation, Trace
@@ -279,20 +279,20 @@ def best_strategies(
     candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
     bounds = Bounds(shared, step, row, interconnect)
     bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
-    bounded.sort(key=lambda one: one.bound)
-    best: list[tuple[float, int, FoundStrategy]] = []
+    bounded = ordered(bounded, lambda one: one.bound)
+    best: list[FoundStrategy] = []  # in the order of their bounds
+    slowest = math.inf  # of those that are wanted
     for position, candidate in enumerate(bounded):
         on_progress(position, len(bounded))
-        if len(best) == wanted and candidate.bound >= -best[0][0]:
+        if less(slowest, candidate.bound):
             break
         found = FoundStrategy(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
-        entry = (-found.seconds_per_batch, -position, found)
-        if len(best) < wanted:
-            heapq.heappush(best, entry)
-        else:
-            heapq.heappushpop(best, entry)
+        if not less(slowest, found.seconds_per_batch):
+            best.append(found)
+            slowest = sorted([one.seconds_per_batch for one in best] + [math.inf] * wanted)[wanted - 1]
+            best = [one for one in best if not less(slowest, one.seconds_per_batch)]
     on_progress(len(bounded), len(bounded))
-    return tuple(found for *_, found in sorted(best, reverse=True))
+    return tuple(ordered(best, lambda one: one.seconds_per_batch)[:wanted])
 
 
 def _fitting(

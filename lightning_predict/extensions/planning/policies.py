@@ -23,6 +23,7 @@ from lightning_predict.extensions.planning.problem import AbstractPolicy, Formul
 from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.extensions.planning.validation import check_problem
+from lightning_predict.ties import least
 from lightning_predict.units import seconds_to_hours
 
 POLICIES: Final[dict[str, AbstractPolicy]] = {
@@ -145,7 +146,10 @@ def _cheapest(problem: PlanningProblem, plans: Sequence[Plan], *, spent_usd: flo
     if affordable:
         enough = (1 + WORTH_A_MOVE) * min(plan.total_usd for plan in affordable)
         good = [plan for plan in affordable if plan.total_usd <= enough]
-        return min(good, key=lambda plan: (len(plan.segments), plan.total_usd))
+        fewest = min(len(plan.segments) for plan in good)
+        return least((plan for plan in good if len(plan.segments) == fewest), lambda plan: plan.total_usd)
     found = min((plan.machine_usd for plan in plans), default=None)
-    least = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
-    raise InfeasiblePlanError(f"No plan keeps the budget of ${budget:g}: {least}. Raise the budget, or take jobs out.")
+    cheapest = "none starts all jobs" if found is None else f"the cheapest that was found costs ${found:.2f}"
+    raise InfeasiblePlanError(
+        f"No plan keeps the budget of ${budget:g}: {cheapest}. Raise the budget, or take jobs out."
+    )

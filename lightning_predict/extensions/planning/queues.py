@@ -24,6 +24,7 @@ from lightning_predict.extensions.planning.problem import (
     Situation,
     rental_usd,
 )
+from lightning_predict.ties import less, ordered
 
 
 @final
@@ -72,15 +73,19 @@ class QueueRule:
         formulation = Formulation(shares_gpus=self.shares_gpus)
         seconds_on = run_seconds(job, problem, situation)
 
-        def rank(configuration: Configuration) -> tuple[bool, float, float, Configuration]:
+        def cost(configuration: Configuration) -> float:
             machine = machines[configuration.machine]
-            seconds = seconds_on[configuration]
             price = machine.usd_per_hour * machine_share(machine, configuration, formulation)
-            cost = rental_usd(seconds=seconds, usd_per_hour=price)
-            late = situation.now_seconds + seconds > job.deadline_seconds
-            return (late, seconds, cost, configuration) if late else (late, cost, seconds, configuration)
+            return rental_usd(seconds=seconds_on[configuration], usd_per_hour=price)
 
-        return sorted(job.seconds, key=rank)
+        configurations = sorted(job.seconds)
+        by_time, by_cost = ordered(configurations, seconds_on.__getitem__), ordered(configurations, cost)
+        left = job.deadline_seconds - situation.now_seconds
+        late = {one for one in configurations if less(left, seconds_on[one])}
+        return [
+            *(one for one in ordered(by_time, cost) if one not in late),
+            *(one for one in ordered(by_cost, seconds_on.__getitem__) if one in late),
+        ]
 
 
 FIFO: Final = QueueRule(name="FIFO", order=lambda job: job.release_seconds)

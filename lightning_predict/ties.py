@@ -1,0 +1,72 @@
+"""Comparisons of predicted numbers that rounding cannot decide.
+
+Networks compute in float32, and BLAS kernels add in different orders: the same prediction differs by about 1e-7 between
+processors. Two times that are equal by construction, such as two GPUs that the host limits, must not be ordered by that
+difference. So numbers within `TIE` of each other are equal here, and the first of them in the given order wins::
+
+    >>> times = {"L4": 2.0000001, "A10": 2.0, "T4": 3.0}
+    >>> least(times, times.__getitem__), ordered(times, times.__getitem__, reverse=True)
+    ('L4', ['T4', 'L4', 'A10'])
+    >>> less(times["A10"], times["L4"]), less(times["A10"], times["T4"])
+    (False, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+TIE: Final = 1e-5
+"""Relative difference up to which two predicted numbers are equal: a hundred times the rounding of float32."""
+
+
+def less(value: Any, other: Any) -> Any:
+    """Return whether a number is less than another by more than `TIE`; elementwise for arrays."""
+    return value + TIE * abs(value) < other
+
+
+def least(items: Iterable[T], value: Callable[[T], float]) -> T:
+    """Return the item with the least value: the first one among ties.
+
+    Raises:
+        ValueError: There are no items.
+    """
+    pairs = [(value(item), item) for item in items]
+    smallest = min(number for number, _ in pairs)
+    return next(item for number, item in pairs if not less(smallest, number))
+
+
+def greatest(items: Iterable[T], value: Callable[[T], float]) -> T:
+    """Return the item with the greatest value: the first one among ties.
+
+    Raises:
+        ValueError: There are no items.
+    """
+    pairs = [(value(item), item) for item in items]
+    largest = max(number for number, _ in pairs)
+    return next(item for number, item in pairs if not less(number, largest))
+
+
+def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = False) -> list[T]:
+    """Sort items by a value; ties keep the order in which they were given.
+
+    Args:
+        items: What to sort.
+        value: The number to sort by.
+        reverse: The greatest value first.
+    """
+    pairs = [(value(item), place, item) for place, item in enumerate(items)]
+    pairs.sort(key=lambda pair: pair[0], reverse=reverse)
+    groups: list[list[tuple[float, int, T]]] = []
+    for pair in pairs:
+        if groups and _ties(groups[-1][0][0], pair[0]):
+            groups[-1].append(pair)
+        else:
+            groups.append([pair])
+    return [item for group in groups for _, _, item in sorted(group, key=lambda pair: pair[1])]
+
+
+def _ties(value: float, other: float) -> bool:
+    return not less(value, other) and not less(other, value)

@@ -1,0 +1,177 @@
+"""Predictions as one list of numbers and labels, to compare between BLAS kernels: `python -m tests.blas_kernels`.
+
+OpenBLAS chooses its kernels by the processor, and each adds in an order of its own. `OPENBLAS_CORETYPE` chooses them
+instead, before NumPy is imported. Example::
+
+    assert moved(predicted("HASWELL"), predicted("ZEN")) == []
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import lightning_predict as lp
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.extensions.parallel.layout_search import best_layouts
+from lightning_predict.extensions.planning.problem import Job, Limits, MachineType, PlanningProblem
+from lightning_predict.extensions.planning.queues import QUEUE_RULES
+from lightning_predict.extensions.planning.simulator import simulate
+from lightning_predict.extensions.planning.times import times_of_trace
+from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import operation_kind
+from lightning_predict.kernels.timing import explain, problem_times
+from lightning_predict.reports.ranking import rank
+from lightning_predict.reports.table import stood_for
+from lightning_predict.run.workload import Workload
+from lightning_predict.step import Step
+from tests.kept import example, numbers
+from tests.kernels.test_kept import GPUS, PROBLEMS
+
+ROOT: Final = Path(__file__).parents[1]
+KERNELS: Final = ("HASWELL", "ZEN", "SANDYBRIDGE", "PRESCOTT", "SKYLAKEX")
+"""Kernels of OpenBLAS with different orders of addition; the last needs AVX-512."""
+
+FLOOR: Final = 1e-12
+"""Absolute difference that never counts: 0 is 3e-16 where a difference of equal times is taken."""
+
+Found = Mapping[str, list[Any]]
+
+
+def supports(kernel: str) -> bool:
+    """Return whether this processor runs the products of a BLAS kernel; one without AVX-512 ends SKYLAKEX's process."""
+    code = "import numpy; a = numpy.ones((300, 300), numpy.float32); assert (a @ a)[0, 0] == 300"
+    return _run(kernel, "-c", code).returncode == 0
+
+
+def predicted(kernel: str) -> Found:
+    """Predict in a process of its own, with a BLAS kernel."""
+    ran = _run(kernel, "-m", "tests.blas_kernels")
+    assert ran.returncode == 0, ran.stderr
+    found: Found = json.loads(ran.stdout)
+    return found
+
+
+def _run(kernel: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def moved(before: Found, after: Found, *, tolerance: float) -> list[str]:
+    """Describe the values that differ: numbers by more than the tolerance, labels at all."""
+    assert before.keys() == after.keys()
+    pairs = [
+        (name, place, *pair)
+        for name in before
+        for place, pair in enumerate(zip(before[name], after[name], strict=True))
+    ]
+    return [
+        f"{name} [{place}]: {one} -> {other}" for name, place, one, other in pairs if _differs(one, other, tolerance)
+    ]
+
+
+def _differs(one: object, other: object, tolerance: float) -> bool:
+    if isinstance(one, bool | str | None) or isinstance(other, bool | str | None):
+        return one != other
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    return not math.isclose(one, other, rel_tol=tolerance, abs_tol=FLOOR)
+
+
+def predictions() -> Found:
+    """Predict kernels, steps on one and several GPUs, a search, advice and a plan: every field and every note."""
+    return {name: part for make in (_kernels, _steps, _layouts, _changes, _plans) for name, part in make()}
+
+
+Parts = Iterator[tuple[str, list[object]]]
+
+
+def _kernels() -> Parts:
+    """Time every operation; tell what decided of some."""
+    models = kernel_models(tuple(one.name for one in GPUS))
+    problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
+    times = problem_times(problems, GPUS, models)
+    for column, problem in enumerate(problems):
+        ends = (times.interval.low, times.interval.middle, times.interval.high)
+        yield (
+            f"{column} {problem}",
+            numbers([one[:, column] for one in (*ends, times.base_share, *times.shares.values())]),
+        )
+    for problem in problems[::7]:
+        for own in GPUS[::2]:
+            found = explain(problem, own, models)
+            yield f"{problem} explained on {own.name}", numbers((found.source.name, found.network_limits, found.limits))
+
+
+NAMES: Final = ("T4", "L4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB", "H200", "V100-SXM2-16GB")
+
+
+def _steps() -> Parts:
+    """Predict runs on GPUs, two of them equal where the host limits a step, and rank them."""
+    for name in ("gpt2", "resnet", "tabular", "vit", "dlrm"):
+        for host in (None, "slow"):
+            found = lp.predict(example(name), gpus=NAMES, iterations=1000, history=False, host=host)
+            for gpu_name, one in found.items():
+                yield f"{name} on {gpu_name}, {host} host", numbers(one)
+            chosen = rank(found, deadline_hours=2)
+            names = [
+                None if one is None else one.gpu for one in (chosen.cheapest, chosen.fastest, chosen.within_deadline)
+            ]
+            rivals = (chosen.as_fast, chosen.perhaps_cheapest, chosen.perhaps_fastest)
+            yield f"rank of {name}, {host} host", numbers([*names, rivals, [one.gpu for one in chosen.frontier]])
+            folded = [(one, other.gpu) for one, other in stood_for(found).items()]
+            yield f"folded rows of {name}, {host} host", numbers([folded, found.notes])
+
+
+def _layouts() -> Parts:
+    """Share steps among GPUs, and search for a strategy."""
+    cases = {"gpt2": ("fsdp", "zero1,pipeline=2,virtual=3,tensor=2"), "resnet": ("ddp",)}
+    for name, strategies in cases.items():
+        for layout in map(layout_of, ("8xA100-SXM-80GB", "2x8xH100-SXM-80GB")):
+            step = Step(example(name), [layout.gpu], Assumptions(), Workload(training_iterations=100))
+            for words in strategies:
+                yield f"{name} on {layout.name}, {words}", numbers(step.on(layout, strategy_of(words)))
+    ranked = best_layouts(example("tabular"), ["2x2xL4", "4xL4"], iterations=1000, count=12)
+    for place, one in enumerate(ranked):
+        found = (one.prediction.gpu, one.strategy.name, one.seconds_per_batch, one.cost_usd)
+        yield f"search, place {place}", numbers((*found, one.prediction.iteration))
+
+
+def _changes() -> Parts:
+    """Say what to change first."""
+    advice = lp.advise(example("resnet"), gpus=["T4", "H100-SXM-80GB"], iterations=1000)
+    for one in advice.changes:
+        yield one.name, numbers(one)
+    yield "chain of changes", numbers(None if advice.chain is None else (advice.chain.names, advice.chain.gains))
+    yield "layers", numbers(advice.layers)
+
+
+def _plans() -> Parts:
+    """Plan jobs by a queue, with the times of a predicted step."""
+    path = ROOT / "examples" / "tabular.json.gz"
+    machines = (
+        MachineType(name="box", gpu="A10", num_gpus=4, usd_per_hour=3.0),
+        MachineType(name="one", gpu="T4", num_gpus=1, usd_per_hour=0.5),
+    )
+    times = times_of_trace(path, 10_000_000, machines)
+    seconds = {configuration: one.middle for configuration, one in times.seconds.items()}
+    longest = max(seconds.values())
+    jobs = tuple(Job(name=f"job {n}", seconds=seconds, deadline_seconds=longest * n / 3) for n in range(1, 5))
+    problem = PlanningProblem(jobs=jobs, machines=machines, limits=Limits(nodes=2))
+    for rule in QUEUE_RULES:
+        for outcome in simulate(problem, rule).outcomes:
+            yield f"{outcome.job} by {rule.name}", numbers(outcome)
+
+
+if __name__ == "__main__":
+    json.dump(predictions(), sys.stdout)

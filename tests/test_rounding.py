@@ -1,0 +1,73 @@
+"""No prediction depends on the last bits: not on the BLAS kernels of a processor, not on the rounding of a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_predict.kernels import models
+from lightning_predict.kernels.operations import Array
+from lightning_predict.ties import TIE, greatest, least, less, ordered
+from tests.blas_kernels import KERNELS, Found, moved, predicted, predictions, supports
+
+LIKE_HASWELL = 1e-5
+"""Float32 rounds at 1e-7, and a step adds up thousands of kernels."""
+
+NOISE = 1e-6
+FROM_NOISE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def by_haswell() -> Found:
+    return predicted("HASWELL")
+
+
+@pytest.mark.parametrize("kernel", [one for one in KERNELS if one != "HASWELL"])
+def test_every_blas_kernel_gives_the_same_fields_and_labels(kernel: str, by_haswell: Found) -> None:
+    if not supports(kernel):
+        pytest.skip(f"this processor cannot run OpenBLAS's {kernel}")
+    assert moved(by_haswell, predicted(kernel), tolerance=LIKE_HASWELL) == []
+
+
+def test_noise_of_a_network_moves_no_label(by_haswell: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, draw = models.log_utilisations, np.random.default_rng(1)
+
+    def noisy(*arguments: Any) -> Array:
+        found = exact(*arguments)
+        changed: Array = found + draw.uniform(-NOISE, NOISE, found.shape)
+        return changed
+
+    monkeypatch.setattr(models, "log_utilisations", noisy)
+    after = predictions()
+    assert moved(by_haswell, after, tolerance=NOISE / 10)  # the noise arrives
+    assert moved(by_haswell, after, tolerance=FROM_NOISE) == []
+
+
+def test_moved_names_numbers_beyond_the_tolerance_and_labels() -> None:
+    before = {"step": [1.0, 0.0, "device", None]}
+    assert moved(before, {"step": [1.0 + LIKE_HASWELL / 2, 3e-16, "device", None]}, tolerance=LIKE_HASWELL) == []
+    assert moved(before, {"step": [1.1, 0.0, "host", None]}, tolerance=LIKE_HASWELL) == [
+        "step [0]: 1.0 -> 1.1",
+        "step [2]: device -> host",
+    ]
+
+
+@pytest.mark.parametrize("step", [-TIE / 10, 0.0, TIE / 10])
+def test_ties_go_to_the_first_whichever_way_they_round(step: float) -> None:
+    times = {"b": 1.0, "c": 2.0, "a": 1.0 + step, "d": 2.0 - 2 * step, "e": 0.0}
+    assert ordered(times, times.__getitem__) == ["e", "b", "a", "c", "d"]
+    assert ordered(times, times.__getitem__, reverse=True) == ["c", "d", "b", "a", "e"]
+    assert least(list(times)[:4], times.__getitem__) == "b"
+    assert greatest(times, times.__getitem__) == "c"
+    assert not less(times["b"], times["a"])
+    assert not less(times["a"], times["b"])
+
+
+def test_less_beyond_a_tie_and_of_infinities_and_arrays() -> None:
+    assert less(1.0, 1.0 + 2 * TIE)
+    assert less(-1.0, -1.0 + 2 * TIE)
+    assert less(1.0, np.inf)
+    assert not less(np.inf, np.inf)
+    assert less(np.array([1.0, 1.0, 0.0]), np.array([2.0, 1.0 + TIE / 2, 0.0])).tolist() == [True, False, False]
