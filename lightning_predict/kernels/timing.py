@@ -639,7 +639,7 @@ def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTim
 
 
 def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> ProblemTimes:
-    """Raise times to what instructions, waiting and rows that left the L2 allow (`roofline.latencies`)."""
+    """Raise times to a lower bound from instructions, latency or L2 misses (`roofline.latencies`)."""
     binds = less(times.seconds, floor)  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
@@ -744,10 +744,10 @@ def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> Problem
 
 
 def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
-    """Return whether float32's kernels could compute the problem, and are not what was timed already.
+    """Return whether float32's kernels could compute the problem and are not its source already.
 
-    Libraries could, and do not where images lie channels last in groups: they take 16-bit kernels that are slower. A
-    copy that is counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
+    Libraries never use them for grouped convolutions in channels-last layout: they choose 16-bit kernels, which are
+    slower. A copy counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
     """
     kind = operation_kind(asked.operation)
     if kind.element_bytes is not None:
