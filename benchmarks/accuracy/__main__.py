@@ -198,8 +198,11 @@ def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCas
         console.print(gpu_pairs.shrinkage_table(gpu_pairs.shrinkage_studies(pairs)))
     elif options.of == "timm":
         steps = vision.read_timm_cases(folder / vision.TIMM_TABLE, sample=options.sample)
-        vision.print_report(vision.evaluate_vision(steps, cache=options.cache, weights=options.weights), console)
+        scored_models = vision.evaluate_vision(steps, cache=options.cache, weights=options.weights)
+        vision.print_report(scored_models, console)
+        return vision.published(scored_models, RUNS["timm"])
     elif options.of == "torchvision":
+        of_torchvision: list[PublishedCase] = []
         for name in (vision.TORCHVISION_TABLE, vision.TORCHVISION_TABLE_2):
             if (folder / name).is_file():
                 steps = vision.read_torchvision_cases(folder / name)
@@ -208,6 +211,8 @@ def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCas
                 for vendor in sorted({one.case.vendor for one in found}, reverse=True):
                     console.print(f"{vendor}:")
                     vision.print_report([one for one in found if one.case.vendor == vendor], console)
+                of_torchvision += vision.published(found, RUNS["torchvision"])
+        return of_torchvision
     elif options.of in SOURCES:
         rows = tuple(published_steps.READERS[SOURCES[options.of]](folder))
         scored = source_scores.scored_steps(rows, cache=options.cache or RECORDED_STEPS, weights=options.weights)
@@ -274,10 +279,11 @@ def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCas
             whole_steps.write_spread(found_steps, options.output)
         return whole_steps.published(found_steps)
     else:
-        published = report.evaluate_published(folder, weights=options.weights)
-        report.print_report(published, console)
+        found_iterations = report.evaluate_published(folder, weights=options.weights)
+        report.print_report(found_iterations, console)
         if options.figure is not None:
-            report.save_figure(published.transformers, published.throughput, options.figure)
+            report.save_figure(found_iterations.transformers, found_iterations.throughput, options.figure)
+        return report.published(found_iterations)
     return ()
 
 

@@ -29,8 +29,11 @@ from benchmarks.accuracy.transformers import (
     evaluate_transformers,
     mean_error,
 )
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import Goal, reach_table, report_table
 from lightning_predict.errors import MeasurementTableError, MissingDependencyError
+from lightning_predict.interval import Interval
+from lightning_predict.reports.published_cases import ModelKind, PublishedCase, StepDescription
 from lightning_predict.units import seconds_to_milliseconds
 
 if TYPE_CHECKING:
@@ -358,6 +361,48 @@ def evaluate_published(folder: Path, *, weights: Path | None = None) -> Report:
         transformers=evaluate_transformers(transformers, weights=weights) if transformers.is_file() else (),
         throughput=evaluate_throughput(throughput, weights=weights) if throughput.is_file() else None,
         scaling=evaluate_scaling(throughput, weights=weights) if throughput.is_file() else None,
+    )
+
+
+BENCHMARK_KINDS: Final[Mapping[str, ModelKind]] = {
+    "resnet50": "convolutional network",
+    "bert_base_squad": "language model",
+    "bert_large_squad": "language model",
+    "gnmt": "recurrent network",
+    "transformerxlbase": "language model",
+    "transformerxllarge": "language model",
+    "ncf": "recommender",
+}
+
+
+def published(report: Report) -> tuple[PublishedCase, ...]:
+    """Summarise the steps of both tables by model and GPU."""
+    transformers = [
+        ScoredRow(
+            names=(f"{one.case.model} {one.case.mode}",),
+            gpu=one.case.gpu,
+            step=StepDescription(kind="language model", precision="float32"),
+            measured=one.case.measured_seconds,
+            predicted=Interval(one.low_seconds, one.predicted_seconds, one.high_seconds),
+        )
+        for one in report.transformers
+        if one.case.is_scored
+    ]
+    benchmarks = [
+        ScoredRow(
+            names=(f"{one.case.model} {one.case.precision}",),
+            gpu=one.case.gpu,
+            step=StepDescription(
+                kind=BENCHMARK_KINDS[one.case.model], precision="TF32" if one.case.precision == "FP32" else "16 bits"
+            ),
+            measured=1 / one.case.measured_per_second,
+            predicted=Interval(1 / one.high_per_second, 1 / one.predicted_per_second, 1 / one.low_per_second),
+        )
+        for one in (report.throughput.absolute if report.throughput is not None else ())
+    ]
+    return (
+        *published_cases(transformers, source="transformers", split="fitted"),
+        *published_cases(benchmarks, source="benchmarks", split="fitted", copies_allowed=False),
     )
 
 

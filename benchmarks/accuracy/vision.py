@@ -26,16 +26,20 @@ from rich.table import Table
 
 from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.vision import LAYOUTS, MODES, Precision, VisionStep, vision_trace
+from benchmarks.runs import Run
+from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.records import Gpu
+from lightning_predict.gpus.records import NVIDIA, Gpu
+from lightning_predict.interval import Interval
 from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
+from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
 from lightning_predict.timeline.iteration import iterations
 from lightning_predict.tracing.recorded_on import under_release
 from lightning_predict.tracing.trace import Trace
@@ -90,6 +94,7 @@ class VisionResult:
     Attributes:
         case: The case.
         family: `convolutions`, `grouped convolutions` (some of them depthwise or in groups) or `transformer`.
+        description: Kind of model and precision.
         seconds: Predicted.
         low_seconds: Lower end of the interval.
         high_seconds: Upper end of the interval.
@@ -99,6 +104,7 @@ class VisionResult:
 
     case: VisionCase
     family: str
+    description: StepDescription
     seconds: float
     low_seconds: float
     high_seconds: float
@@ -235,7 +241,7 @@ def _predicted(cases: Sequence[VisionCase], cache: Path | None, weights: Path | 
     steps = iterations(trace, timed_work(trace, gpus, origin=None, models=models), gpus)
     fallbacks = iterations(trace, timed_work(trace, gpus, origin=None, models=None), gpus)
     rooflines = _rooflines(trace, gpus)
-    family = family_of(trace)
+    family, description = family_of(trace), describe(trace)
     results: list[VisionResult | None] = []
     for case in cases:
         row = names.index(case.gpu)
@@ -243,6 +249,7 @@ def _predicted(cases: Sequence[VisionCase], cache: Path | None, weights: Path | 
             VisionResult(
                 case=case,
                 family=family,
+                description=description,
                 seconds=steps[row].seconds,
                 low_seconds=steps[row].low_seconds,
                 high_seconds=steps[row].high_seconds,
@@ -321,6 +328,22 @@ def _scores(results: Sequence[VisionResult]) -> tuple[str, ...]:
         median(result.fallback_seconds for result in results),
         median(result.roofline_seconds for result in results),
     )
+
+
+def published(results: Sequence[VisionResult], run: Run) -> tuple[PublishedCase, ...]:
+    """Summarise the results on NVIDIA's GPUs in precisions that people train in, by model and GPU."""
+    rows = [
+        ScoredRow(
+            names=(f"{one.case.step.model} {one.case.step.mode} {one.case.step.precision} {one.case.step.layout}",),
+            gpu=one.case.gpu,
+            step=one.description,
+            measured=one.case.measured_seconds,
+            predicted=Interval(one.low_seconds, one.seconds, one.high_seconds),
+        )
+        for one in results
+        if one.case.vendor == NVIDIA and one.case.step.precision != "double"
+    ]
+    return published_cases(rows, source=run.name, split=run.split, copies_allowed=run.copies_allowed)
 
 
 def layout_table(results: Sequence[VisionResult]) -> Table:

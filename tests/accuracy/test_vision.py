@@ -19,12 +19,15 @@ from benchmarks.accuracy.vision import (
     family_of,
     layout_table,
     print_report,
+    published,
     read_timm_cases,
     read_torchvision_cases,
     summary_tables,
 )
 from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
+from benchmarks.runs import RUNS
 from lightning_predict.errors import MeasurementTableError, MissingDependencyError
+from lightning_predict.reports.published_cases import StepDescription
 from lightning_predict.tracing.trace import Trace
 
 TIMM = """file,mode,precision,layout,torch,cuda,gpu,compiled,model,batch,img_size,step_ms
@@ -107,12 +110,16 @@ def test_errors_coverage_and_width_are_those_of_the_rows(folder: Path) -> None:
     result = VisionResult(
         case=case,
         family="convolutions",
+        description=StepDescription(kind="convolutional network", precision="16 bits"),
         seconds=0.050,  # measured: 0.040
         low_seconds=0.020,
         high_seconds=0.080,
         fallback_seconds=0.060,
         roofline_seconds=0.030,
     )
+    (summary,) = published([result, result], RUNS["timm"])
+    assert (summary.kind, summary.steps, summary.error, summary.inside) == ("convolutional network", 2, 0.25, 2)
+    assert (summary.measured_ms, summary.predicted_ms) == (40, 50)
     assert result.error == pytest.approx(0.25)
     assert result.is_inside
     assert not replace(result, low_seconds=0.041).is_inside
