@@ -24,6 +24,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lightning_predict.extensions import extension
+
 if TYPE_CHECKING:
     from lightning_predict.cost.prediction import Prediction
     from lightning_predict.errors import LightningPredictError
@@ -60,14 +62,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Advice": "lightning_predict.extensions.advice.advice_text",
     "Gpu": "lightning_predict.gpus",
     "LightningPredictError": "lightning_predict.errors",
     "Prediction": "lightning_predict.cost.prediction",
     "Predictions": "lightning_predict.reports.predictions",
     "Trace": "lightning_predict.tracing.trace",
-    "advise": "lightning_predict.extensions.advice.advice",
-    "best_layouts": "lightning_predict.extensions.parallel.layout_search",
     "capture": "lightning_predict.tracing.recording",
     "gpu": "lightning_predict.gpus",
     "gpu_names": "lightning_predict.gpus",
@@ -76,13 +75,13 @@ _HOMES = {
     "predict": "lightning_predict.prediction",
     "watch": "lightning_predict.fit.watched_loop",
 }
+"""The module of each name; extensions register the others."""
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_HOMES[name]), name) if name in _HOMES else extension(name)
     globals()[name] = value
     return value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, final
 
@@ -20,7 +20,6 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.embeddings.tables import Skew
 from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
@@ -29,6 +28,9 @@ from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 Door = TypeVar("Door")
+
+Skew = float | Mapping[str, float]
+"""Skew of the lookups: one exponent of Zipf's law, or one for each table by its name."""
 
 
 @final

@@ -18,17 +18,17 @@ from datetime import date
 from os import PathLike
 from typing import Final
 
-from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.assumptions import Assumptions, Skew, documents_assumptions
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.embeddings.tables import LOOK_UPS, Skew
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.traffic import LOOK_UP_CALLS
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
@@ -173,7 +173,7 @@ def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | 
     looked_up = {
         position if operation.inputs[0].id is None else operation.inputs[0].id: operation.inputs[0].size_bytes
         for position, operation in enumerate(trace.operations)
-        if operation.name in LOOK_UPS and operation.phase == "forward" and operation.inputs
+        if operation.name in LOOK_UP_CALLS and operation.phase == "forward" and operation.inputs
     }
     tables = sum(looked_up.values())
     if any(one.fits is False and tables > TABLES_DECIDE * (one.memory.usable_bytes or 0.0) for one in predictions):

@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
 from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, single_steps
-from lightning_predict.distributed.memory import communicators, shared_memory_bytes
+from lightning_predict.distributed.single_gpu import Setting, SingleSteps, single_steps
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.extensions.embeddings.tables import with_skew
-from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings, without_tables
+from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
@@ -55,6 +53,10 @@ from lightning_predict.tracing.recorded_on import (
     unknown_gpu_note,
 )
 from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning_predict.distributed.layout_steps import SharedStep
+    from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
 
 
 @final
@@ -96,8 +98,8 @@ class Step:
             trace = trace.changed(of_release)
             validation = None if validation is None else validation.changed(of_release)
         if assumptions.zipf_alpha is not None:
-            skew = assumptions.zipf_alpha
-            trace = trace.changed(lambda step: with_skew(step, skew))
+            skewed = partial(extension("with_skew"), skew=assumptions.zipf_alpha)
+            trace = trace.changed(skewed)
         self.trace = trace
         self._assumptions = assumptions
         self._workload = workload or Workload(training_iterations=None)
@@ -196,6 +198,8 @@ class Step:
     def shared(self, kind: SingleSteps) -> SharedStep:
         """Return the cached simulation of a kind of step, ready to be shared over GPUs."""
         if id(kind) not in self._ready:
+            from lightning_predict.distributed.layout_steps import SharedStep
+
             setting = self.setting
             self._ready[id(kind)] = SharedStep(
                 kind.trace,
@@ -223,7 +227,7 @@ class Step:
         if strategy.embedding is None:
             return None
         if strategy not in self._tables:
-            self._tables[strategy] = ShardedEmbeddings(strategy, self.setting)
+            self._tables[strategy] = extension("ShardedEmbeddings")(strategy, self.setting)
         return self._tables[strategy]
 
     def _shared(self, kind: SingleSteps, steps: Sequence[Iteration], layout: Layout, strategy: Strategy) -> Iteration:
@@ -314,10 +318,15 @@ def memory_need_of(
         reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
     """
     found = []
+    needed: float | None
     for kind, one in memory:
-        if tables is not None and layout.count > 1:
-            needed = sharded_memory_bytes(kind, layout, tables)
+        if layout.count == 1:
+            needed = one.bytes_on(layout.gpu)
+        elif tables is not None:
+            needed = tables.needed_bytes(kind, layout)
         else:
+            from lightning_predict.distributed.memory import shared_memory_bytes
+
             needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
         if needed is not None:
             found.append((needed, one, kind))
@@ -339,24 +348,8 @@ def memory_need_of(
 def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
     """Estimate a process's GPU memory outside torch's allocator."""
     peers = min(sharing.expert, layout.gpus_per_node) - 1
-    buffers = nccl_bytes(layout.gpu, communicators=communicators(sharing, layout), all_to_all_peers=peers)
+    buffers = nccl_bytes(layout.gpu, communicators=sharing.communicators(layout), all_to_all_peers=peers)
     return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
-
-
-def sharded_memory_bytes(kind: Trace, layout: Layout, tables: ShardedEmbeddings) -> float | None:
-    """Return the peak memory of the fullest GPU with sharded embedding tables; None if unknown.
-
-    Args:
-        kind: The step.
-        layout: Two GPUs or more.
-        tables: The sharding of the tables.
-    """
-    dense = without_tables(kind)
-    alone = step_memory(dense)
-    if alone is None:
-        return None
-    shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
-    return tables.memory_bytes(shared, kind, layout)
 
 
 def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:

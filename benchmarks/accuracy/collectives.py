@@ -28,7 +28,8 @@ from benchmarks.accuracy.published_steps import RECORDED
 from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
+from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.single_gpu import Setting, single_steps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu

@@ -26,8 +26,9 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronConfig, megatron_trace, mpt_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
+from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
+from lightning_predict.distributed.single_gpu import Setting, single_steps
 from lightning_predict.distributed.strategy import GatheredDtype, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu

@@ -14,8 +14,7 @@ from lightning_predict.callbacks.predicting import Question, earlier_runs
 from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError
-from lightning_predict.extensions.advice.advice import advice_for
-from lightning_predict.extensions.advice.advice_text import Advice, short_lines
+from lightning_predict.extensions import extension
 from lightning_predict.fit.micro_batches import MicroBatches
 from lightning_predict.fit.recorder import Session, stop_for_sure
 from lightning_predict.fit.windows import WindowCount
@@ -26,6 +25,8 @@ from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_predict.extensions.advice.advice_text import Advice
 
 
 def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iterations: int | None) -> Advice | None:
@@ -42,11 +43,11 @@ def tell_advice(trainer: Trainer, trace: Trace, question: Question, *, iteration
     history = earlier_runs(trainer, question, trace, is_renewed=False)
     assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
     try:
-        advice = advice_for(trace, question.layouts, assumptions, iterations=iterations)
+        advice: Advice = extension("advice_for")(trace, question.layouts, assumptions, iterations=iterations)
     except LightningPredictError as error:  # the predictions remain valid
         warn(f"RuntimePredictor could not advise: {error}")
         return None
-    print_beside(trainer, lambda: "\n".join(short_lines(advice)) + "\n")
+    print_beside(trainer, lambda: "\n".join(extension("short_lines")(advice)) + "\n")
     told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
     for refusal in log_values(trainer, "predict", told):
         warn(refusal)

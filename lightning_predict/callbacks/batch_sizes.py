@@ -22,7 +22,7 @@ from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.showing import log_values, print_beside
 from lightning_predict.errors import CaptureError
-from lightning_predict.extensions.advice.what_if import batch_size_lines, batch_sizes_that_fit
+from lightning_predict.extensions import extension
 from lightning_predict.reports.loggers import LoggedTable, log_table
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.recording import capture
@@ -52,7 +52,10 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
     elsewhere = {one.device for one in traces.values()} - {"meta"}
     if elsewhere:
         raise CaptureError(f"meta_step ran on {', '.join(sorted(elsewhere))}; make its tensors on the meta device")
-    return batch_sizes_that_fit(traces, question.layouts, question.assumptions)
+    found: tuple[BatchSizeOption, ...] = extension("batch_sizes_that_fit")(
+        traces, question.layouts, question.assumptions
+    )
+    return found
 
 
 def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
@@ -68,7 +71,7 @@ def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, wi
     """Print the options, and log them at the current step."""
     if not options:
         return
-    lines = batch_size_lines(options)
+    lines: Sequence[str] = extension("batch_size_lines")(options)
     if with_table:
         print_beside(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
         print_beside(trainer, lambda: "\n".join(lines) + "\n")

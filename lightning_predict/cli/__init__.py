@@ -3,8 +3,8 @@
 * `running`: `main`, which parses the arguments, runs one command and prints its answer (or an error in one line).
 * `parsing`: the parser, made from the type hints and docstrings of the functions.
 * `answers`: the result of a command: JSON values, and text for people.
-* `prediction_commands`, `regression_commands`, `sharding_commands`, `planning_commands`, `catalogue_commands`,
-  `weights_commands`: the commands.
+* `prediction_commands`, `trace_commands`, `script_commands`, `history_commands`, `catalogue_commands` and
+  `cache_commands`: the commands of the core; those of extensions are in `extensions/*/commands.py`.
 
 Example::
 

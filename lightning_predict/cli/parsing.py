@@ -18,23 +18,13 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
-from lightning_predict.cli.accuracy_commands import accuracy
-from lightning_predict.cli.advice_commands import advise
+from lightning_predict import extensions
 from lightning_predict.cli.answers import CommandAnswer
-from lightning_predict.cli.catalogue_commands import gpus, offers
 from lightning_predict.cli.completion import completion_text
-from lightning_predict.cli.history_commands import history
-from lightning_predict.cli.parallel_commands import curve, parallel
-from lightning_predict.cli.planning_commands import plan, simulate
-from lightning_predict.cli.prediction_commands import predict
-from lightning_predict.cli.regression_commands import regress
-from lightning_predict.cli.script_commands import run
-from lightning_predict.cli.sharding_commands import shard
-from lightning_predict.cli.trace_commands import trace
-from lightning_predict.cli.weights_commands import cache, measure, train
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import LISTING, gpu_names
 
@@ -54,29 +44,45 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> CommandAnswer:
     return CommandAnswer(data=lambda: {"shell": shell, "text": text}, show=lambda: print(text, end=""))
 
 
-COMMANDS: Final[Mapping[str, Callable[..., CommandAnswer]]] = {
-    function.__name__: function
-    for function in (
-        predict,
-        run,
-        advise,
-        trace,
-        history,
-        regress,
-        shard,
-        parallel,
-        curve,
-        accuracy,
-        plan,
-        simulate,
-        gpus,
-        offers,
-        measure,
-        train,
-        cache,
-        completion,
-    )
+_OWN: Final[Mapping[str, str]] = {
+    "predict": "prediction_commands",
+    "run": "script_commands",
+    "trace": "trace_commands",
+    "history": "history_commands",
+    "accuracy": "accuracy_commands",
+    "gpus": "catalogue_commands",
+    "offers": "catalogue_commands",
+    "cache": "cache_commands",
+    "completion": "parsing",
 }
+"""Commands of the core, each with the module of its function."""
+
+_ORDER: Final = (
+    "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure train "
+    "cache completion"
+).split()
+"""The order in which the help lists commands."""
+
+
+class Commands(Mapping[str, Callable[..., CommandAnswer]]):
+    """The function of each command, imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Callable[..., CommandAnswer]:
+        found: Callable[..., CommandAnswer]
+        if name in extensions.COMMANDS:
+            found = extensions.command(name)
+        else:
+            found = getattr(import_module(f"lightning_predict.cli.{_OWN[name]}"), name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ORDER)
+
+    def __len__(self) -> int:
+        return len(_ORDER)
+
+
+COMMANDS: Final = Commands()
 
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
 """Expansion of older command names; options after the name override these options."""

@@ -109,7 +109,7 @@ def predict(
     from lightning_predict.cost.prediction import Charges
     from lightning_predict.distributed.strategy import strategy_of
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions.embeddings.tables import skew_of
+    from lightning_predict.extensions import extension
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.own import add_gpus
@@ -142,7 +142,7 @@ def predict(
         interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
         release=release,
         host=host,
-        zipf_alpha=None if skew is None else skew_of(skew, Trace.load(str(trace))),
+        zipf_alpha=None if skew is None else extension("skew_of")(skew, Trace.load(str(trace))),
         charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
     )
     findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
@@ -228,14 +228,16 @@ class Findings:
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add a memory report, for the GPU in use, otherwise for the cheapest or first one."""
-        from lightning_predict.extensions.advice.relief import memory_report
+        from lightning_predict.extensions import extension
         from lightning_predict.reports.format import gibibytes
         from lightning_predict.tracing.recorded_on import gpu_in_use
 
         origin, best = gpu_in_use(trace), self.ranking.cheapest
         first = self.predictions.items_in_order[0] if best is None else best.prediction
         gpu = first.layout.gpu if origin is None else origin
-        found = memory_report(trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None)
+        found: MemoryReport | None = extension("memory_report")(
+            trace, gpu, reported_bytes=trace.gpu_memory_bytes if origin else None
+        )
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
             found = replace(found, several=f"This is of one GPU that has all of the model; {each}.")
@@ -243,12 +245,13 @@ class Findings:
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
         """Add optimization advice, with gains on the GPU in use, the cheapest and the fastest one."""
-        from lightning_predict.extensions.advice.advice import advice_for
+        from lightning_predict.extensions import extension
 
         best = (self.ranking.cheapest, self.ranking.fastest)
         layouts = [one.prediction.layout for one in best if one is not None]
         layouts = list(dict.fromkeys(layouts or [one.layout for one in self.predictions.items_in_order[:1]]))
-        return replace(self, advice=advice_for(trace, layouts, assumptions, iterations=iterations))
+        advice = extension("advice_for")(trace, layouts, assumptions, iterations=iterations)
+        return replace(self, advice=advice)
 
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
         """Add the energy of each run, and its CO2 on a grid."""

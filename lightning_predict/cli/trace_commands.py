@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lightning_predict.cli.answers import CommandAnswer, aligned
 
 if TYPE_CHECKING:
+    from lightning_predict.extensions.advice.layers import LayerTable
     from lightning_predict.gpus.records import Gpu
     from lightning_predict.kernels.timing import Explanation
+    from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.tracing.trace import Trace
 
 _SUFFIXES: Final = (".gz", ".json", ".trace", ".pt")
@@ -208,7 +210,7 @@ def _explained(gpu: str, found: Sequence[tuple[Explanation, int]]) -> str:
 
 def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandAnswer:
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions.advice.layers import layer_table
+    from lightning_predict.extensions import extension
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 
@@ -219,16 +221,17 @@ def _layers(recorded: Trace, names: str | None, weights: str | None) -> CommandA
         gpus = [find_gpu(name.strip()) for name in names.split(",") if name.strip()]
     if not gpus:
         raise InvalidArgumentError("The trace was not recorded on a GPU of the catalogue; say which: --gpu L4,T4.")
-    table = layer_table(recorded, gpus, weights)
+    table: LayerTable = extension("layer_table")(recorded, gpus, weights)
     return CommandAnswer(data=table.as_dict, show=lambda: print(table))
 
 
 def _memory(recorded: Trace, name: str | None) -> CommandAnswer:
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.extensions.advice.relief import memory_report
+    from lightning_predict.extensions import extension
 
     gpu, origin = _gpus_of(recorded, name)
-    report = memory_report(recorded, gpu, reported_bytes=recorded.gpu_memory_bytes if gpu == origin else None)
+    reported = recorded.gpu_memory_bytes if gpu == origin else None
+    report: MemoryReport | None = extension("memory_report")(recorded, gpu, reported_bytes=reported)
     if report is None:
         raise InvalidArgumentError(
             "The trace does not hold what its operations write, or no model: where the memory goes is not known. "

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, final
 
-from lightning_predict.extensions.parallel.experts import is_of_expert
 from lightning_predict.timeline.simulation import Launching
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes
@@ -67,6 +66,23 @@ def parameter_bytes(parameter: Parameter) -> int:
 def trained_elements(trace: Trace) -> int:
     """Return the number of elements of all trainable parameters."""
     return sum(prod(parameter.shape) for parameter in trace.parameters if parameter.requires_grad)
+
+
+def experts_module(name: str | None) -> str | None:
+    """Return the module that holds the expert to which a module or parameter belongs; None outside experts.
+
+    The name of an expert has a part with "expert" in it. Shared experts process every token and are excluded.
+    """
+    parts = (name or "").split(".")
+    for position, part in enumerate(parts):
+        if "expert" in part.lower() and "shared" not in part.lower():
+            return ".".join(parts[: position + 1])
+    return None
+
+
+def is_of_expert(parameter: Parameter) -> bool:
+    """Return whether a parameter belongs to an expert; routers and shared experts do not."""
+    return experts_module(parameter.name) is not None
 
 
 def has_backward(work: Sequence[Launching]) -> bool:

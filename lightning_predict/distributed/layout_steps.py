@@ -2,8 +2,9 @@
 
 Each GPU runs the recorded step on its own samples. The simulated step of one GPU is split where gradients become ready
 (DDP, ZeRO) or where parameters of another unit are needed (FSDP). `overlap.py` then schedules the segments together
-with the collectives. With model parallelism, the slowest stage determines a replica's time (`model_parallel.py`).
-`update_seconds` times an optimizer whose state is in host memory. For one GPU, the step is unchanged. Example::
+with the collectives. The extension `DividedStep` predicts strategies that change the work of a GPU, such as model
+parallelism. `update_seconds` times an optimizer whose state is in host memory.
+For one GPU, the step is unchanged. Example::
 
     steps = iterations(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
@@ -12,9 +13,10 @@ with the collectives. With model parallelism, the slowest stage determines a rep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from math import prod
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from lightning_predict.distributed.gradients import (
     Visit,
     buckets,
     has_backward,
+    is_of_expert,
     parameter_bytes,
     ready_gradients,
     trained_elements,
@@ -42,35 +45,25 @@ from lightning_predict.distributed.overlap import (
     narrowed,
     walk,
 )
-from lightning_predict.distributed.strategy import Strategy, data_group, expert_data_group
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.experts import is_of_expert
-from lightning_predict.extensions.parallel.model_parallel import (
-    Stage,
-    divided_step,
-    model_stages,
-    needs_blocks,
-    pace_of,
-    stage_factors,
-)
-from lightning_predict.extensions.parallel.pipeline_parallel import idle_share, overlapping_micro_batches, turns
-from lightning_predict.extensions.parallel.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
+from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout, in_domains
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork, timed_work
+from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, link_notes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.ties import greatest
 from lightning_predict.timeline.anchoring import anchor
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import Launching, launch_order, launchings, run_queues
-from lightning_predict.timeline.whole_steps import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
-from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
+
+if TYPE_CHECKING:
+    from lightning_predict.extensions.parallel.divided_step import DividedStep
 
 # --- Optimizer state in host memory (ZeRO-Offload)
 
@@ -173,10 +166,6 @@ class SharedStep:
                 "The trace knows no parameters, so that what several GPUs exchange is not known; record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
-        self._stages: dict[tuple[Strategy, float], tuple[Stage, ...]] = {}
-        self._models_of_blocks: dict[bool, SplitModel] = {}
-        self._cutters: dict[bool, WorkCutter] = {}
-        self._clock = ProblemClock(gpus, models)
         self._host = anchor(trace, timed, origin, host).host
         self._simulated = run_queues(launch_order(self._work, gpus=len(gpus)), self._host)
 
@@ -197,7 +186,8 @@ class SharedStep:
         named, layout = layout, in_domains(layout)
         if not strategy.is_whole:
             noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))
-            return replace(self._divided(layout, noted, row, strategy, interconnect, overlap_costs), gpu=named.name)
+            shared = self.divided.on(layout, noted, row, strategy, interconnect, overlap_costs)
+            return replace(shared, gpu=named.name)
         walked = self.walked(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
         low, middle, high = overlap_costs.seconds(
@@ -232,28 +222,13 @@ class SharedStep:
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
         cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
-        return _exchanged(self._trace, self._work, cutter, links, strategy)
+        return exchanged(self._trace, self._work, cutter, links, strategy)
 
-    def split(self, blocks: bool) -> SplitModel:
-        """Return the trace's model, with or without transformer blocks.
-
-        Raises:
-            InvalidArgumentError: Blocks are requested and the model has none.
-        """
-        if blocks not in self._models_of_blocks:
-            self._models_of_blocks[blocks] = split_model(self._trace, needs_blocks=blocks)
-        return self._models_of_blocks[blocks]
-
-    def cutter(self, blocks: bool) -> WorkCutter:
-        """Return the sharder of the model's work, with or without transformer blocks."""
-        if blocks not in self._cutters:
-            self._cutters[blocks] = WorkCutter(self._trace, self._timed, self.split(blocks), self._clock)
-        return self._cutters[blocks]
-
-    @property
-    def clock(self) -> ProblemClock:
-        """Models and assumptions that time parts of the work."""
-        return self._clock
+    @cached_property
+    def divided(self) -> DividedStep:
+        """The same step for strategies that change what a GPU runs."""
+        made: DividedStep = extension("DividedStep")(self)
+        return made
 
     @property
     def trace(self) -> Trace:
@@ -276,6 +251,11 @@ class SharedStep:
         return self._models
 
     @property
+    def simulated(self) -> Simulated:
+        """The step on each GPU as it was simulated."""
+        return self._simulated
+
+    @property
     def seconds(self) -> Array:
         """Simulated step time on each GPU, shape (gpus,)."""
         return self._simulated.seconds
@@ -291,93 +271,18 @@ class SharedStep:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
 
-    def _divided(
-        self,
-        layout: Layout,
-        step: Iteration,
-        row: int,
-        strategy: Strategy,
-        interconnect: Interconnect,
-        overlap_costs: OverlapCosts,
-    ) -> Iteration:
-        """Return the step with model parallelism or micro-batches; the slowest stage determines its time."""
-        group = data_group(layout, strategy)
-        host = self.host(strategy, overlap_costs)
-        alike = (_of_stages(strategy), host.factor)
-        if alike not in self._stages:
-            blocks = needs_blocks(strategy)
-            model, work = self.split(blocks), self.cutter(blocks)
-            self._stages[alike] = model_stages(
-                self._trace, self._timed, self._gpus, host, self._models, strategy, model=model, cutter=work
-            )
-        device_factors = _device_ends(step, strategy) / self._simulated.seconds[row]
-        paces = [
-            pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
-            for stage in self._stages[alike]
-        ]
-        pace = greatest(paces, lambda pace: float(pace.seconds[1]))
-        factors = stage_factors(pace.stage, row, device_factors, host)
-        links = Links(group.layout, interconnect, overlap_costs.slowdown_on(layout), group.groups_per_node)
-        alike_experts = expert_data_group(layout, strategy)
-        experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
-        together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
-        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
-        trace = replace(self._trace, parameters=pace.stage.parameters)
-        each = turns(
-            [float(own.seconds[1]) for own in paces],
-            pace.stage.micro_batches,
-            virtual=strategy.virtual,
-            idle=idle_share(strategy, float(pace.stage.weight_share[row])),
-        )
-        # A pipeline keeps gathered parameters; otherwise each micro-batch gathers them again.
-        is_sharded = strategy.split.parameters and strategy.pipeline == 1
-        before = list[Walked]()
-        if is_sharded and pace.stage.micro_batches > 1:
-            alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
-            before = [_exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
-        last = _exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
-        walked = pace.repeated(last, each, before=before, together=together)
-        seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
-        return divided_step(step, self._work, self._simulated, pace, each, layout, seconds, walked)
-
-
-_NOT_OF_STAGES: Final[Mapping[str, Any]] = {
-    "bucket_cap_mb": 25.0,
-    "shard": None,
-    "overlap_grad_reduce": True,
-    "overlap_param_gather": False,
-    "overlap_tensor": False,
-    "param_dtype": None,
-}
-"""Options that do not change the work of a stage; strategies that differ only in these share their stages."""
-
-
-def _of_stages(strategy: Strategy) -> Strategy:
-    """Return the strategy with options that do not change the work of a stage reset."""
-    if strategy.offload != "none":
-        return strategy
-    return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")
-
 
 def narrowed_ends(step: Iteration) -> Ends:
     """Return the ends of a one-GPU step's interval, narrowed for many GPUs."""
-    return narrowed(_ends(step))
+    return narrowed(ends_of(step))
 
 
-def _device_ends(step: Iteration, strategy: Strategy) -> Ends:
-    """Return the ends of the interval for a split model; for float8 they are not narrowed.
-
-    The narrowing was fitted on 16-bit steps. Float8 depends on the software: Llama 3.1 8B on eight H100 took 10.9 s in
-    one NeMo container and 9.7 s in a later one.
-    """
-    return narrowed_ends(step) if strategy.fp8 is None else _ends(step)
-
-
-def _ends(step: Iteration) -> Ends:
+def ends_of(step: Iteration) -> Ends:
+    """Return the low end, the middle and the high end of a step's seconds."""
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
 
 
-def _exchanged(
+def exchanged(
     trace: Trace,
     work: Sequence[Launching],
     cutter: Cutter,
@@ -606,75 +511,3 @@ def _last_visits(stops: Sequence[Visit]) -> set[int]:
 def _update(work: Sequence[Launching]) -> int:
     """Return the index of the optimizer's first operation, after the last backward operation."""
     return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """GPUs, models and assumptions shared by all steps of one prediction.
-
-    Attributes:
-        gpus: The GPUs, each once.
-        origin: GPU that the steps were recorded on; None without CUDA, or if it is not in the catalogue.
-        models: Trained models; None uses rooflines.
-        method: How kernels are predicted, see `kernels/choice.py`.
-        host: Assumptions about the host of the GPUs.
-        interconnect: Known properties of the links between GPUs.
-    """
-
-    gpus: tuple[Gpu, ...]
-    origin: Gpu | None
-    models: KernelModels | None
-    method: str
-    host: Host
-    interconnect: Interconnect
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SingleSteps:
-    """A recorded step as the step of one process, with predictions for one of each GPU.
-
-    Attributes:
-        recorded: The step as recorded.
-        trace: The step without communication between processes.
-        timed: Its work with device seconds, corrected by the same-GPU check; rows in the order of the setting's GPUs.
-        host: Assumptions about the host, corrected by the check.
-        steps: One Iteration per GPU.
-        check: Check with the GPU in use; None without measurements on it.
-    """
-
-    recorded: Trace
-    trace: Trace
-    timed: TimedWork
-    host: Host
-    steps: tuple[Iteration, ...]
-    check: SameGpuCheck | None
-
-
-def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
-    """Predict the step on one of each GPU."""
-    alone = without_collectives(trace)
-    check = same_gpu_check(alone, setting.origin, setting.models)
-    timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
-    steps = corrected_iterations(alone, timed, setting.gpus, origin=setting.origin, check=check, host=setting.host)
-    work, factor = corrected_work(alone, timed, check)
-    return SingleSteps(trace, alone, work, setting.host.scaled(factor), steps, check)
-
-
-def shared_steps(
-    single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout], strategy: Strategy, setting: Setting
-) -> tuple[Iteration, ...]:
-    """Predict the step on layouts."""
-    return on_layouts(
-        single.trace,
-        single.timed,
-        setting.gpus,
-        steps,
-        layouts,
-        strategy,
-        interconnect=setting.interconnect,
-        origin=setting.origin,
-        models=setting.models,
-        host=single.host,
-    )

@@ -18,16 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Protocol, final, get_args
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.foreign import (
-    are_arguments,
-    strategy_of_arguments,
-    strategy_of_file,
-    strategy_of_object,
-)
+from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
 
 DataStrategy = Literal["ddp", "zero1", "zero2", "fsdp", "hybrid"]
@@ -345,6 +340,14 @@ class Strategy:
         self.sharded_count(layout)
         return replicas
 
+    def communicators(self, layout: Layout) -> int:
+        """Return the number of communicators (process groups) of each GPU of a layout."""
+        if layout.count == 1:
+            return 0
+        degrees = (self.tensor, self.pipeline, self.context, self.expert)
+        among_replicas = 0 if self.replicas(layout) == 1 else 2 if self.split.inside_machines else 1
+        return among_replicas + sum(degree > 1 for degree in degrees)
+
     def sharded_count(self, layout: Layout) -> int:
         """Return the number of GPUs over which state is sharded, or replicated under `ddp`.
 
@@ -387,7 +390,7 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 class LightningStrategy(Protocol):
-    """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`; see `foreign.strategy_of_object`."""
+    """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`; see `extensions/parallel/foreign.py`."""
 
     @property
     def root_device(self) -> Any:
@@ -404,12 +407,9 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
     """
     if isinstance(words, Strategy):
         return words
-    if not isinstance(words, str):
-        words = strategy_of_object(words)
-    elif not words.isalnum() and are_arguments(words):
-        words = strategy_of_arguments(words)
-    elif "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may also name a file
-        words = strategy_of_file(words)
+    if not isinstance(words, str) or _is_foreign(words):
+        translated: str = extension("strategy_of_foreign")(words)
+        words = translated
     name, *options = (word.strip() for word in words.split(","))
     if name.partition("=")[0].strip() in _OPTIONS:
         name, options = "ddp", [name, *options]
@@ -428,6 +428,13 @@ def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
     return Strategy(data=data, **values)
 
 
+def _is_foreign(words: str) -> bool:
+    """Return whether words are another project's: arguments of a script, or a file name."""
+    first = words.partition(",")[0].replace("=", " = ").split()
+    name, value = " ".join(first[:1]), first[1:]
+    return len(value) > 2 or not (name in _OPTIONS if value else name in ALIASES or name in DATA_STRATEGIES)
+
+
 def _value(words: str, key: str, value: str) -> float | str | bool:
     """Parse the value of an option.
 
@@ -444,69 +451,6 @@ def _value(words: str, key: str, value: str) -> float | str | bool:
         return float(value) if key in _DECIMALS else int(value)
     except ValueError:
         raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r} is not a number.") from None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DataGroup:
-    """GPUs that hold the same part of the model and reduce its gradients.
-
-    In a layout, GPUs are ordered by tensor parallelism first, then replicas, then pipeline stages (Narayanan et al.,
-    2021).
-
-    Attributes:
-        layout: Layout of the group: one GPU of each replica.
-        groups_per_node: Number of such groups per machine, which share its network.
-    """
-
-    layout: Layout
-    groups_per_node: int
-
-
-def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the data-parallel group of each GPU of a layout."""
-    strategy.replicas(layout)
-    if strategy.model_parallel == 1:
-        return DataGroup(layout, 1)
-    return _group(layout, layout.count // strategy.model_parallel, strategy.tensor)
-
-
-def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Place a group of `count` GPUs at distance `stride`, in as few machines as possible and with as many in each.
-
-    If the machine size is not a multiple of a group, one group spans two machines.
-    """
-    if stride > layout.gpus_per_node:  # whole machines share a block: each machine has one GPU of each group
-        return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
-    places = layout.gpus_per_node // stride
-    fewest = 1 if places % count == 0 else 2
-    nodes = next(each for each in range(fewest, count + 1) if count % each == 0 and count // each <= places)
-    inside = count // nodes
-    own = replace(layout, gpus_per_node=inside, nodes=nodes)
-    return DataGroup(own, math.ceil(layout.gpus_per_node / inside))
-
-
-def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the tensor-parallel group, in one machine or over whole machines."""
-    inside = min(strategy.tensor, layout.gpus_per_node)
-    own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
-    return DataGroup(own, layout.gpus_per_node // inside)
-
-
-def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the context-parallel group: adjacent GPUs outside the tensor-parallel group."""
-    return _group(layout, strategy.context, strategy.tensor)
-
-
-def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the expert-parallel group: adjacent GPUs outside the tensor- and context-parallel groups."""
-    return _group(layout, strategy.expert, strategy.tensor * strategy.context)
-
-
-def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs that hold the same experts and reduce their gradients."""
-    count = layout.count // strategy.model_parallel // strategy.expert
-    return _group(layout, count, strategy.tensor * strategy.expert)
 
 
 def _unknown(name: str) -> str:

@@ -1,6 +1,62 @@
-"""Parts of the package beyond the core: each is loaded on first use.
+"""Parts of the package beyond the core. The core never imports one: it asks for a name, which is loaded on first use.
 
 `parallel` shares a model over GPUs (tensor, pipeline, context and expert parallelism) and searches layouts.
 `embeddings` shards the embedding tables of recommendation models. `advice` predicts the gain of changes. `planning`
 schedules jobs on machines to rent. `regression` predicts from past runs. `own_weights` measures a GPU and fits weights.
+Example::
+
+    best_layouts = extension("best_layouts")
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+REGISTERED: Final[Mapping[str, str]] = {
+    # Names of `lightning_predict` itself
+    "Advice": "advice.advice_text",
+    "advise": "advice.advice",
+    "best_layouts": "parallel.layout_search",
+    # Strategies
+    "DividedStep": "parallel.divided_step",
+    "StageMemory": "parallel.stage_memory",
+    "strategy_of_foreign": "parallel.foreign",
+    "ShardedEmbeddings": "embeddings.whole_step",
+    "skew_of": "embeddings.tables",
+    "with_skew": "embeddings.tables",
+    # Changes of a training
+    "advice_for": "advice.advice",
+    "batch_size_lines": "advice.what_if",
+    "batch_sizes_that_fit": "advice.what_if",
+    "layer_table": "advice.layers",
+    "memory_report": "advice.relief",
+    "short_lines": "advice.advice_text",
+    "why_no_other_batch": "advice.batch_size",
+    "with_samples": "advice.batch_size",
+}
+"""What the core may ask for: each name with the module that defines it."""
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "advise": "advice.commands",
+    "regress": "regression.commands",
+    "shard": "embeddings.commands",
+    "parallel": "parallel.commands",
+    "curve": "parallel.commands",
+    "plan": "planning.commands",
+    "simulate": "planning.commands",
+    "measure": "own_weights.commands",
+    "train": "own_weights.commands",
+}
+"""Commands of the command line, each with the module of its function."""
+
+
+def extension(name: str) -> Any:
+    """Return what an extension defines under a registered name; the first call imports its module."""
+    return getattr(import_module(f"{__name__}.{REGISTERED[name]}"), name)
+
+
+def command(name: str) -> Any:
+    """Return the function of a registered command."""
+    return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), name)

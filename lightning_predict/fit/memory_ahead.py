@@ -17,14 +17,15 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
-from lightning_predict.extensions.advice.batch_size import samples_per_batch, why_no_other_batch, with_samples
+from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.reports.format import gibibytes, share
+from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
@@ -159,7 +160,11 @@ class _Held:
         self.bytes = found.bytes_on(gpu) - found.spare_bytes
         known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
         self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
-        self._is_followed = memory.peak_bytes is None and why_no_other_batch(trace) is None
+
+    @cached_property
+    def _is_followed(self) -> bool:
+        """The recorder followed the tensors, so that the step can be scaled."""
+        return self.trace.memory.peak_bytes is None and extension("why_no_other_batch")(self.trace) is None
 
     def need(self, size: float) -> MemoryNeed:
         """Judge whether this many bytes fit on the GPU."""
@@ -169,7 +174,8 @@ class _Held:
     def at(self, factor: float) -> float:
         """Return the bytes of a step with `factor` times as many samples or as long sequences."""
         if self._is_followed:
-            scaled = step_memory(with_samples(self.trace, math.ceil(factor * samples_per_batch(self.trace))))
+            samples = math.ceil(factor * samples_per_batch(self.trace))
+            scaled = step_memory(extension("with_samples")(self.trace, samples))
             assert scaled is not None
             return scaled.bytes_on(self._gpu) - scaled.spare_bytes
         return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)

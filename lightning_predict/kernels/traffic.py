@@ -87,6 +87,9 @@ REDUCTIONS: Final = _aten(
 )
 """Reductions, whose output is small compared with the input."""
 
+LOOK_UP_CALLS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
+"""Calls that look up rows of an embedding table."""
+
 LOOK_UPS: Final = _aten("gather index index_select take take_along_dim embedding upsample_nearest2d")
 """Look-ups that read only the requested rows of their table."""
 

@@ -21,9 +21,15 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.trace import Trace
 
 LARGEST: Final = 2**30
 """Largest batch size considered; the limit if memory does not grow with the batch size."""
+
+
+def samples_per_batch(trace: Trace) -> int:
+    """Return the samples of one batch of a step; 1 if unknown."""
+    return max((trace.samples or 1) // trace.batches, 1)
 
 
 @final

@@ -23,7 +23,6 @@ from lightning_predict.cost.memory import (
     step_memory,
     usable_bytes,
 )
-from lightning_predict.distributed.memory import communicators
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
@@ -179,7 +178,7 @@ def test_buffers_of_nccl() -> None:
     ],
 )
 def test_communicators_are_the_groups_that_exchange_something(strategy: Strategy, layout: str, count: int) -> None:
-    assert communicators(strategy, layout_of(layout)) == count
+    assert strategy.communicators(layout_of(layout)) == count
 
 
 def test_several_gpus_need_room_for_nccls_buffers() -> None:

@@ -12,9 +12,10 @@ import pytest
 from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
-from lightning_predict.distributed.strategy import Recompute, Strategy, data_group, strategy_of, tensor_group
+from lightning_predict.distributed.strategy import Recompute, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel import model_parallel
+from lightning_predict.extensions.parallel.groups import data_group, tensor_group
 from lightning_predict.extensions.parallel.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.extensions.parallel.pipeline_parallel import (
     idle_share,

@@ -14,8 +14,9 @@ import pytest
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.gradients import trained_elements
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, single_steps
+from lightning_predict.distributed.layout_steps import SharedStep
 from lightning_predict.distributed.memory import ModelMemory, memory_on
+from lightning_predict.distributed.single_gpu import Setting, single_steps
 from lightning_predict.distributed.strategy import Recompute, strategy_of
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of

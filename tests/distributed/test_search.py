@@ -195,7 +195,7 @@ def test_blocks_that_are_alike_are_timed_once() -> None:
         shared, step = prepared(blocks)
         for strategy in (Strategy(tensor=2), Strategy(tensor=2, sequence=True), Strategy(tensor=2, recompute="full")):
             shared.on(layout, step, 0, strategy)
-        counts.append(shared.clock.timed)
+        counts.append(shared.divided.clock.timed)
     assert counts[0] == counts[1]
     # Forward four problems, backward four: whole, in halves, and half of the norms under sequence parallelism.
     assert counts[0] <= 3 * 8 + 2

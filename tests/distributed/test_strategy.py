@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.strategy import ALIASES, DATA_STRATEGIES, Strategy, data_group, strategy_of
+from lightning_predict.distributed.strategy import ALIASES, DATA_STRATEGIES, Strategy, strategy_of
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.groups import data_group
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout, layout_of
 

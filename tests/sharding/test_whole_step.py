@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import lightning_predict as lp
-from lightning_predict.distributed.layout_steps import Setting, single_steps
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, Event, Links, slowest_of
+from lightning_predict.distributed.single_gpu import Setting, single_steps
 from lightning_predict.distributed.strategy import strategy_of
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.embeddings.placement import place_tables

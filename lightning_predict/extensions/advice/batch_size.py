@@ -19,6 +19,7 @@ from typing import Final, final
 
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
@@ -30,11 +31,6 @@ def with_batch(trace: Trace, factor: int) -> Trace:
         factor: At least 2.
     """
     return with_samples(trace, samples_per_batch(trace) * factor)
-
-
-def samples_per_batch(trace: Trace) -> int:
-    """Return the samples of one batch of a step; 1 if unknown."""
-    return max((trace.samples or 1) // trace.batches, 1)
 
 
 def with_samples(trace: Trace, count: int) -> Trace:

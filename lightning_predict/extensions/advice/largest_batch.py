@@ -19,8 +19,9 @@ from typing import Final, final
 from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, StepMemory, step_memory
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import BatchSizes, samples_per_batch, why_no_other_batch
+from lightning_predict.extensions.advice.batch_size import BatchSizes, why_no_other_batch
 from lightning_predict.gpus.layouts import Layout
+from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.step import memory_need_of
 from lightning_predict.tracing.trace import Trace
 

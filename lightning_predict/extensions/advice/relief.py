@@ -15,7 +15,7 @@ from typing import Final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.memory import memory_need, step_memory
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.batch_size import samples_per_batch, why_no_other_batch, with_samples
+from lightning_predict.extensions.advice.batch_size import why_no_other_batch, with_samples
 from lightning_predict.extensions.advice.largest_batch import largest_batches
 from lightning_predict.extensions.advice.table import change_named
 from lightning_predict.gpus.layouts import Layout
@@ -24,6 +24,7 @@ from lightning_predict.memory.breakdown import memory_breakdown
 from lightning_predict.memory.libraries import context_bytes
 from lightning_predict.memory.simulation import blocks_of, simulated
 from lightning_predict.reports.memory import MemoryReport, MemorySaving
+from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Trace
 

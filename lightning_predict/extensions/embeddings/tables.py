@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
+from lightning_predict.assumptions import Skew
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.families.embedding import ZIPF, zipf_exponent
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.roofline import SECTOR_BYTES
+from lightning_predict.kernels.traffic import LOOK_UP_CALLS
 from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.tracing.trace import Operation, Trace
 
@@ -33,8 +35,6 @@ MOST_ALPHA: Final = 4.0
 
 STATE_BYTES: Final = 4
 """Bytes per number of optimizer state, which is float32."""
-
-LOOK_UPS: Final = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding")
 
 
 @final
@@ -165,8 +165,8 @@ def tables_of_trace(trace: Trace) -> TracedTables:
             found.setdefault(_weights(operation, position), []).append(operation)
     if not found:
         raise InvalidArgumentError(
-            f"The trace has no look-up of an embedding table ({', '.join(LOOK_UPS)}) in its forward pass; record a "
-            "training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
+            f"The trace has no look-up of an embedding table ({', '.join(LOOK_UP_CALLS)}) in its forward pass; record "
+            "a training step of a model with nn.EmbeddingBag or nn.Embedding, or give EmbeddingTable(rows=, dim=)."
         )
     samples = trace.samples
     if samples is None:
@@ -180,7 +180,7 @@ def tables_of_trace(trace: Trace) -> TracedTables:
 def is_look_up(operation: Operation) -> bool:
     """Return whether an operation is an embedding lookup of the forward pass."""
     inputs = operation.inputs
-    if operation.phase != "forward" or operation.name not in LOOK_UPS:
+    if operation.phase != "forward" or operation.name not in LOOK_UP_CALLS:
         return False
     return len(inputs) > 1 and len(inputs[0].shape) == 2 and inputs[0].elements > 0 and inputs[1].elements > 0
 
@@ -227,9 +227,6 @@ def _table(operations: list[Operation], trace: Trace, samples: int) -> Embedding
     )
 
 
-Skew = float | Mapping[str, float]
-"""Skew of the lookups: one exponent of Zipf's law, or one for each table by its name."""
-
 BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
 
 
@@ -257,7 +254,7 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
         trace,
         operations=tuple(
             replace(one, arguments={**one.arguments, ZIPF: named[one.module]})
-            if one.module in named and (one.name in LOOK_UPS or one.name in BACKWARDS)
+            if one.module in named and (one.name in LOOK_UP_CALLS or one.name in BACKWARDS)
             else one
             for one in trace.operations
         ),

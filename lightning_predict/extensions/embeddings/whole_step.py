@@ -27,8 +27,10 @@ from typing import Any, Final, final
 
 import numpy as np
 
+from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
-from lightning_predict.distributed.layout_steps import Setting, SharedStep, SingleSteps, narrowed_ends
+from lightning_predict.distributed.layout_steps import SharedStep, narrowed_ends
+from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
     WAITS,
@@ -40,6 +42,7 @@ from lightning_predict.distributed.overlap import (
     events_of,
     walk,
 )
+from lightning_predict.distributed.single_gpu import Setting, SingleSteps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.embeddings.loads import KINDS
@@ -171,7 +174,7 @@ class ShardedEmbeddings:
     def steps(
         self, single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout]
     ) -> tuple[Iteration, ...]:
-        """Return the step on layouts, as `layout_steps.shared_steps` does.
+        """Return the step on layouts, as `layout_steps.on_layouts` does.
 
         Args:
             single: The step on one of each GPU.
@@ -249,6 +252,20 @@ class ShardedEmbeddings:
             interconnect=setting.interconnect,
             models=setting.models,
         )
+
+    def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
+        """Return the peak memory of the fullest GPU of a layout of several; None if the step's is not known.
+
+        Args:
+            trace: The step.
+            layout: Two GPUs or more.
+        """
+        dense = without_tables(trace)
+        alone = step_memory(dense)
+        if alone is None:
+            return None
+        shared = shared_memory_bytes(alone.bytes_on(layout.gpu), dense, layout, Strategy())
+        return self.memory_bytes(shared, trace, layout)
 
     def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> float:
         """Return the peak memory of the fullest GPU of a layout of several.

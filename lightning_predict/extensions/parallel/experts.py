@@ -2,9 +2,8 @@
 
 Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in the
 forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to be balanced,
-so every GPU processes as many tokens as it holds; `capacity` is the load of the fullest GPU relative to that. Experts
-are modules or parameters with "expert" in a part of their name. Shared experts, which process every token, are
-excluded. Example::
+so every GPU processes as many tokens as it holds; `capacity` is the load of the fullest GPU relative to that.
+`gradients.experts_module` finds experts by their names. Example::
 
     routed_bytes(trace)  # by the module that holds the experts
 """
@@ -16,26 +15,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import translate
 from lightning_predict.timeline.simulation import Launching
-from lightning_predict.tracing.trace import Operation, Parameter, Trace
-
-
-def experts_module(name: str | None) -> str | None:
-    """Return the module that holds the expert to which a module or parameter belongs; None outside experts."""
-    parts = (name or "").split(".")
-    for position, part in enumerate(parts):
-        if "expert" in part.lower() and "shared" not in part.lower():
-            return ".".join(parts[: position + 1])
-    return None
-
-
-def is_of_expert(parameter: Parameter) -> bool:
-    """Return whether a parameter belongs to an expert; routers and shared experts do not."""
-    return experts_module(parameter.name) is not None
+from lightning_predict.tracing.trace import Operation, Trace
 
 
 def routed_bytes(trace: Trace) -> dict[str, float]:

@@ -111,6 +111,21 @@ def strategy_of_arguments(text: str) -> str:
     return ",".join([data, *options])
 
 
+def strategy_of_foreign(words: str | object) -> str:
+    """Translate another project's arguments, file or object into the words of a strategy; other words stay.
+
+    Raises:
+        InvalidArgumentError: As `strategy_of_arguments`, `strategy_of_file` and `strategy_of_object`.
+    """
+    if not isinstance(words, str):
+        return strategy_of_object(words)
+    if not words.isalnum() and are_arguments(words):
+        return strategy_of_arguments(words)
+    if "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
+        return strategy_of_file(words)
+    return words
+
+
 def are_arguments(text: str) -> bool:
     """Return whether a text consists of command-line arguments instead of a strategy."""
     first = text.replace("=", " ").split()[:1]

@@ -17,16 +17,11 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.distributed.gradients import has_backward, parameter_bytes
+from lightning_predict.distributed.gradients import has_backward, is_of_expert, parameter_bytes
 from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
-from lightning_predict.distributed.strategy import Recompute, Strategy, context_group, expert_group
-from lightning_predict.extensions.parallel.experts import (
-    check_experts,
-    is_of_expert,
-    launched_by_expert,
-    messages,
-    routed_bytes,
-)
+from lightning_predict.distributed.strategy import Recompute, Strategy
+from lightning_predict.extensions.parallel.experts import check_experts, launched_by_expert, messages, routed_bytes
+from lightning_predict.extensions.parallel.groups import context_group, expert_group
 from lightning_predict.extensions.parallel.pipeline_parallel import (
     block_stages,
     hand_over_seconds,

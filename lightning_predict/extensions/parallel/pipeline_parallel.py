@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.distributed.overlap import Ends, Links
-from lightning_predict.distributed.strategy import Strategy, tensor_group
+from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.groups import tensor_group
 from lightning_predict.extensions.parallel.tensor_parallel import block_of
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.fabric import Interconnect

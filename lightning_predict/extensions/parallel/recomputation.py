@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Recompute
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.experts import experts_module
 from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock
 from lightning_predict.kernels.translation import translate
 from lightning_predict.timeline.simulation import Launching

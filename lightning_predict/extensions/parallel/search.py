@@ -305,7 +305,7 @@ def _fitting(
 ) -> Iterator[StrategyCandidate]:
     trace = shared.trace
     try:
-        model = shared.split(True)
+        model = shared.divided.split(True)
     except InvalidArgumentError:  # not a transformer: no model parallelism
         model = None
     blocks = () if model is None else model.blocks
@@ -416,7 +416,7 @@ class Bounds:
         return turning + update
 
     def _model(self, strategy: Strategy) -> SplitModel:
-        return self._shared.split(needs_blocks(strategy))
+        return self._shared.divided.split(needs_blocks(strategy))
 
     def _exchanging(self, strategy: Strategy, layout: Layout) -> float:
         """Return the time of a micro-batch's collectives inside all blocks."""
@@ -447,7 +447,8 @@ class Bounds:
         trace, blocks = self._shared.trace, needs_blocks(strategy)
         counts, timed, owners = self._distinct()
         if blocks not in self._cutters:
-            self._cutters[blocks] = WorkCutter(trace, timed, self._shared.split(blocks), self._shared.clock)
+            divided = self._shared.divided
+            self._cutters[blocks] = WorkCutter(trace, timed, divided.split(blocks), divided.clock)
         cut = Cut(
             strategy.tensor,
             strategy.micro_batches or 1,
@@ -482,9 +483,9 @@ class Bounds:
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
             try:
-                model = self._shared.split(True)
+                model = self._shared.divided.split(True)
             except InvalidArgumentError:
-                model = self._shared.split(False)
+                model = self._shared.divided.split(False)
             first: dict[TransformerBlock, int] = {}
             alike = [first.setdefault(replace(one, name=""), index) for index, one in enumerate(model.blocks)]
             counts = dict(Counter(alike))

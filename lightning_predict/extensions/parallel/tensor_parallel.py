@@ -28,9 +28,9 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.experts import experts_module
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION

@@ -19,11 +19,12 @@ from typing import Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError, PlanningFormatError
-from lightning_predict.extensions.advice.batch_size import samples_per_batch, why_no_other_batch, with_samples
+from lightning_predict.extensions.advice.batch_size import why_no_other_batch, with_samples
 from lightning_predict.extensions.planning.problem import Configuration, MachineType
 from lightning_predict.gpus.layouts import Layout, find_machine, layout_of
 from lightning_predict.interval import Interval
 from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.run.history import history_path
 from lightning_predict.tracing.trace import Trace
 

@@ -1,10 +1,9 @@
-"""`measure`, `train` and `cache`: weights of the models: measure, tune, manage downloads.
+"""`measure` and `train`: weights for a GPU of the user's own.
 
 Example::
 
     lightning-predict measure measurements --operations linear,conv2d
     lightning-predict train measurements --output my-weights
-    lightning-predict cache clear
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
-from lightning_predict.units import bytes_to_mebibytes, minutes_to_seconds
+from lightning_predict.units import minutes_to_seconds
 
 NO_SCORES: Final = (
     "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape, and in so few rows "
@@ -27,9 +26,6 @@ ANCHORS_FILE: Final = "anchors.toml"
 
 TRY_SECONDS: Final = 0.01
 """Seconds to repeat each call, on a CPU."""
-
-_OURS: Final = ("*.safetensors*", "manifest.json*")
-"""File name patterns of downloaded weights, finished or not."""
 
 
 def measure(
@@ -186,37 +182,6 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Com
         data=lambda: {"weights": str(output), "scores": json_value(scores), "eager_rows": eager},
         show=lambda: print("\n".join(lines)),
     )
-
-
-def cache(*, action: Literal["show", "clear"] = "show", folder: Path | None = None) -> CommandAnswer:
-    """Show the downloaded weights, or delete them; the weights that ship with the package stay.
-
-    A word directly after the command is the action: `cache clear`.
-
-    Args:
-        action: What to do.
-        folder: Folder of downloads (default: LIGHTNING_PREDICT_CACHE, otherwise the system's cache folder).
-    """
-    from lightning_predict.weights.store import cache_folder
-
-    place = cache_folder(folder)
-    files = sorted({path for pattern in _OURS for path in place.glob(pattern) if path.is_file()})
-    sizes = {path.name: path.stat().st_size for path in files}
-    if action == "clear":
-        for path in files:
-            path.unlink()
-    data = {"folder": str(place), "action": action, "bytes": sum(sizes.values()), "files": sizes}
-    return CommandAnswer(data=lambda: data, show=lambda: print(_cache_text(place, action, sizes)))
-
-
-def _cache_text(place: Path, action: str, sizes: dict[str, int]) -> str:
-    total = f"{bytes_to_mebibytes(sum(sizes.values())):.1f} MiB"
-    if not sizes:
-        return f"{place} holds no downloaded weights."
-    if action == "clear":
-        return f"Removed {len(sizes)} files ({total}) from {place}."
-    rows = [[name, f"{bytes_to_mebibytes(size):.2f}"] for name, size in sizes.items()]
-    return "\n".join([aligned(["file", "MiB"], rows, right={1}), "", f"{len(sizes)} files ({total}) in {place}."])
 
 
 def _names(words: str) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def _whole_steps(
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step under every plan, by layout and plan; empty if the step does not allow it."""
-    from lightning_predict.distributed.layout_steps import Setting, single_steps
+    from lightning_predict.distributed.single_gpu import Setting, single_steps
     from lightning_predict.distributed.strategy import Strategy
     from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.kernels.models import kernel_models

@@ -1,0 +1,73 @@
+"""Groups of GPUs of a layout: tensor, context, expert and data parallel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.gpus.layouts import Layout
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DataGroup:
+    """GPUs that hold the same part of the model and reduce its gradients.
+
+    In a layout, GPUs are ordered by tensor parallelism first, then replicas, then pipeline stages (Narayanan et al.,
+    2021).
+
+    Attributes:
+        layout: Layout of the group: one GPU of each replica.
+        groups_per_node: Number of such groups per machine, which share its network.
+    """
+
+    layout: Layout
+    groups_per_node: int
+
+
+def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the data-parallel group of each GPU of a layout."""
+    strategy.replicas(layout)
+    if strategy.model_parallel == 1:
+        return DataGroup(layout, 1)
+    return _group(layout, layout.count // strategy.model_parallel, strategy.tensor)
+
+
+def _group(layout: Layout, count: int, stride: int) -> DataGroup:
+    """Place a group of `count` GPUs at distance `stride`, in as few machines as possible and with as many in each.
+
+    If the machine size is not a multiple of a group, one group spans two machines.
+    """
+    if stride > layout.gpus_per_node:  # whole machines share a block: each machine has one GPU of each group
+        return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
+    places = layout.gpus_per_node // stride
+    fewest = 1 if places % count == 0 else 2
+    nodes = next(each for each in range(fewest, count + 1) if count % each == 0 and count // each <= places)
+    inside = count // nodes
+    own = replace(layout, gpus_per_node=inside, nodes=nodes)
+    return DataGroup(own, math.ceil(layout.gpus_per_node / inside))
+
+
+def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the tensor-parallel group, in one machine or over whole machines."""
+    inside = min(strategy.tensor, layout.gpus_per_node)
+    own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
+    return DataGroup(own, layout.gpus_per_node // inside)
+
+
+def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the context-parallel group: adjacent GPUs outside the tensor-parallel group."""
+    return _group(layout, strategy.context, strategy.tensor)
+
+
+def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the expert-parallel group: adjacent GPUs outside the tensor- and context-parallel groups."""
+    return _group(layout, strategy.expert, strategy.tensor * strategy.context)
+
+
+def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
+    """Return the GPUs that hold the same experts and reduce their gradients."""
+    count = layout.count // strategy.model_parallel // strategy.expert
+    return _group(layout, count, strategy.tensor * strategy.expert)

@@ -1,0 +1,294 @@
+"""Predicts the memory of a GPU that holds part of the model, or processes part of a batch.
+
+Persistent memory follows from the parameters of the largest stage, with split ones divided. Activations follow from the
+tensors of the stage's blocks that the backward pass reads, with split ones divided. They are multiplied by the number
+of micro-batches in flight (`pipeline_parallel.under_way`). Recomputed activations are not kept: of a block only its
+input is kept, or everything except the inside of its attention. Example::
+
+    held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # in `distributed/memory.py`, which asks for `StageMemory`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from lightning_predict.distributed.gradients import experts_module
+from lightning_predict.distributed.memory import HeldMemory, ModelMemory, held_by_parameters, share_of
+from lightning_predict.distributed.strategy import Recompute, Strategy
+from lightning_predict.extensions.parallel.model_parallel import needs_blocks, stage_parameters
+from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, micro_batches_of, stages_of, under_way
+from lightning_predict.extensions.parallel.recomputation import (
+    PRODUCT_NAMES,
+    chosen_operations,
+    is_recomputed,
+    recomputed_products,
+)
+from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
+from lightning_predict.kernels.traffic import COMPILED_CALL
+from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
+
+
+@final
+class StageMemory:
+    """Memory of the GPUs that divide a model.
+
+    Args:
+        memory: The memory of the whole step.
+    """
+
+    def __init__(self, memory: ModelMemory) -> None:
+        self._memory = memory
+        self._model: SplitModel | None = None
+        self._kept: tuple[_Kept, ...] | None = None
+        self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
+
+    def held(self, strategy: Strategy, passing: float, late_share: float) -> HeldMemory:
+        """Predict the memory of the GPU that needs the most.
+
+        Args:
+            strategy: Parallel strategy.
+            passing: Temporary memory of the whole step.
+            late_share: Share of the gradients that do not exist yet at the peak of the passes.
+        """
+        trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
+        model = self._split(strategy)
+        degrees = (strategy.tensor, strategy.pipeline, strategy.virtual, strategy.expert)
+        key = (*degrees, strategy.first_stage, strategy.last_stage)
+        if key not in self._held:
+            self._held[key] = [held_by_parameters(trace, own) for own in stage_parameters(trace, model, strategy)]
+        stages = self._held[key]
+        if self._kept is None:
+            is_again = any(recomputed_products(trace, model).values())
+            self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
+        shares = _shares(trace, model, strategy, self._kept, passing, self._memory.living_bytes)
+        late_share = 0.0 if _micro_batches(trace, strategy) > 1 else late_share
+        held = []
+        for own, share in zip(stages, shares, strict=True):
+            part = share_of(own.trainable_bytes, whole.trainable_bytes)
+            activations = share * passing
+            lasting = own.peak_bytes + part * self._memory.copy_bytes
+            late = late_share * own.gradient_bytes
+            held.append(
+                replace(
+                    own,
+                    peak_bytes=lasting + max(activations - late, part * written),
+                    activation_bytes=activations,
+                    early_gradient_bytes=own.gradient_bytes - late,
+                    copy_bytes=part * self._memory.copy_bytes,
+                    update_bytes=part * written,
+                )
+            )
+        return max(held, key=lambda own: own.peak_bytes)
+
+    def _split(self, strategy: Strategy) -> SplitModel:
+        if self._model is None or (needs_blocks(strategy) and not self._model.blocks):
+            self._model, self._kept = split_model(self._memory.trace, needs_blocks=needs_blocks(strategy)), None
+        return self._model
+
+
+def _micro_batches(trace: Trace, strategy: Strategy) -> int:
+    """Return the number of micro-batches per batch of the step."""
+    samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
+    return micro_batches_of(strategy, samples)
+
+
+def _shares(
+    trace: Trace,
+    model: SplitModel,
+    strategy: Strategy,
+    kept_storages: Sequence[_Kept],
+    passing_bytes: float,
+    living_bytes: float,
+) -> list[float]:
+    """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
+
+    Most of it is activations that the backward pass reads. With a pipeline, the rest is proportional to them. If one
+    GPU has all layers, the rest at the peak is the gradient of the logits, plus allocator overhead in proportion to
+    both. The vocabulary of the logits is split by tensor parallelism.
+
+    Args:
+        trace: The step.
+        model: Its blocks.
+        strategy: Parallel strategy.
+        kept_storages: Storages that the forward pass keeps for the backward pass.
+        passing_bytes: Temporary memory of the step.
+        living_bytes: Live tensors at the peak of the passes.
+    """
+    stage_of = block_stages(strategy, len(model.blocks))
+    micro_batches = _micro_batches(trace, strategy)
+    held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
+    sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
+    recorded_again = dict[str, float]()
+    total = 0.0
+    for kept in kept_storages:
+        size = kept.tensor.size_bytes
+        if kept.is_again and kept.block is not None:
+            recorded_again[kept.block] = recorded_again.get(kept.block, 0.0) + size
+        else:
+            total += size
+        is_whole = kept.is_gathered and not strategy.gather_again
+        is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not is_whole)
+        own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
+        is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
+        if strategy.recompute in ("selective", "operations"):
+            is_again = kept.is_core if strategy.recompute == "selective" else kept.is_passing
+        if kept.block is not None and (is_again or kept.is_again):
+            again[kept.block] = again.get(kept.block, 0.0) + own
+        else:
+            sizes[0 if kept.position is None else stage_of[kept.position]] += own
+    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block
+        for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
+            input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
+            sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
+    if strategy.recompute == "operations":  # other outputs are kept, even if the backward pass does not read them
+        for tensor, block in _kept_unread(trace, model, kept_storages):
+            is_split = strategy.sequence or model.is_split(tensor.shape, block)
+            sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
+    total += max(recorded_again.values(), default=0.0)
+    parts = micro_batches * strategy.context
+    if total == 0:  # no tensors were recorded: split evenly
+        return [count / parts / strategy.pipeline for count in held]
+    # Recomputed activations exist for one block of one micro-batch at a time.
+    passing = max(again.values(), default=0.0)
+    shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
+    if strategy.pipeline > 1:
+        return shares
+    living = min(max(living_bytes, total), max(passing_bytes, total))
+    beyond = living / total - 1
+    return [(share + beyond / strategy.tensor / parts) / (1 + beyond) for share in shares]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A storage that the forward pass keeps for the backward pass.
+
+    Attributes:
+        tensor: Tensor in the storage.
+        position: Position of its block, or of the preceding block; None before the first one.
+        block: Block that contains it; None outside blocks.
+        is_split: Whether tensor parallelism splits it.
+        is_core: Whether the block's attention wrote it.
+        is_passing: Whether an operation of the block wrote it that recomputation of `operations` repeats (not
+            attention, and not every second matmul).
+        is_again: Whether the backward pass recomputes it, so that it exists for one block at a time.
+        is_expert: Whether an expert wrote it, for the tokens routed to it.
+        is_gathered: Whether matmuls of the block read it whole. With sequence parallelism, the gathered tensor is kept
+            for their gradients, as in torch's DTensor, unless the strategy gathers it again.
+    """
+
+    tensor: TensorInfo
+    position: int | None
+    block: str | None
+    is_split: bool
+    is_core: bool
+    is_passing: bool = False
+    is_again: bool = False
+    is_expert: bool = False
+    is_gathered: bool = False
+
+
+def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
+    """Yield the storages that the forward pass keeps for the backward pass."""
+    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
+    core, passing = (_written_in_blocks(trace, model, what) for what in ("selective", "operations"))
+    multiplied = {
+        tensor.id
+        for operation in trace.operations
+        if operation.phase == "forward"
+        and operation.name in PRODUCT_NAMES
+        and model.block(operation.module) is not None
+        for tensor in operation.inputs
+    }
+    met = set[int | None]()
+    goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
+    for operation, position in zip(trace.operations, goes_with, strict=True):
+        if operation.phase != "forward":
+            continue
+        block = model.block(operation.module)
+        name = None if block is None else block.name
+        for tensor in (*operation.inputs, *operation.outputs):
+            if tensor.id is None or tensor.id not in read or tensor.id in met or tensor.shape in model.parameters:
+                continue
+            met.add(tensor.id)
+            yield _Kept(
+                tensor,
+                position if model.blocks else None,
+                name,
+                model.is_split(tensor.shape, block),
+                tensor.id in core,
+                tensor.id in passing,
+                is_expert=experts_module(operation.module) is not None,
+                is_gathered=tensor.id in multiplied,
+            )
+
+
+def _kept_unread(
+    trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
+) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
+    """Yield outputs that are kept although the backward pass does not read or recompute them.
+
+    Compiled code does not keep tensors that are only used in the sum at the end of the block.
+    """
+    met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
+    if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
+        met |= _leaving_blocks(trace, model)
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "forward" else None
+        if block is None:
+            continue
+        met |= {tensor.id for tensor in operation.inputs}  # inputs of views existed before
+        yield from ((tensor, block) for tensor in operation.outputs if tensor.id not in met)
+        met |= {tensor.id for tensor in operation.outputs}
+
+
+def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
+    """Return the storages that the last forward operation of each block reads."""
+    last = {
+        block.name: operation
+        for operation in trace.operations
+        if operation.phase == "forward" and (block := model.block(operation.module)) is not None
+    }
+    return {tensor.id for operation in last.values() for tensor in operation.inputs}
+
+
+def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
+    """Yield the storages that the backward pass recomputes in a step with activation checkpointing."""
+    calls = {
+        (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
+        for operation in trace.operations
+        if operation.phase == "forward" and model.block(operation.module) is not None
+    }
+    read = {tensor.id for operation in trace.operations if operation.phase == "backward" for tensor in operation.inputs}
+    met = set[int | None]()
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "backward" else None
+        call = (block, operation.name, tuple(tensor.shape for tensor in operation.inputs))
+        if block is None or call not in calls:
+            continue
+        for tensor in operation.outputs:
+            if tensor.id is not None and tensor.id in read and tensor.id not in met:
+                met.add(tensor.id)
+                position = model.positions[block.name]
+                is_split = model.is_split(tensor.shape, block)
+                yield _Kept(tensor, position, block.name, is_split, is_core=False, is_again=True)
+
+
+def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
+    """Return the storages written by operations that a recomputation repeats, without views of kept tensors."""
+    by_block: dict[str, list[Operation]] = {}
+    for operation in trace.operations:
+        block = model.block(operation.module) if operation.phase == "forward" else None
+        if block is not None:
+            by_block.setdefault(block.name, []).append(operation)
+    found = set[int | None]()
+    for own in by_block.values():
+        repeated = {id(operation) for operation in chosen_operations(own, recompute)}
+        met = set[int | None]()
+        for operation in own:
+            written = {tensor.id for tensor in operation.outputs} - met
+            met |= written | {tensor.id for tensor in operation.inputs}
+            found |= written if id(operation) in repeated else set()
+    return found
