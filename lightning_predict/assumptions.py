@@ -53,7 +53,7 @@ class Assumptions:
             launches and how gradients are cleared. None takes the trace's version; a step with measured kernels
             ignores this.
         host: CPU class of the predicted GPUs' machines (`fast`, `median`, `slow`, see `timeline/host.py`), used if the
-            step's own CPU time was not measured; or a factor on the CPU time of the recording machine, below 1 for a
+            step's own CPU time was not measured. Or a factor on the CPU time of the recording machine, below 1 for a
             faster CPU. None assumes nothing.
         zipf_alpha: Skew of the lookups in embedding tables: the exponent of Zipf's law, one for all or by the name of a
             table's module. None assumes uniform lookups.

@@ -1,8 +1,8 @@
 """`never_raises` and `gives_instead`: decorators that keep errors in our code away from the training.
 
-An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once; the Trainer sees
-neither that error nor one in `give_up`. Every method that a Trainer, or torch, calls is guarded, because a `try` inside
-the method would not cover argument errors. Example::
+An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once. Errors in
+`give_up` are only logged, so the Trainer sees none of them. Every method that a Trainer, or torch, calls is guarded,
+because a `try` inside the method would not cover argument errors. Example::
 
     class Careful(Callback):
         @never_raises

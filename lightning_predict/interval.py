@@ -112,8 +112,8 @@ HALVINGS: Final = 24
 def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, Array]:
     """Return the 90 % interval of the later of two times with independent errors.
 
-    Both must be over, so its low end is above either low end if the intervals overlap, and its high end is slightly
-    above either high end. Each log time is assumed logistic on either side of its middle.
+    Both must be over. If the intervals overlap, the low end is therefore above either low end, and the high end
+    slightly above either high end. Each log time is assumed logistic on either side of its middle.
     """
     import numpy as np
 

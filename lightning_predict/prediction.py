@@ -64,9 +64,9 @@ def predict(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: Names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts: `8xL4` is a
-            machine with eight, `2x8xH100-SXM-80GB` two of them; or a `Gpu` or `Layout`. Each replica takes the samples
-            of the trace.
+        gpus: Names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts, or a `Gpu` or
+            `Layout`. `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` two machines. Each replica takes the
+            samples of the trace.
         iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
             samples. None predicts only the step.
         num_nodes: Number of machines, for layouts that do not include it.

@@ -155,19 +155,19 @@ class _Fit:
 class CostBudget(Callback):
     """Keep a run within dollars, hours, a deadline or kilograms of CO2.
 
-    The used amounts are checked after every batch, from the first on: a warning at 80 % of the budget, a stop at 100 %
-    minus the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
+    The used amounts are checked after every batch. There is a warning at 80 % of the budget, and a stop at 100 % minus
+    the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
     `lightning_predict_budget.json` in `default_root_dir`. A killed run therefore counts them when it is resumed from
     its checkpoint or restarted in the same cluster job.
 
-    The rest of the run is forecast after 16 steps and 3 s, half of the run, or 30 s, whichever comes first, and again
-    each time the number of steps has doubled. If even the low end of the forecast exceeds the budget, the run stops
-    before the next batch. If only the middle does, there is one warning. In between, a forecast every minute may also
-    warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank zero judges; an error on any
-    rank turns the budget off on all.
+    The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. It is repeated each
+    time the number of steps has doubled. If even the low end of the forecast exceeds the budget, the run stops before
+    the next batch. If only the middle does, there is one warning. In between, a forecast every minute may also warn.
+    All ranks decide together, at agreed batches, at most half a minute apart. Rank zero judges; an error on any rank
+    turns the budget off on all.
 
-    A run that is stopped within an accumulation window loses the gradients of that window's batches, because they were
-    not applied and no checkpoint contains them.
+    A run that is stopped within an accumulation window loses the gradients of that window's batches, because no
+    checkpoint contains them.
 
     A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
     more before `fit` returns, as after early stopping. The budget reserves time for that validation, and the checkpoint

@@ -92,24 +92,24 @@ class _Fit:
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
-    A step is everything between two optimizer updates: one batch, or several under gradient accumulation. If steps of
-    several kinds alternate (a generator that steps every fifth batch, lazy regularisation), one of each is recorded
-    within the first 64 batches, and their mean is predicted. Training is not changed: weights and random numbers are
-    the same with and without this callback, and any error in it becomes one warning.
+    A step is everything between two optimizer updates: one batch, or several under gradient accumulation. Steps of
+    several kinds may alternate (a generator that steps every fifth batch, lazy regularisation). Then one of each is
+    recorded within the first 64 batches, and their mean is predicted. Training is not changed: weights and random
+    numbers are the same with and without this callback, and any error in it becomes one warning.
 
     Args:
         gpus: Names of the GPUs to predict; our, torch's and cloud providers' spellings are understood.
-        warmup_steps: Steps to time before one is recorded; a few more if they have not settled by then, fewer if the
-            run, or the warm-up of a CostBudget, is too short.
+        warmup_steps: Number of steps to time before one is recorded. It is extended if they have not settled, and
+            shortened for a short run or the warm-up of a CostBudget.
         capture_steps: Number of consecutive steps to record; the one of median length is used.
         weights: See `Assumptions`.
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         print_table: Print the table of predictions and the ranking below it.
         verbose: Also print the methods, the sources of prices and every note.
-        log_all: Log every quantity (intervals, memory) of every GPU. By default, only step, total and cost are logged;
-            of more than three GPUs, only for the one in use, the cheapest, the fastest and the best within the
-            deadline.
+        log_all: Log every quantity (intervals, memory) of every GPU. By default, only step, total and cost are logged.
+            Of more than three GPUs, only the one in use, the cheapest, the fastest and the best within the deadline are
+            logged.
         json_file: File for all predictions as JSON, `.json`; rewritten with each prediction. None writes none.
         deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
             within it.
@@ -123,7 +123,8 @@ class RuntimePredictor(Callback):
         release: See `Assumptions`.
         host: See `Assumptions`.
         meta_step: Function that makes a training step on the meta device from a batch size (see
-            `callbacks/batch_sizes.py`), to find the largest batch size that fits on each GPU; None skips this.
+            `callbacks/batch_sizes.py`). It is used to find the largest batch size that fits on each GPU; None skips
+            this.
         save_trace: File for the recorded step, `.json` or `.json.gz`, to predict later or elsewhere with
             `lp.Trace.load` and the command line. Rank zero writes it after the capture. None writes none.
         gpus_file: TOML file with your own GPUs (see `gpus/own.py`).

@@ -22,8 +22,8 @@ from typing import Final, final
 from lightning_predict.fit.evidence import Belief, Evidence, believe
 
 LAUNCH_QUEUE: Final = 8192
-"""Upper bound on launches that wait for a device. On an H200 (CUDA 13.0, driver 580) the host never waited within
-6,000 additions to 8 values behind 0.25 s of products, and about 1,000 launches ahead in a training step."""
+"""Upper bound on launches that wait for a device. On an H200 (CUDA 13.0, driver 580), the host never waited within
+6,000 additions on 8 values behind 0.25 s of products. In a training step it ran about 1,000 launches ahead."""
 
 AHEAD_SHARE: Final = 0.05
 """Relative difference from the measured pace within which cycles follow the device."""

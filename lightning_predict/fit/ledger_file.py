@@ -2,7 +2,7 @@
 
 A checkpoint has the amounts up to its writing. This file, next to the Trainer's other files, has the later ones; the
 larger of the two counts. Two runs are the same if their checkpoints name the same run, or if the same cluster job
-trained both (a cluster restarts a killed job). Example::
+trained both. A cluster restarts a killed job under the same ID. Example::
 
     keep(path, Kept(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00"))
     kept = read_kept(path)     # after `kill -9`

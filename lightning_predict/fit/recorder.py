@@ -44,12 +44,12 @@ SETTLED_TO_RECORD: Final = 0.5
 
 WATCHED_BATCHES: Final = 64
 """Batches from the start of training in which kinds of windows are recognized, awaited and recorded. Lazy
-regularisation comes every 16th batch or more often in the papers that introduced it (Karras et al., StyleGAN2, 2020),
-so this covers at least three of its periods."""
+regularisation comes at least every 16th batch in the paper that introduced it (Karras et al., StyleGAN2, 2020). This
+covers three such periods."""
 
 RecorderAction = Literal["time", "run", "record", "skip"]
-"""What to do with the next window: time it without recording, run it in a block that waits for the device only at its
-end, record it, or skip it."""
+"""Action for the next window: time it without recording, run it in a block, record it, or skip it. A block waits for
+the device only at its end."""
 
 
 def next_action(
@@ -63,7 +63,7 @@ def next_action(
 ) -> RecorderAction:
     """Decide what to do with the next window.
 
-    Warm-up ends after `warmup_steps` windows. It is extended if they have not settled, and shortened if the run is
+    Warm-up ends after `warmup_steps` windows. It is extended if they have not settled. It is shortened if the run is
     about to end: a short run is recorded in its last windows. The first window is never recorded, because it may
     compile.
 
@@ -238,8 +238,8 @@ class SeenWindows:
     def missing(self) -> list[Kind]:
         """Kinds that were seen but not recorded.
 
-        A kind that came only in the first window is ignored if another kind has the same optimizers: the first window
-        also creates what later ones reuse.
+        A kind that came only in the first window is ignored if another kind has the same optimizers. The first window
+        also creates tensors that later ones reuse.
         """
         recorded = self.kinds_recorded
         updates = {kind.optimizers for kind in recorded}
@@ -342,10 +342,10 @@ class _UnderWay:
 class StepRecorder:
     """Times windows without recording until they are steady, then records one of each kind.
 
-    In most trainings all windows are of one kind, and one recording is enough. If optimizers alternate, or some windows
-    compute more than others (lazy regularisation), recording continues until each optimizer and each seen kind is
-    recorded and came twice, so that its share is known. `WATCHED_BATCHES` limits the wait. A kind that first appears
-    within this limit, after the trace was returned, is recorded as well and gives another trace.
+    In most trainings all windows are of one kind, and one recording is enough. Optimizers may alternate, or some
+    windows may compute more than others (lazy regularisation). Then recording continues until each optimizer and each
+    seen kind is recorded and came twice, so that its share is known. `WATCHED_BATCHES` limits the wait. A kind that
+    first appears within this limit, after the trace was returned, is recorded as well and gives another trace.
 
     Args:
         warmup_steps: Number of windows to time before the first recording.

@@ -4,7 +4,8 @@ Batches are numbered over the whole run, across epochs. Windows and validation r
 to a batch number, so the remaining count is the difference of two counts.
 
 Lightning does not tell callbacks when a file is written. `CheckpointClock` measures from the hook that collects a
-checkpoint's state to the next hook; before that, the time is estimated from the size of the state. Example::
+checkpoint's state to the next hook. Before the first measurement, the time is estimated from the size of the state.
+Example::
 
     >>> counts = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
     >>> counts.batches, counts.windows

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 class RuntimePredictorCallback(TrainerCallback):
     """Predict the rest of this run on GPUs after its first steps, keep it within a budget, and compare at its end.
 
-    A step is everything between two optimizer updates. After `warmup_steps` steps one is recorded, the table is printed
-    on the main process, and the numbers are added to the Trainer's `state.log_history` (and so to
-    `trainer_state.json`). A recommendation follows after more steps. Any error becomes one warning.
+    A step is everything between two optimizer updates. After `warmup_steps` steps one is recorded, and the table is
+    printed on the main process. The numbers are added to the Trainer's `state.log_history`, and so to
+    `trainer_state.json`. A recommendation follows after more steps. Any error becomes one warning.
 
     Args:
         gpus: Names of the GPUs or layouts to predict.

@@ -1,9 +1,9 @@
 """Fuse attention written as separate operations into one call of `F.scaled_dot_product_attention`.
 
-Separate operations compute the scores as a product of queries and keys, scale, mask and normalise them by softmax, and
-maybe apply dropout, before a second product with the values. Each of them reads and writes a matrix over all pairs of
-tokens. The fused call never stores the scores. The operations are found by following the scores from the first product
-to the second, and in the backward pass by following tensors derived from the scores and their gradients.
+Separate operations compute the scores as a product of queries and keys, and scale, mask and normalise them by softmax.
+After an optional dropout, a second product multiplies them with the values. Each of them reads and writes a matrix over
+all pairs of tokens. The fused call never stores the scores. The operations are found by following the scores from the
+first product to the second. In the backward pass, tensors derived from the scores and their gradients are followed.
 """
 
 from __future__ import annotations

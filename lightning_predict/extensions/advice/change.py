@@ -1,7 +1,7 @@
 """`Change`: one possible change of a training, as a function of a recorded step and of assumptions.
 
-Each file of this folder has the changes of one subject, and `table.py` lists them. A change has the code to write, the
-reasons why it may not apply, its side effects, and the kind of measured pairs that validate its gains. Example::
+Each file of this folder has the changes of one subject, and `table.py` lists them. A change has the code to write, its
+side effects, and checks whether it applies. It also names the kind of measured pairs that validate its gains. Example::
 
     change = change_named("bf16-mixed")
     changed, assumptions = change.apply(trace, Assumptions())

@@ -1,8 +1,8 @@
 """Fused embedding tables and a fused dot interaction, as recommendation models are trained.
 
-FBGEMM looks up all tables in one launch, writes the results where the interaction reads them, and updates the rows in
-the backward pass without materializing gradients of tables. DLRM's interaction reads the vectors of a sample once and
-appends their dot products to the dense features. Example::
+FBGEMM looks up all tables in one launch, and writes the results where the interaction reads them. It updates the rows
+in the backward pass without materializing gradients of tables. DLRM's interaction reads the vectors of a sample once
+and appends their dot products to the dense features. Example::
 
     fused = with_fused_tables(trace)       # a step with nn.EmbeddingBag, torch.stack and torch.bmm
 """

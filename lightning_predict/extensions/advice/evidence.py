@@ -9,7 +9,7 @@ model. The half-width of its interval is in log units, and grows with the gain::
 Beyond the largest gain of the pairs, the power is not validated, and the gain grows as simulated. All four parameters
 were fitted on the pairs in the table's `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the error of
 the simulation, which was not fitted to any pair. It also prints the error of the reported gain with each family left
-out of the fit and, under `advice`, of the gains reported by the rows below.
+out of the fit. Under `advice` are the errors of gains from the rows below.
 
 The choice of predictor (`MeasuredPairs.told`). A number is reported only if there are enough pairs. The simulated gain
 is used only if it beats a constant, the median gain of the other families, on families that neither was fitted to. If

@@ -1,8 +1,8 @@
 """Largest batch that fits: one recorded step, scaled to other batch sizes, each simulated with the allocator.
 
-The search is a bisection. Reserved memory is almost linear in the samples, except for the allocator's rounding, so a
-few scaled steps are enough to find the largest batch that fits with a probability of 97 %. Of several GPUs, the fullest
-one decides. Example::
+The search is a bisection. Reserved memory is almost linear in the samples, except for the allocator's rounding. A few
+scaled steps are therefore enough to find the largest batch that fits with a probability of 97 %. Of several GPUs, the
+fullest one decides. Example::
 
     found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
     found[0].batch_size, found[0].fit_probability, found[0].even_batch_size

@@ -3,8 +3,9 @@
 A change alters some operations, adds some (casts, layout copies) and drops some (fused ones). In a step with measured
 kernels, unchanged operations keep their kernels. For an altered operation, the measured time is scaled by the ratio of
 two predictions on the GPU in use, after over before. The ratio of measurement and prediction is raised to the same
-powers as between two GPUs (`kernels/choice.py`). For element-wise work, the model's error is the same in either dtype;
-for products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are predicted.
+powers as between two GPUs (`kernels/choice.py`). For element-wise work, the model's error is assumed equal in both
+dtypes. For products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are
+predicted.
 
 The host times are kept. An added operation launches in the time of a median operation; a dropped one removes its host
 time. The changed step is then a recording like any other, with a step time scaled from the recorded one::

@@ -1,7 +1,7 @@
 """`EmbeddingTable`: a table of a recommendation model with its lookups, given by hand or read from a recorded step.
 
-A table has rows of `dim` numbers. A sample takes `vectors` vectors from it, each the sum of `pooling` rows: one vector
-for `nn.EmbeddingBag`, or one vector per token for `nn.Embedding`, without a sum. Example::
+A table has rows of `dim` numbers. A sample takes `vectors` vectors from it, each the sum of `pooling` rows. That is one
+vector for `nn.EmbeddingBag`, or one vector per token for `nn.Embedding`, without a sum. Example::
 
     >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
     >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()

@@ -57,7 +57,7 @@ def measure(
         seed: Seed of the shapes.
         device: Device to measure; cpu measures the CPU instead, to test the command.
         gpu: Catalogue name of the GPU (default: the name that torch reports).
-        quick: In half a minute, measure only the rates of large products and of memory, into a file for --gpus-file; of
+        quick: In half a minute, measure only the rates of large products and of memory, into a file for --gpus-file. Of
             the options above, only device and gpu are used.
     """
     if quick:

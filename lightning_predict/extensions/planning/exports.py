@@ -117,11 +117,11 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
 def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
     """Return the SkyPilot files that run a plan, by file name.
 
-    There is one task to rent each machine, one task to start each segment of a job on its GPUs, and `schedule.txt` with
-    the commands and their times. No command ends running work: a machine shuts down after `IDLE_MINUTES` without work,
-    and a job waits in the machine's own queue until its GPUs are free. A job that moves gets a stop signal, writes its
-    checkpoint, and has ended before it starts elsewhere. A node changes its machine type only after its old machine is
-    idle, so there are never more machines than planned.
+    One task rents each machine, and one task starts each segment of a job on its GPUs. `schedule.txt` has the commands
+    and their times. No command ends running work: a machine shuts down after `IDLE_MINUTES` without work. A job waits
+    in the machine's own queue until its GPUs are free. A job that moves gets a stop signal, writes its checkpoint, and
+    has ended before it starts elsewhere. A node changes its machine type only after its old machine is idle, so there
+    are never more machines than planned.
 
     Args:
         plan: The plan.
@@ -183,8 +183,8 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None
 def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
     """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt` with commands and times.
 
-    The segments of a job share its name and run one after another (`--dependency=singleton`). A time limit, at the
-    upper end of the predicted time, is set only if a checkpoint survives it: the job is signalled before, and requeued.
+    The segments of a job share its name and run one after another (`--dependency=singleton`). A time limit at the upper
+    end of the predicted time is set only for a job with a checkpoint. The job is signalled before, and requeued.
 
     Args:
         plan: The plan.

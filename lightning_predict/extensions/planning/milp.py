@@ -16,7 +16,7 @@ takes), and currently rented nodes n. Variables::
 
 Differences from the published models: they have variables for each node (w_n, y_vn, x_jvgn), and a job that keeps its
 configuration does not count as moving. Free nodes are interchangeable, so any plan can be written in many ways, and a
-solver has to refute each of them. Here, free nodes are counted by their filling; a filling of an 8-GPU machine is one
+solver has to refute each of them. Here, free nodes are counted by their filling. For an 8-GPU machine, a filling is one
 of the 22 ways to write 8 as a sum of sizes. A node with running jobs has its own variables, because a job that leaves
 it loses a restart.
 

@@ -19,8 +19,8 @@ the two further cost terms of machines, waiting would look free, and slow config
 cheap. A paused job needs a restart, so waiting costs it one. At equal cost, running is preferred: waiting costs 0.1 %
 more.
 
-`t_worst` is the time on the cheapest configuration, which is the slowest one not beaten in both time and price; the
-slowest of all is often so slow that it dominates all other costs. The cheapest price and `t_worst` may belong to
+`t_worst` is the time on the cheapest configuration, which is the slowest one not beaten in both time and price. The
+slowest of all is often so slow that it would dominate all other costs. The cheapest price and `t_worst` may belong to
 different configurations. Waiting therefore costs at least the price and tardiness of the best single configuration;
 otherwise a job might wait forever. Example::
 
@@ -62,7 +62,7 @@ TIE: Final = 1e-3
 
 MOVES_TO_COME: Final = 1.0
 """Number of further restarts counted with each move, because a job that moves is likely to move again. Chosen together
-with `HORIZON_RESTARTS` on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1): at 60 s a restart,
+with `HORIZON_RESTARTS` on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1). At 60 s a restart,
 0 costs 3 % more, 2 costs 7 % more."""
 
 HORIZON_RESTARTS: Final = 2.0
@@ -216,8 +216,8 @@ class Options:
         configurations: Possible configurations of jobs (K).
         machine_of: Machine index of each configuration, (K,).
         size_of: GPUs of a machine that each configuration takes, (K,): all of them if machines are not shared.
-        cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K);
-            infinite if it cannot start, or if fewer GPUs of the same machine cost no more.
+        cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K).
+            It is infinite if it cannot start, or if fewer GPUs of the same machine cost no more.
         machine_usd: Part of it, and of the price until the next event, that counts towards the budget, (J, K).
         running: Current placement of each job, (J,); None if it does not run.
         stay_usd: Cost of leaving it there, (J,); infinite if it does not run.

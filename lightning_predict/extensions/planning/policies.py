@@ -1,9 +1,9 @@
 """Policies by name, and the recommended plan: the cheapest one, after simulating each policy to the end.
 
 A decision looks ahead only to the next events. The best freedom and horizon depend on the jobs. A busy queue gains from
-shared machines and from moving jobs. A few long runs are cheaper alone or with a horizon of their length, because a
-shared machine is paid until the end of its last job. Since all jobs are known, each policy is quickly simulated and
-compared. Among plans of almost equal cost, the one with the fewest moves is chosen. Example::
+shared machines and from moving jobs. A few long runs are cheaper alone or with a long horizon, because a shared machine
+is paid until the end of its last job. Since all jobs are known, each policy is quickly simulated and compared. Among
+plans of almost equal cost, the one with the fewest moves is chosen. Example::
 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)

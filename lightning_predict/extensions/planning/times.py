@@ -1,7 +1,7 @@
 """Times of a job: one `Interval` per configuration, predicted from a recorded step or from past runs.
 
 The number of samples is the same on every configuration. On several GPUs, each GPU takes as many samples per step as a
-single one did, in fewer steps; or, with `keep_batch`, they share the samples of a step. Example::
+single one did, in fewer steps. With `keep_batch`, they share the samples of a step instead. Example::
 
     times = times_of_trace(Path("bert.json.gz"), 200_000, machines)
     times.seconds[Configuration("box", 4)].high

@@ -297,7 +297,7 @@ EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
 For the number of GPUs, it was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four and
 predicting eight. Without it the intervals cover 66 % of them, with it 90 % (88 % of benchmarks that were not used for
 the choice). For the rates of a GPU and their ratio, it was chosen on 96 simulated runs on GPUs faster than the fitted
-ones: 52 % covered without it and 93 % with it; of 44 published runs that were not used, 93 and 95 %.
+ones: 52 % are covered without it and 93 % with it. Of 44 published runs that were not used, 93 and 95 % are.
 """
 
 OTHER_SPREAD: Final = 0.1
@@ -347,8 +347,8 @@ class RegressionOptions:
             term that grows with the computing power cannot hold for a faster GPU, and the communication per GPU grows
             as (n - 1) / n.
         costs_add_up: Terms without the number of GPUs are costs, like the constant, and must not be negative.
-        work_has_rates: If the GPUs differ, terms that grow with the batch size are divided by a rate of the GPU: a time
-            per sample that no GPU shortens would dominate on the fastest one.
+        work_has_rates: If the GPUs differ, terms that grow with the batch size are divided by a rate of the GPU.
+            Otherwise a time per sample that no GPU shortens would dominate on the fastest one.
     """
 
     variables: tuple[Variable, ...] = VARIABLES

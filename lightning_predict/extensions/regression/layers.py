@@ -1,7 +1,7 @@
 """Per-layer regression: device time of each kind of layer as a linear function of its work, summed over a network.
 
-Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer, separately for forward and
-backward, to a profile of one GPU; c is the number of operations of the layer. Other networks with the same kinds of
+Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU. Forward
+and backward are separate kinds; c is the number of operations of the layer. Other networks with the same kinds of
 layers are then predicted on that GPU. Here, a layer is a recorded call. c is its FLOPs for a matrix product or a
 convolution, otherwise its memory traffic in bytes. Kernels of several recordings are fitted together. Example::
 

@@ -1,8 +1,8 @@
 """`PastRun`: a finished run as input of the regressions: its setting in numbers, its time, and readers of its tables.
 
-The variables are those of Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of
-GPUs, threads and disk delay, and inner modules, the depth within a family of networks. We add memory bandwidth, without
-which a GPU like the L4 looks three times as fast as it is.
+The variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
+threads and disk delay. Inner modules are the depth within a family of networks. We add memory bandwidth, without which
+a GPU like the L4 looks three times as fast as it is.
 
 A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names of
 `FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); the user can give

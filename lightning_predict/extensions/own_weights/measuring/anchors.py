@@ -1,10 +1,10 @@
 """Quick measurement of the main rates of a GPU: large matrix products and memory bandwidth.
 
 Networks use these figures (`Gpu.measured_flops_per_second` and the data sheet's bandwidth) for a GPU that they were not
-trained on, so measured figures help if the GPU has no weights of its own. They are written to a file for `gpus_file`.
-Products are A·B of one large side, as for the rates in the catalogue. Each is repeated for seconds, so that the
-sustained clock counts. Memory is measured by an addition and a ReLU. The result is the data sheet bandwidth that would
-explain both times, because other GPUs are compared by their data sheets. Example::
+trained on. Measured figures therefore help if the GPU has no weights of its own. They are written to a file for
+`gpus_file`. Products are A·B of one large side, as for the rates in the catalogue. Each is repeated for seconds, so
+that the sustained clock counts. Memory is measured by an addition and a ReLU. The result is the data sheet bandwidth
+that would explain both times, because other GPUs are compared by their data sheets. Example::
 
     found = measure_anchors(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_of(found))
