@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 NOTICEABLE_SHARE: Final = 0.05
-"""Relative change of the CPU's part of a total that triggers a new prediction."""
+"""Relative change of the host's part (loader, checkpoints) of a total that triggers a new prediction."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
-"""Minimum change of the CPU's part of any GPU's total that triggers a new prediction."""
+"""Minimum change of the host's part of any GPU's total, in seconds, that triggers a new prediction."""
 
 SECONDS_WORTH_A_LINE: Final = 10.0
 """Minimum remaining time to print changes or the outcome; in a shorter run, start and end weigh too much."""
@@ -275,7 +275,7 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
 
 
 def host_has_moved(answer: Answer, now: Workload) -> bool:
-    """Return whether the CPU's part of every total differs noticeably from the prediction."""
+    """Return whether the host's part of every total differs noticeably from the prediction."""
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
     before = answer.rest.workload
     if not totals or before.training is None or now.training is None or not before.training.batches:
@@ -286,7 +286,7 @@ def host_has_moved(answer: Answer, now: Workload) -> bool:
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Return the seconds that the CPU adds on every GPU; an overlapping loader adds its full time."""
+    """Return the seconds that the host adds on every GPU; an overlapping loader adds its full time."""
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches

@@ -189,7 +189,7 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
 
 
 def earlier_runs(trainer: Trainer, question: Question, trace: Trace, *, is_renewed: bool) -> Sequence[HistoryRecord]:
-    """Read earlier runs; for a renewed prediction, without those that corrected the first prediction here."""
+    """Read earlier runs; a renewed prediction excludes runs on the layout in use, which correct only first ones."""
     if not question.learns:
         return ()
     try:
