@@ -173,7 +173,7 @@ def _cell(cases: Sequence[PublishedCase]) -> str:
     used = held_out if len(held_out) >= FEW else list(cases)
     if not used:
         return "no data"
-    error = statistics.median(case.absolute_error for case in used)
+    error = round(statistics.median(case.absolute_error for case in used), 2)
     word = "good" if error <= GOOD else "fair" if error <= FAIR else "do not trust"
     if len(used) < FEW:
         word = "few cases"

@@ -12,7 +12,7 @@ import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, final
 
@@ -123,7 +123,7 @@ def published_cases(
     """
     groups: dict[tuple[str, str, StepDescription], list[ScoredRow]] = defaultdict(list)
     for row in rows:
-        step = StepDescription(kind=row.step.kind, precision=precision_on(row.step.precision, row.gpu))
+        step = replace(row.step, precision=precision_on(row.step.precision, row.gpu))
         groups[row.names[0], row.gpu, step].append(row)
     return tuple(
         _summary(model, gpu, step, members, source=SOURCES[source], split=split, copies_allowed=copies_allowed)
@@ -155,6 +155,7 @@ def _summary(
         inside=sum(row.is_inside for row in rows),
         measured_ms=float(f"{1e3 * middle.measured:.4g}") if copies_allowed else None,
         predicted_ms=float(f"{1e3 * middle.predicted.middle:.4g}") if copies_allowed else None,
+        is_training=step.is_training,
     )
 
 

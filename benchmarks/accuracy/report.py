@@ -381,7 +381,7 @@ def published(report: Report) -> tuple[PublishedCase, ...]:
         ScoredRow(
             names=(f"{one.case.model} {one.case.mode}",),
             gpu=one.case.gpu,
-            step=StepDescription(kind="language model", precision="float32"),
+            step=StepDescription(kind="language model", precision="float32", is_training=one.case.mode == "training"),
             measured=one.case.measured_seconds,
             predicted=Interval(one.low_seconds, one.predicted_seconds, one.high_seconds),
         )

@@ -80,6 +80,7 @@ class PublishedCase:
         inside: Number of steps within their 90 % interval.
         measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
         predicted_ms: Predicted milliseconds of that step.
+        is_training: The step has a backward pass.
     """
 
     model: str
@@ -94,6 +95,7 @@ class PublishedCase:
     inside: int
     measured_ms: float | None = None
     predicted_ms: float | None = None
+    is_training: bool = True
 
     @property
     def generation(self) -> str:
@@ -108,10 +110,11 @@ class StepDescription:
 
     kind: ModelKind
     precision: Precision
+    is_training: bool = True
 
 
 def describe(trace: Trace) -> StepDescription:
-    """Kind of model and precision of a recorded step."""
+    """Kind of model and precision of a recorded step, and whether it trains."""
     counts: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for problem in (problem for item in work_items(trace) for problem in item.problems):
@@ -119,7 +122,8 @@ def describe(trace: Trace) -> StepDescription:
         if operation_kind(problem.operation).units == "tensor":
             flops[problem.dtype] += int(batch_of([problem]).flops[0])
     dtype = flops.most_common(1)[0][0] if flops else "float32"
-    return StepDescription(kind=_kind(counts), precision=_precision(dtype))
+    is_training = any(operation.phase == "backward" for operation in trace.operations)
+    return StepDescription(kind=_kind(counts), precision=_precision(dtype), is_training=is_training)
 
 
 def _kind(counts: Counter[str]) -> ModelKind:
@@ -179,7 +183,7 @@ def nearest_cases(
     """Return the cases most like a step on a GPU, the most similar first.
 
     Only cases of the same kind of model are returned if there are any. The same GPU comes first, then one of its
-    generation or the same precision; among equals, sources on which no constant was chosen.
+    generation or the same precision; among equals, training for training, and sources on which no constant was chosen.
 
     Args:
         step: The step.
@@ -190,9 +194,10 @@ def nearest_cases(
     asked = gpu_of(gpu)
     precision = precision_on(step.precision, gpu)
 
-    def distance(case: PublishedCase) -> tuple[int, bool, int]:
+    def distance(case: PublishedCase) -> tuple[int, bool, bool, int]:
         from_gpu = 0 if case.gpu == asked.name else 1 if case.generation == asked.architecture else 2
-        return from_gpu + (case.precision != precision), case.split != "held out", -case.steps
+        is_other = case.is_training != step.is_training
+        return from_gpu + (case.precision != precision), is_other, case.split != "held out", -case.steps
 
     same_kind = [case for case in cases if case.kind == step.kind]
     return tuple(sorted(same_kind or cases, key=distance)[:number])

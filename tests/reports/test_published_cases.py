@@ -49,7 +49,7 @@ def case(**fields: Any) -> PublishedCase:
 )
 def test_a_step_is_known_by_its_operations(file: str, kind: str, precision: str) -> None:
     step = describe(lp.Trace.load(str(EXAMPLES / f"{file}.json.gz")))
-    assert (step.kind, step.precision) == (kind, precision)
+    assert (step.kind, step.precision, step.is_training) == (kind, precision, True)
 
 
 def test_cases_of_the_same_kind_are_sorted_by_gpu_generation_and_precision() -> None:
@@ -67,6 +67,14 @@ def test_among_equals_those_on_which_nothing_was_fitted_come_first() -> None:
     step = StepDescription(kind="vision transformer", precision="16 bits")
     held_out = case(split="held out", steps=1)
     assert nearest_cases(step, "RTX-4090", [case(), held_out], number=2) == (held_out, case())
+
+
+def test_training_is_compared_with_training() -> None:
+    step = StepDescription(kind="vision transformer", precision="16 bits")
+    inference = case(is_training=False, split="held out")
+    assert nearest_cases(step, "RTX-4090", [inference, case()], number=2) == (case(), inference)
+    asked = replace(step, is_training=False)
+    assert nearest_cases(asked, "RTX-4090", [case(), inference], number=2) == (inference, case())
 
 
 def test_tf32_is_float32_on_a_gpu_without_it() -> None:
