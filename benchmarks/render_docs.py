@@ -155,8 +155,8 @@ def caption_text(one: Result) -> str:
 def accuracy_table(cases: Sequence[PublishedCase]) -> str:
     """Write the errors by kind of model and generation of GPU, with a verdict.
 
-    A cell is the median over models, GPUs and sources of their median absolute errors. Sources on which no constant
-    was chosen come first; the others count only if there are none, and are marked with a star.
+    A cell has the median over models, GPUs and sources of their median absolute errors: first of sources on which no
+    constant was chosen, then, with a star, of the others.
     """
     groups: dict[tuple[str, str], list[PublishedCase]] = defaultdict(list)
     for case in cases:
@@ -164,21 +164,24 @@ def accuracy_table(cases: Sequence[PublishedCase]) -> str:
             if case.generation in architectures:
                 groups[case.kind, column].append(case)
     lines = [_line(["model", *GENERATIONS]), "|" + "---|" * (len(GENERATIONS) + 1)]
-    lines += [_line([kind, *(_cell(groups[kind, column]) for column in GENERATIONS)]) for kind in KINDS]
+    lines += [
+        _line([kind, *(_cell(groups[kind, column]) for column in GENERATIONS)])
+        for kind in KINDS
+        if any(groups[kind, column] for column in GENERATIONS)
+    ]
     return "\n".join(lines)
 
 
 def _cell(cases: Sequence[PublishedCase]) -> str:
-    held_out = [case for case in cases if case.split == "held out"]
-    used = held_out if len(held_out) >= FEW else list(cases)
-    if not used:
-        return "no data"
-    error = round(statistics.median(case.absolute_error for case in used), 2)
+    parts = {"": [case for case in cases if case.split == "held out"]}
+    parts["\\*"] = [case for case in cases if case.split == "fitted"]
+    return "<br>".join(_verdict(own) + star + f" ({len(own)})" for star, own in parts.items() if own) or "no data"
+
+
+def _verdict(cases: Sequence[PublishedCase]) -> str:
+    error = round(statistics.median(case.absolute_error for case in cases), 2)
     word = "good" if error <= GOOD else "fair" if error <= FAIR else "do not trust"
-    if len(used) < FEW:
-        word = "few cases"
-    star = "" if all(case.split == "held out" for case in used) else "\\*"
-    return f"{word}, {100 * error:.0f} %{star} ({len(used)})"
+    return f"{word if len(cases) >= FEW else 'few cases'}, {100 * error:.0f} %"
 
 
 OPERATIONS: Final = {

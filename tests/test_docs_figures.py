@@ -140,7 +140,7 @@ def test_a_table_has_chosen_rows_and_columns_and_its_caption(monkeypatch: pytest
         table_text(made, made.tables[0], rows="H100")
 
 
-def test_held_out_sources_decide_a_cell_where_there_are_enough() -> None:
+def test_held_out_sources_stand_before_those_that_constants_were_chosen_on() -> None:
     def case(error: float, split: str, gpu: str = "L40S") -> PublishedCase:
         return PublishedCase(
             model="a model",
@@ -163,6 +163,6 @@ def test_held_out_sources_decide_a_cell_where_there_are_enough() -> None:
     fitted = [case(0.05, "fitted")] * 3
     held_out = [case(0.3, "held out")] * 3
     assert row(*fitted)[4] == "good, 5 %\\* (3)"
-    assert row(*fitted, *held_out)[4] == "do not trust, 30 % (3)"
-    assert row(*fitted, *held_out[:1])[4] == "good, 5 %\\* (4)"
+    assert row(*fitted, *held_out)[4] == "do not trust, 30 % (3)<br>good, 5 %\\* (3)"
+    assert row(*fitted, *held_out[:1])[4] == "few cases, 30 % (1)<br>good, 5 %\\* (3)"
     assert row(case(0.15, "held out", "2x8xH100-SXM-80GB"))[4:6] == ["no data", "few cases, 15 % (1)"]

@@ -59,7 +59,7 @@ def _text(step: StepDescription, gpu: str, cases: Sequence[PublishedCase]) -> st
             str(case.steps),
             _duration(case.measured_ms),
             _duration(case.predicted_ms),
-            f"{case.error:+.0%}",
+            f"±{case.absolute_error:.0%}" if case.error is None else f"{case.error:+.0%}",
             f"{case.inside} of {case.steps}",
             case.source + ("" if case.split == "held out" else " *"),
         ]

@@ -61,6 +61,10 @@ EMBEDDING: Final = ("embedding", "embedding_bag")
 FEW_CONVOLUTIONS: Final = 8
 """Transformers of images or audio have up to seven convolutions that cut up their input (wav2vec 2.0)."""
 
+FEW_NORMS: Final = 4
+"""Language models have two layer norms a block, even if their attention is many operations (Reformer); recommenders
+have none."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ class PublishedCase:
         source: Who measured it.
         split: Whether constants were chosen on this source.
         steps: Number of measured steps (batch sizes, releases of torch) that the errors are over.
-        error: Median of predicted over measured time, less one.
+        error: Median of predicted over measured time, less one; None if only the absolute error is known.
         absolute_error: Median of the absolute errors.
         inside: Number of steps within their 90 % interval.
         measured_ms: Measured milliseconds of the median step; None if the source's licence does not allow copies.
@@ -90,7 +94,7 @@ class PublishedCase:
     source: str
     split: Split
     steps: int
-    error: float
+    error: float | None
     absolute_error: float
     inside: int
     measured_ms: float | None = None
@@ -143,7 +147,7 @@ def _kind(counts: Counter[str]) -> ModelKind:
             return "language model"
         return "vision transformer" if convolutions else "other"
     if number(*EMBEDDING):
-        return "recommender"
+        return "language model" if counts["layer_norm"] >= FEW_NORMS else "recommender"
     return "convolutional network" if convolutions else "other"
 
 
