@@ -1,7 +1,7 @@
-"""`Note`: a sentence for the user next to a prediction, optionally marked as a detail.
+"""`Note`: a sentence for the user next to a prediction, optionally marked as a detail or as decisive.
 
 Notes are strings, so that they print, compare and serialize to JSON directly. A note that changes no decision is a
-detail, shown only in verbose output. Example::
+detail, shown only in verbose output. A decisive note comes before others if there is room for few. Example::
 
     >>> notes = ("cuDNN converts the images.", Note("cudnn.benchmark is off.", is_detail=True))
     >>> [note for note in notes if not is_detail(note)]
@@ -20,25 +20,39 @@ class Note(str):
 
     Attributes:
         is_detail: It changes no decision, and is shown only in verbose output.
+        is_decisive: It may change a decision by itself, and is shown before others.
     """
 
     is_detail: bool
+    is_decisive: bool
 
-    def __new__(cls, text: str, *, is_detail: bool = False) -> Note:
+    def __new__(cls, text: str, *, is_detail: bool = False, is_decisive: bool = False) -> Note:
         """Make a note from a sentence.
 
         Args:
             text: The sentence.
             is_detail: It changes no decision.
+            is_decisive: It may change a decision by itself.
         """
         made = super().__new__(cls, text)
         made.is_detail = is_detail
+        made.is_decisive = is_decisive
         return made
 
 
 def is_detail(note: str) -> bool:
     """Return whether a note is a detail; a plain string is not."""
     return isinstance(note, Note) and note.is_detail
+
+
+def is_decisive(note: str) -> bool:
+    """Return whether a note may change a decision by itself; a plain string is not marked so."""
+    return isinstance(note, Note) and note.is_decisive
+
+
+def decisive(texts: Iterable[str]) -> tuple[Note, ...]:
+    """Mark sentences as decisive."""
+    return tuple(Note(text, is_decisive=True) for text in texts)
 
 
 def details(texts: Iterable[str]) -> tuple[Note, ...]:

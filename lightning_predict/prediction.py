@@ -29,6 +29,7 @@ from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.traffic import LOOK_UP_CALLS
+from lightning_predict.note import decisive
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
@@ -120,7 +121,7 @@ def steps_to_come(trace: Trace, iterations: int | None) -> Workload:
         InvalidArgumentError: A negative number.
     """
     if iterations is not None and iterations < 0:
-        raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of steps still to come.")
+        raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of remaining steps.")
     waits = trace.loader_seconds
     return Workload(
         training_iterations=iterations,
@@ -151,13 +152,14 @@ def predict_workload(
     gpus = [layout.gpu for layout in layouts]
     step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.on(step.as_offered(layout)) for layout in layouts)
-    beside = (
-        None if workload.training_iterations is None or assumptions.charges is None else assumptions.charges.sentence
-    )
+    notes: list[str] = list(step.notes)
+    if workload.training_iterations is not None and assumptions.charges is not None:
+        notes += filter(None, (assumptions.charges.sentence,))
+    notes += decisive(filter(None, (_tables_too_large(trace, predictions),)))
     return Predictions(
         predictions,
         used_gpu=None if step.in_use is None else step.in_use.name,
-        notes=(*step.notes, *filter(None, (beside, _tables_too_large(trace, predictions)))),
+        notes=tuple(notes),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
         heading=_heading(step.trace, workload, step.in_use, assumptions, layouts),
         made_on=date.today().isoformat(),
@@ -178,7 +180,7 @@ def _tables_too_large(trace: Trace, predictions: Sequence[Prediction]) -> str | 
     tables = sum(looked_up.values())
     if any(one.fits is False and tables > TABLES_DECIDE * (one.memory.usable_bytes or 0.0) for one in predictions):
         size = f"{gibibytes(tables)} GiB"
-        return f"Embedding tables take {size} as they are: `lightning-predict shard` divides them among several GPUs."
+        return f"Embedding tables take {size}. Use `lightning-predict shard` to divide them among GPUs."
     return None
 
 

@@ -94,7 +94,7 @@ def test_bfloat16_is_predicted_as_emulated_where_a_gpu_has_none_and_said() -> No
         model, data = nn.Linear(WIDTH, WIDTH).bfloat16(), torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
     trace = lp.capture(lambda: model(data).sum().backward(), warmup_steps=0)
     result = lp.predict(trace, ["T4", GPU])
-    assert "T4 has no bfloat16; it is predicted as emulated." in result["T4"].notes
+    assert "No bfloat16 hardware: emulation is assumed." in result["T4"].notes
     assert not any("bfloat16" in note for note in result[GPU].notes)
     # Not at the 65 TFLOP/s of its float16, but at no more than float32's 8.1: a product forward and one for the weight.
     assert result["T4"].device_seconds > 2 * 2 * ROWS * WIDTH**2 / 8.1e12

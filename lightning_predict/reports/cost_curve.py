@@ -94,7 +94,7 @@ class CostCurve:
         if len(names) < 2:
             return None
         parts = (f"{', '.join(layouts)}: {provider}" for provider, layouts in names.items())
-        return f"The provider changes along this curve, and the price with it ({'; '.join(parts)})."
+        return f"The provider and its price change along this curve ({'; '.join(parts)})."
 
     @property
     def sentence(self) -> str:

@@ -163,6 +163,13 @@ def share(fraction: float) -> str:
     return f"{fraction:.0%}".replace("%", " %")
 
 
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """Join texts with commas, at most `most` + 1 of them; further ones are only counted: `A, B, C and 5 more`."""
+    if len(texts) <= most + 1:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+
+
 def known_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
     """Drop the columns in which every cell is empty; write other empty cells as a dash."""
     known = [number for number in range(len(headers)) if any(row[number] for row in rows)]

@@ -179,7 +179,7 @@ def html_report(
             _methods(predictions),
             _prices(predictions, load_offers() if offers is None else offers),
             _notes((*table_notes(predictions, shown, verbose=True), *notes)),
-            "<footer>Made by lightning-predict. Predictions, not promises: intervals say how sure they are.</footer>",
+            "<footer>Made by lightning-predict. All times are predictions; intervals are at 90 %.</footer>",
         )
     )
     return (
@@ -205,11 +205,11 @@ def _advice(ranking: Ranking) -> str:
 
 
 def _cards(ranking: Ranking) -> str:
-    cards = [_card("Cheapest", ranking.cheapest, ranking, "no price is known")]
-    cards.append(_card("Fastest", ranking.fastest, ranking, "the run fits on none of these GPUs"))
+    cards = [_card("Cheapest", ranking.cheapest, ranking, "no price known")]
+    cards.append(_card("Fastest", ranking.fastest, ranking, "the run does not fit on any of these GPUs"))
     if ranking.deadline_hours is not None:
         name = f"Best within {duration(hours_to_seconds(ranking.deadline_hours))}"
-        reason = "the length of the run is not known" if ranking.per_iteration else "no GPU is fast enough"
+        reason = "the length of the run is unknown" if ranking.per_iteration else "no GPU is fast enough"
         cards.append(_card(name, ranking.within_deadline, ranking, reason))
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -218,7 +218,7 @@ def _card(name: str, candidate: RankedGpu | None, ranking: Ranking, otherwise: s
     if candidate is None:
         return f'<div class="card none"><h2>{escape(name)}</h2><p class="gpu dim">None: {escape(otherwise)}</p></div>'
     offer = candidate.prediction.offer or "no price known"
-    memory = memory_of(candidate) or "not known"
+    memory = memory_of(candidate) or "unknown"
     interval = f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}"
     return (
         f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
@@ -257,13 +257,13 @@ def _charts(predictions: Predictions, ranking: Ranking) -> str:
     hours = _figure(
         "Time against dollars",
         scatter(points, line, ranking.deadline_hours, title="Time and cost of the run on each GPU"),
-        "One point a GPU; down and left is better. The line joins those that no other beats in both"
-        + (f". Left out, as the run does not fit: {', '.join(left_out)}." if left_out else "."),
+        "One point per GPU; lower left is better. The line is the Pareto frontier of time and cost"
+        + (f". Left out (does not fit): {', '.join(left_out)}." if left_out else "."),
     )
     return hours + _figure(
         "Time of one iteration",
         bar_chart(bars, unit="milliseconds"),
-        "The prediction, and its 90 % interval."
+        "Prediction with 90 % interval."
         + (f" Orange: {predictions.used_gpu}, in use now." if predictions.used_gpu in predictions else ""),
     )
 
@@ -279,7 +279,7 @@ def _cost_curves(predictions: Predictions) -> str:
             _figure(
                 f"More {curve.gpu}",
                 for_both_screens(lambda width, curve=curve: curve_chart(curve, width)),  # type: ignore[misc]
-                f"{' '.join(curve.sentences)} The thin line is the throughput without any waiting.",
+                f"{' '.join(curve.sentences)} The thin line is the throughput without waits.",
             )
             + f'<section><div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{cells}</tbody></table></div>'
             "</section>"
@@ -316,10 +316,10 @@ def _critical_path(predictions: Predictions) -> str:
         if one.verdict is not None and one.verdict.critical_path
     ]
     return _figure(
-        "What takes the time",
+        "Time by module",
         share_chart(rows),
-        "Share of a step by module: the time in which the device works for it, or waits for its launches. Beside it, "
-        "what bounds the step, and how much of it a GPU twice as fast would save.",
+        "Share of a step by module: GPU time, and waits for its kernel launches. Right: the bottleneck, and the share "
+        "of the step that a GPU twice as fast would save.",
     )
 
 
@@ -390,7 +390,7 @@ def _badges(prediction: Prediction, ranking: Ranking) -> str:
     words = [word for word, one in chosen.items() if one is not None and one.gpu == prediction.gpu]
     badges = [f'<span class="badge best">{word}</span>' for word in words]
     if prediction.memory_fit == "tight":
-        badges.append('<span class="badge tight">narrow</span>')
+        badges.append('<span class="badge tight">tight</span>')
     return "".join(badges)
 
 

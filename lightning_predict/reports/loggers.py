@@ -222,7 +222,7 @@ def _log_predictions_to(
 
 
 def _refusal(logger: Any, what: str, error: Exception) -> str:
-    return f"{type(logger).__name__} did not take the {what} of the predictions: {type(error).__name__}: {error}"
+    return f"{type(logger).__name__} could not log the {what} of the predictions: {type(error).__name__}: {error}"
 
 
 def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:

@@ -84,7 +84,10 @@ class MemoryReport:
         tables = (
             (("GiB", "for"), [(gibibytes(one.bytes), one.name) for one in found.parts]),
             (("GiB", "activations of"), [(gibibytes(one.bytes), one.name) for one in shown]),
-            (("GiB", "less with, each by itself"), [(gibibytes(one.bytes), _in_words(one)) for one in self.savings]),
+            (
+                ("GiB", "saving, per change"),
+                [(gibibytes(one.bytes), _in_words(one)) for one in self.savings],
+            ),
         )
         return tuple((head, rows) for head, rows in tables if rows)
 

@@ -165,6 +165,6 @@ class Predictions(AbstractPredictions):
             import pandas as pd
         except ImportError as error:
             raise MissingDependencyError(
-                "to_pandas() needs pandas, which is not installed: pip install pandas; as_dict() does without it."
+                "to_pandas() needs pandas, which is not installed: pip install pandas. as_dict() works without it."
             ) from error
         return pd.DataFrame([prediction.as_dict() for prediction in self.items_in_order]).set_index("gpu")

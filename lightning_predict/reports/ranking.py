@@ -27,6 +27,7 @@ from lightning_predict.reports.format import (
     duration,
     duration_interval,
     gibibytes,
+    listed,
     markdown_text,
     usd,
     usd_of_steps,
@@ -190,7 +191,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
         InvalidArgumentError: The deadline is not above 0.
     """
     if deadline_hours is not None and not (math.isfinite(deadline_hours) and deadline_hours > 0):
-        raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is no deadline; expected hours above 0.")
+        raise InvalidArgumentError(f"deadline_hours={deadline_hours!r} is not a deadline; expected hours above 0.")
     fitting = [prediction for prediction in predictions.values() if prediction.fits is not False]
     # With a time limit, all GPUs take the same time; they differ in the number and the cost of steps.
     per_iteration = any(one.total_seconds is None or one.is_cut_off for one in predictions.values())
@@ -273,7 +274,7 @@ def advice(ranking: Ranking) -> Iterable[str]:
             yield from _sooner(cheapest, ranking)
     elif ranking.fastest is not None:
         names = either(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
-        yield f"The least time: {takes(ranking.fastest, ranking)} on {names}{_beside(ranking.fastest, ranking)}."
+        yield f"Fastest: {takes(ranking.fastest, ranking)} on {names}.{_beside(ranking.fastest, ranking)}"
     if ranking.limit is not None and ranking.fastest is not None:
         yield _help(ranking.fastest.prediction, ranking.limit)
     yield from _in_time(ranking)
@@ -306,18 +307,18 @@ def too_short(ranking: Ranking) -> Iterable[str]:
         return
     in_use, best, doubt = ranking.in_use, ranking.cheapest, ""
     if in_use is not None and in_use.is_running and in_use.left is not None:
-        doubt = ", as far as so few tell"
+        doubt = " (early estimate)"
         left = f"{duration_interval(in_use.left)}{' at most' if in_use.at_most else ''}"
-        yield f"{left} are left on {in_use.label}: too little to move the run."
+        yield f"{left} left on {in_use.label}: too short to move the run."
     elif best is not None:
-        yield f"The run takes {takes(best, ranking)} on {with_article(best.gpu)}: too little to rent a machine for."
+        yield f"The run takes {takes(best, ranking)} on {with_article(best.gpu)}: too short to rent a machine."
     names: dict[str, list[str]] = {}
     for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
         if one is not None:
             names.setdefault(one.gpu, []).append(word)
     if names:
-        said = ", ".join(f"the {gpu} is the {' and the '.join(words)}" for gpu, words in names.items())
-        yield f"For a longer run of such steps{doubt}: {said}."
+        said = ", ".join(f"{' and '.join(words)} {gpu}" for gpu, words in names.items())
+        yield f"For a longer run{doubt}: {said}."
 
 
 def either(name: str, others: Sequence[str]) -> str:
@@ -335,17 +336,20 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     amount = takes(best, ranking)
     if in_use is not None and in_use.is_running and in_use.name in (best.gpu, *ranking.perhaps_cheapest):
         others = [one for one in (best.gpu, *ranking.perhaps_cheapest) if one != in_use.name]
-        doubt = f"; {either(others[0], others[1:])} may cost as little" if others else ""
+        doubt = f" {either(others[0], others[1:])} may cost the same." if others else ""
         own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
-        return f"Stay on {in_use.label}: no GPU is cheaper ({own}){doubt}."
+        return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
     price = best.prediction.usd_per_hour
     offer = best.prediction.offer
     given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
-    doubt = ", as far as can be told" if ranking.perhaps_cheapest else ""
-    which = given if not ranking.perhaps_cheapest else f"the first {given}"
+    which, first = given, ""
+    if ranking.perhaps_cheapest:
+        which, first = f"first: {given}", "probably "
+    beside = _beside(best, ranking)
     if in_use is not None and not _is_worth_renting(best, in_use):
-        return f"Cheapest{doubt} is {with_article(names)} ({which}; {amount}){_beside(best, ranking)}: no gain in time."
-    return f"Rent {with_article(names)} ({which}): cheapest{doubt} ({amount}){_beside(best, ranking)}."
+        found = f"{first}cheapest".capitalize()
+        return f"{found}: {with_article(names)} ({which}; {amount}).{beside} It saves no time."
+    return f"Rent {with_article(names)} ({which}): {first}cheapest ({amount}).{beside}"
 
 
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
@@ -373,20 +377,17 @@ def with_article(name: str) -> str:
 
 
 def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
-    """Compare with the machine in use, in words."""
+    """Compare with the machine in use, in a sentence after a space."""
     in_use = ranking.in_use
     if in_use is None or in_use.name == candidate.gpu or in_use.seconds <= 0 or candidate.seconds <= 0:
         return ""
     ratio = in_use.seconds / candidate.seconds
     if ratio >= 1 + WORTH_NAMING:
-        return (
-            f", and {ratio:.2g} times as fast as {in_use.label}"
-            if ratio < 10
-            else (f", and {ratio:,.0f} times as fast as {in_use.label}")
-        )
+        times = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}"
+        return f" It is {times} times as fast as {in_use.label}."
     if ratio <= 1 / (1 + WORTH_NAMING):
-        return f", but {1 / ratio:.2g} times as slow as {in_use.label}"
-    return f", and as fast as {in_use.label}"
+        return f" It takes {1 / ratio:.2g} times as long as {in_use.label}."
+    return f" It is as fast as {in_use.label}."
 
 
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
@@ -405,18 +406,18 @@ def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
         dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
         texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more")
     if texts:
-        yield f"{'; '.join(texts)}."
+        yield f"{'. '.join(texts)}."
 
 
 def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
     if limit == "loader":
         return (
-            f"The loader takes {duration(fastest.loader_seconds)} for the batches of a step on any GPU: a faster one "
-            "hardly helps; more workers, or data that is prepared once, would."
+            f"The loader takes {duration(fastest.loader_seconds)} per step on any GPU. Use more workers or "
+            "preprocessed data; a faster GPU would not help."
         )
     return (
-        f"On {fastest.gpu} the host launches more slowly than the GPU computes: a still faster one hardly helps; a "
-        "larger batch, torch.compile or CUDA graphs would."
+        f"On {fastest.gpu} the CPU limits this step. Try a larger batch, torch.compile or CUDA graphs; a faster GPU "
+        "would not help."
     )
 
 
@@ -437,7 +438,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
     best = ranking.within_deadline
     if ranking.per_iteration:
-        return "not known, as the length of the run is not known"
+        return "unknown, because the length of the run is unknown"
     if best is None:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
@@ -451,22 +452,22 @@ def memory_of(candidate: RankedGpu) -> str | None:
     usable = one.memory.usable_bytes
     if one.memory_bytes is None or usable is None:
         return None
-    fits = "fits narrowly" if one.memory_fit == "tight" else "fits"
+    fits = "fits tightly" if one.memory_fit == "tight" else "fits"
     return f"{fits}, {gibibytes(one.memory_bytes)} of {gibibytes(usable)} GiB"
 
 
 def remarks(ranking: Ranking) -> Iterable[str]:
     """Yield remarks on GPUs that the ranking leaves out or recommends with reservations."""
     if ranking.fastest is None:
-        yield "No GPU can be recommended: the run fits on none of them."
+        yield "No GPU can be recommended: the run does not fit on any of them."
     if ranking.does_not_fit:
-        yield f"Not recommended, as the run does not fit: {', '.join(ranking.does_not_fit)}."
+        yield f"Not recommended (does not fit): {listed(ranking.does_not_fit)}."
     if ranking.tight:
-        yield f"The memory is narrow on {', '.join(ranking.tight)}: try a few steps before you rent for long."
+        yield f"Memory is tight on {listed(ranking.tight)}: run a few steps before you rent for long."
     if ranking.without_price:
-        yield f"No price known: {', '.join(ranking.without_price)}."
+        yield f"Price unknown: {listed(ranking.without_price)}."
     if ranking.memory_unknown:
-        yield "Memory is not known: whether the run fits was not checked."
+        yield "Memory unknown: whether the run fits was not checked."
 
 
 def _candidate(prediction: Prediction, per_iteration: bool) -> RankedGpu:

@@ -209,7 +209,7 @@ def sky_time_estimator(predictions: Predictions) -> Callable[[Any], int]:
             )
         if found.total_seconds is None:
             raise InvalidArgumentError(
-                f"The length of the run on {found.gpu} is not known; predict it with a number of iterations."
+                f"The length of the run on {found.gpu} is unknown; predict it with a number of iterations."
             )
         return math.ceil(found.total_seconds)
 
@@ -261,7 +261,7 @@ def _comment(offer: Offer, cloud: str | None, prediction: Prediction | None) -> 
         where = f"one {offer.gpu}" if layout.count == 1 else layout.name
         lines.append(f"Predicted on {where}: {duration(prediction.total_seconds)}{cost}.")
     if offer.num_gpus > (1 if prediction is None else prediction.layout.gpus_per_node):
-        lines.append(f"The machine has {offer.num_gpus} GPUs, all of which are paid for.")
+        lines.append(f"The machine has {offer.num_gpus} GPUs, and all are paid for.")
     if cloud is None:
-        lines.append(f"SkyPilot has no cloud named {offer.provider}: it will look for the GPU elsewhere.")
+        lines.append(f"SkyPilot has no cloud named {offer.provider}: it will search other clouds for the GPU.")
     return lines

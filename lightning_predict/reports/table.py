@@ -28,12 +28,13 @@ from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse,
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.interval import Interval
-from lightning_predict.note import is_detail
+from lightning_predict.note import is_decisive, is_detail
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
     encoding_at_hand,
     gibibytes,
+    listed,
     markdown_text,
     milliseconds,
     milliseconds_interval,
@@ -64,9 +65,9 @@ LARGE_BASE_SHARE: Final = 0.5
 _METHODS: Final = {
     "measured": "measured here",
     "mlp": "a network trained on the operation and dtype",
-    "proxy": "through a related operation or dtype",
+    "proxy": "a surrogate operation or dtype",
     "wave": "kernel times measured here, wave-scaled",
-    "bytes": "as a copy of as many bytes",
+    "bytes": "a copy of the same number of bytes",
     "formula": "a formula of tiles or caches",
     "roofline": "peak arithmetic and bandwidth only",
 }
@@ -85,24 +86,23 @@ def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
         return
     error = 100 * (own.unmeasured_seconds / own.measured_seconds - 1)
     yield (
-        f"{own.gpu}: a step takes {milliseconds(own.measured_seconds)} ms (measured); without that, "
-        f"{milliseconds(own.unmeasured_seconds)} ms would be predicted ({error:+.0f} %)."
+        f"{own.gpu}: a step takes {milliseconds(own.measured_seconds)} ms (measured). Without that measurement, the "
+        f"prediction is {milliseconds(own.unmeasured_seconds)} ms ({error:+.0f} %)."
     )
 
 
 def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
-    """Yield notes on the reasons why the run may end earlier."""
+    """Yield a note if the run may end earlier."""
     if span_of(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
-    yield from time_limit_note(predictions)
 
 
 def total_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield notes on the contents of the total time and the meaning of its interval."""
     if predictions:
-        yield "Interval: nine in ten measured times should lie in it (90 %)."
+        yield "Interval (90 %): nine in ten measured times should lie in it."
     if any(prediction.validation_is_estimated for prediction in predictions.values()):
-        yield "Total: the time of validation is estimated from the forward part of a training step."
+        yield "Total: validation time is estimated from the forward pass of a training step."
     writing = [one for one in predictions.values() if _checkpoint_share(one) >= SHARE_TO_MENTION]
     if writing:
         how = ", estimated from their size" if any(one.checkpoint_is_estimated for one in writing) else ""
@@ -125,8 +125,8 @@ def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
     bound = [prediction.loader_seconds for prediction in predictions.values() if is_bound_by_loader(prediction)]
     if bound:
         yield (
-            f"Bound by loader: it takes {milliseconds(max(bound))} ms for the batches of an iteration on any GPU, so a "
-            "faster one hardly helps; the total counts it. More workers may."
+            f"Bound by loader: it takes {milliseconds(max(bound))} ms per step on any GPU (included in the "
+            "total). Use more workers; a faster GPU would not help."
         )
 
 
@@ -139,7 +139,7 @@ def host_note(predictions: AbstractPredictions) -> Iterable[str]:
             names_of_gain.setdefault(round(100 * verdict.gain), []).append(prediction.gpu)
     gains = [f"{gain} % ({', '.join(names)})" for gain, names in sorted(names_of_gain.items())]
     if gains:
-        yield f"Bound by host: it cannot launch faster, so a GPU twice as fast gains {', '.join(gains)}."
+        yield f"Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only {', '.join(gains)}."
 
 
 def is_bound_by_links(prediction: Prediction) -> bool:
@@ -153,7 +153,7 @@ def links_note(predictions: AbstractPredictions) -> Iterable[str]:
     shares = [(one.gpu, one.added_seconds / one.iteration_seconds) for one in several if one.added_seconds > 0]
     if shares:
         waits = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in shares)
-        yield f"Several GPUs: of an iteration, they wait for each other {waits}."
+        yield f"Several GPUs: share of a step spent waiting for other GPUs: {waits}."
 
 
 def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -165,8 +165,8 @@ def replicas_note(predictions: AbstractPredictions) -> Iterable[str]:
             for one in several
             if one.iterations is not None and one.run.samples_per_iteration is not None
         ]
-        fewer = f"so that fewer steps do as much: {', '.join(steps)}" if steps else "so that steps are fewer"
-        yield f"Several GPUs: each copy of the model takes as many samples as were recorded, {fewer}."
+        fewer = f"That leaves fewer steps: {listed(steps)}" if steps else "That leaves fewer steps"
+        yield f"Several GPUs: each replica processes the recorded number of samples. {fewer}."
 
 
 def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
@@ -179,7 +179,7 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
 def doubtful_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note if it is uncertain whether host or device bounds a step."""
     if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
-        yield "host? or device?: which of the two bounds a step is not sure, as nobody timed the host."
+        yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
 
 
 def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -187,18 +187,18 @@ def epoch_note(predictions: AbstractPredictions) -> Iterable[str]:
     known = [one for one in predictions.values() if one.total_seconds is None and one.epoch_seconds is not None]
     if known:
         epochs = (f"{one.gpu} {duration(one.epoch_seconds or 0.0)}" for one in known)
-        yield f"An epoch of training takes: {', '.join(epochs)}."
+        yield f"Time of a training epoch: {listed(tuple(epochs))}."
 
 
 def tight_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on GPUs with little free memory."""
     tight = [
-        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare" + _chance(one.memory)
+        f"{one.gpu} has {gibibytes(one.memory_free_bytes or 0.0)} GiB to spare{_chance(one.memory)}"
         for one in predictions.values()
         if one.memory_fit == "tight"
     ]
     if tight:
-        yield f"Tight: it fits as predicted, but not surely ({'; '.join(tight)})."
+        yield f"Tight memory: {listed(tight)}. Run a few steps before you rent for long."
 
 
 def large_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -209,14 +209,14 @@ def large_note(predictions: AbstractPredictions) -> Iterable[str]:
         if one.memory_fit == "exceeds" and one.memory_free_bytes is not None and one.memory_free_bytes < 0
     ]
     if missing:
-        told = "`lightning-predict trace memory` says what fills it, and what would help"
+        told = "`lightning-predict trace memory` shows what fills the memory and what would help"
         if any(one.num_gpus > 1 for one, _ in missing):
-            told += "; `lightning-predict parallel` finds how several GPUs can share it"
-        yield f"Too large: {', '.join(words for _, words in missing)}. {told}."
+            told += ". `lightning-predict parallel` finds ways to split the model among GPUs"
+        yield f"Too large: {listed([words for _, words in missing], most=2)}. {told}."
 
 
 def _chance(need: MemoryNeed) -> str:
-    return "" if need.fit_probability is None else f", a chance of {share(need.fit_probability)}"
+    return "" if need.fit_probability is None else f" ({share(need.fit_probability)} likely to fit)"
 
 
 def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -227,7 +227,7 @@ def time_limit_note(predictions: AbstractPredictions) -> Iterable[str]:
         if one.is_cut_off and one.total_seconds is not None and one.cycle_seconds
     ]
     if reached:
-        yield f"The time limit ends the run. Steps until then, without validation: {', '.join(reached)}."
+        yield f"The time limit ends the run. Steps until then, without validation: {listed(reached)}."
 
 
 def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -237,7 +237,7 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
     methods = {method for one in predictions.values() for method, part in one.coverage.items() if part > 0}
     known = [f"{method}: {meaning}" for method, meaning in _METHODS.items() if method in methods]
     others = sorted(methods - _METHODS.keys())
-    yield f"Covered by: share of the device's time by method ({'; '.join([*known, *others])})."
+    yield f"Covered by: share of the GPU time by method ({'; '.join([*known, *others])})."
 
 
 def is_marked_as_base(prediction: Prediction) -> bool:
@@ -251,16 +251,30 @@ def is_marked_as_base(prediction: Prediction) -> bool:
 
 def base_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on GPUs without measurements, with the extrapolated share of the time."""
+    marked = [one for one in predictions.values() if is_marked_as_base(one)]
+    if len(marked) == 1:
+        part, gpu = share(marked[0].base_share), marked[0].gpu
+        yield f"{BASE_MARK} {part} of this GPU's time is extrapolated from other GPUs (no measurements on the {gpu})."
+    elif marked:
+        part = _share_range([one.base_share for one in marked])
+        yield f"{BASE_MARK} {part} of these GPUs' time is extrapolated from other GPUs (no measurements on them)."
+
+
+def base_shares_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Yield a note with the extrapolated share of each marked GPU, if there are several."""
     names_of_share: dict[str, list[str]] = {}
-    for prediction in predictions.values():
-        if is_marked_as_base(prediction):
-            names_of_share.setdefault(share(prediction.base_share), []).append(prediction.gpu)
-    if names_of_share:
+    marked = [one for one in predictions.values() if is_marked_as_base(one)]
+    for one in marked:
+        names_of_share.setdefault(share(one.base_share), []).append(one.gpu)
+    if len(marked) > 1:
         shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
-        yield (
-            f"{BASE_MARK}: times were not measured on that GPU: networks of others, which know it by its data sheet "
-            f"alone, timed {shares}."
-        )
+        yield f"{BASE_MARK} Extrapolated share of each GPU: {shares}."
+
+
+def _share_range(shares: Sequence[float]) -> str:
+    """Format the range of some shares: `42 to 61 %`."""
+    low, high = share(min(shares)), share(max(shares))
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -271,9 +285,8 @@ def vendor_note(predictions: AbstractPredictions) -> Iterable[str]:
             makers.setdefault(prediction.layout.gpu.vendor, []).append(prediction.gpu)
     for maker, names in makers.items():
         yield (
-            f"{', '.join(names)}: made by {maker}, but timed by networks and rules that know NVIDIA's GPUs and "
-            "libraries alone, from a data sheet; no kernel was measured there, so intervals are twice as wide each "
-            "way: an order of size."
+            f"{listed(names)}: extrapolated from NVIDIA GPUs by data sheet (no measurements on GPUs by {maker}). Treat "
+            "the times as orders of magnitude; the intervals are doubled."
         )
 
 
@@ -289,11 +302,9 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
         if one.fits is not False
     ]
     if max(shares, default=0.0) >= LARGE_INDIRECT_SHARE:
-        low, high = share(min(shares)), share(max(shares))
-        part = high if low == high else f"{low.removesuffix(' %')} to {high}"
         yield (
-            f"{part} of the device's time is predicted through related operations, by formulas or as copies: counted "
-            "in the intervals."
+            f"{_share_range(shares)} of the GPU time is estimated indirectly, by surrogate operations or formulas. The "
+            "(90 %) column includes this."
         )
 
 
@@ -301,7 +312,7 @@ def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on ambiguous GPU names and the card chosen for them."""
     for asked, one in {one.layout.asked: one for one in predictions.values() if one.layout.asked is not None}.items():
         found = one.layout.gpu
-        yield f"{asked} is taken for {found.name}; also sold: {', '.join(other_forms(asked, found))}."
+        yield f"{asked} is ambiguous: predicted as {found.name}. Also available: {listed(other_forms(asked, found))}."
 
 
 OLD_DAYS: Final = 180
@@ -322,7 +333,7 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
         if one.price.priced_on is not None and (today - _last_day(one.price.priced_on)).days > OLD_DAYS
     ]
     if old:
-        yield f"Prices older than {OLD_DAYS} days, look them up before you rent: {', '.join(old)}."
+        yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
 
 
 def _last_day(listed: str) -> datetime.date:
@@ -342,20 +353,25 @@ def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"Prices: {'; '.join(prices)}."
 
 
-def prediction_notes(predictions: AbstractPredictions, *, details: bool) -> Iterable[str]:
+def _is_plain(note: str) -> bool:
+    """Return whether a note is neither decisive nor a detail."""
+    return not is_decisive(note) and not is_detail(note)
+
+
+def prediction_notes(predictions: AbstractPredictions, is_wanted: Callable[[str], bool]) -> Iterable[str]:
     """Yield the notes of individual predictions, each once with the names of its GPUs.
 
     Args:
         predictions: The predictions.
-        details: Whether to yield the notes that change no decision, or the others.
+        is_wanted: Returns whether to yield a note.
     """
     names_of_note: dict[str, list[str]] = {}
     for prediction in predictions.values():
         for note in prediction.notes:
-            if is_detail(note) == details:
+            if is_wanted(note):
                 names_of_note.setdefault(note, []).append(prediction.gpu)
     for note, names in names_of_note.items():
-        yield note if len(names) == len(predictions) else f"{', '.join(names)}: {note}"
+        yield note if len(names) == len(predictions) else f"{listed(names)}: {note}"
 
 
 TableLine = Prediction | MachineInUse
@@ -404,9 +420,8 @@ def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
     for name, one in found.items():
         names_of_gpu.setdefault(one.gpu, []).append(name)
     for gpu, names in names_of_gpu.items():
-        take = "takes" if len(names) == 1 else "take"
-        limit = bound_by(found[names[0]])
-        yield f"{', '.join(names)} {take} as long as the {gpu}, and no less money: the {limit} decides."
+        limit = {"host": "CPU"}.get(bound_by(found[names[0]]), bound_by(found[names[0]]))
+        yield f"{listed(names)} would not be faster than the cheaper {gpu}: the {limit} limits this step."
 
 
 GAP: Final = 2
@@ -718,8 +733,8 @@ def energy_note(energies: Mapping[str, Energy | None]) -> str:
     grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
     grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
     factors = sorted({one.overhead for one in energies.values() if one is not None} - {1.0})
-    of = "the GPU alone" if not factors else f"the GPU, times {factors[0]:g} for the data centre (PUE)"
-    return f"Energy: of {of}, at its power limit while it computes; an upper estimate.{grid}"
+    of = "GPU only" if not factors else f"GPU, times {factors[0]:g} for the data centre (PUE)"
+    return f"Energy (upper estimate): {of}, at its power limit while it computes.{grid}"
 
 
 _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "−": "-", "×": "x"})  # noqa: RUF001
@@ -747,11 +762,8 @@ def plain_table(
     rule = ["-" * width for width in shown.widths]
     heading = () if predictions.heading is None else (*_wrapped(predictions.heading, PLAIN_WIDTH), "")
     lines = [line for row in (headers, rule, *shown.rows) for line in _aligned(row, shown)]
-    below = [
-        line
-        for note in (*table_notes(predictions, shown, verbose=verbose), *notes)
-        for line in _wrapped(note, PLAIN_WIDTH)
-    ]
+    texts = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
+    below = [line for note in texts for line in _wrapped(note, PLAIN_WIDTH)]
     return "\n".join([*heading, *lines, *(("", *below) if below else ())])
 
 
@@ -792,7 +804,7 @@ def print_table(
         console.print(Text("\n".join(_wrapped(predictions.heading, console.width)), style="bold"))
         console.print()
     console.print(_rich_table(predictions, shown))
-    below = (*table_notes(predictions, shown, verbose=verbose), *notes)
+    below = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
     if below:
         console.print()
     for note in below:
@@ -848,7 +860,7 @@ def markdown_table(
     ]
     heading = () if predictions.heading is None else (f"**{markdown_text(predictions.heading)}**", "")
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
-    below = (*table_notes(predictions, shown, verbose=verbose), *notes)
+    below = table_notes(predictions, shown, verbose=verbose, asked_for=notes)
     return "\n".join([*heading, *lines, "", *(f"- {markdown_text(note)}" for note in below)])
 
 
@@ -874,54 +886,78 @@ def html_table(predictions: AbstractPredictions) -> str:
     return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
+MOST_NOTES: Final = 3
+"""Maximum number of notes below a table without `verbose`."""
+
+
 def table_notes(
-    predictions: AbstractPredictions, shown: Grid, *, verbose: bool = False, asked_by: str = "verbose"
+    predictions: AbstractPredictions,
+    shown: Grid,
+    *,
+    verbose: bool = False,
+    asked_by: str = "verbose",
+    asked_for: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Collect the notes below a table: those that affect a decision, and with `verbose` all others.
+    """Collect the notes below a table: the `MOST_NOTES` most important ones, with `verbose` all of them.
 
     Args:
         predictions: The predictions.
         shown: Their table.
-        verbose: Include the notes that change no decision.
+        verbose: Include all notes.
         asked_by: Option that shows the omitted notes, as the user would type it.
+        asked_for: Notes on what the user asked for; they come last and are never omitted.
     """
-    brief = (
-        *end_notes(predictions),
-        *(() if verbose else folded_note(predictions)),
+    decisive = (
+        *(note for note in predictions.notes if is_decisive(note)),
+        *prediction_notes(predictions, is_decisive),
+    )
+    folded = () if verbose else tuple(folded_note(predictions))
+    ranked = (
+        *large_note(predictions),
+        *tight_note(predictions),
+        *decisive,
+        *time_limit_note(predictions),
+        *folded,
+        *vendor_note(predictions),
+        *base_note(predictions),
         *asked_note(predictions),
         *epoch_note(predictions),
-        *tight_note(predictions),
-        *large_note(predictions),
+        *old_price_note(predictions),
+        *(note for note in predictions.notes if _is_plain(note)),
+        *prediction_notes(predictions, _is_plain),
+        *end_notes(predictions),
         *replicas_note(predictions),
         *doubtful_note(predictions),
-        *base_note(predictions),
-        *vendor_note(predictions),
         *indirect_note(predictions),
-        *old_price_note(predictions),
-        *(note for note in predictions.notes if not is_detail(note)),
-        *prediction_notes(predictions, details=False),
-        *([f"Not known for any of them: {', '.join(shown.unknown)}."] if shown.unknown else ()),
-        *([f"Left out for want of room: {', '.join(shown.hidden)}."] if shown.hidden else ()),
+        *([f"Unknown for all rows: {', '.join(shown.unknown)}."] if shown.unknown else ()),
+        *([f"Columns left out (line too narrow): {', '.join(shown.hidden)}."] if shown.hidden else ()),
     )
     details = (
+        *base_shares_note(predictions),
         *in_use_note(predictions),
         *total_notes(predictions),
         *bound_notes(predictions),
         *(coverage_note(predictions) if not verbose or COVERED_BY in [one.title for one in shown.columns] else ()),
         *price_notes(predictions),
         *(note for note in predictions.notes if is_detail(note)),
-        *prediction_notes(predictions, details=True),
+        *prediction_notes(predictions, is_detail),
     )
     if verbose:
-        return (*brief, *details)
-    more = sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
+        return (*ranked, *details, *asked_for)
+    brief = ranked[: max(MOST_NOTES - len(asked_for), 0)]
+    omitted = [note for note in ranked[len(brief) :] if note not in folded]
+    more = len(omitted) + sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
+    rows = len(stood_for(predictions)) if any(note not in brief for note in folded) else 0
     what = [
+        *([f"{rows} GPU{'' if rows == 1 else 's'} no faster than a cheaper one"] if rows else []),
         *(["the methods"] if any(one.coverage for one in predictions.values()) else []),
         *(["the sources of prices"] if any(one.usd_per_hour is not None for one in predictions.values()) else []),
-        f"{more} more note{'' if more == 1 else 's'}",
+        *([f"{more} more note{'' if more == 1 else 's'}"] if more else []),
     ]
+    if not what:
+        return (*brief, *asked_for)
     together = f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else what[0]
-    return (*brief, f"{asked_by} adds {together}.") if details else brief
+    return (*brief, *asked_for, f"{asked_by} adds {together}.")
 
 
 def _aligned(row: Iterable[str], shown: Grid) -> Iterable[str]:

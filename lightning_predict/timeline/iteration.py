@@ -41,7 +41,7 @@ from lightning_predict.kernels.choice import MEASURED_SPREAD, TimedWork
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
 from lightning_predict.kernels.timing import float32_stands_in, summed_by_owner
 from lightning_predict.kernels.translation import unknown_operation_notes
-from lightning_predict.note import details
+from lightning_predict.note import decisive, details
 from lightning_predict.ties import less
 from lightning_predict.timeline.anchoring import (
     MACHINE_SPREAD,
@@ -241,9 +241,9 @@ def iterations(
             verdict=replace(verdict, is_doubtful=doubtful[row]),
             notes=(
                 *details(_assumed(own, host, host_ends, middle.host_seconds, device[row])),
-                *details(_notes(dtypes, target)),
-                *_untimed(trace, timed, row),
-                *unknown,
+                *decisive(_notes(dtypes, target)),
+                *decisive(_untimed(trace, timed, row)),
+                *decisive(unknown),
                 *details(beyond),
                 *details(_profiled(trace, own, is_bound=less(device[row], middle.host_seconds - python))),
             ),
@@ -380,13 +380,13 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
     """List notes about dtypes that the target emulates or computes at float32's rate."""
     stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if float32_stands_in(dtype, target))
     notes = [
-        f"{target.name} has no {dtype}; it is predicted as emulated."
+        f"No {dtype} hardware: emulation is assumed."
         if dtype in target.emulated_dtypes or target.peak(dtype) is None
-        else f"{target.name} adds {dtype} products in float32, at float32's rate."
+        else f"{dtype} products accumulate in float32: predicted at float32's rate."
         for dtype in stood_in
     ]
     if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
-        notes.append(f"{target.name} has no float8; it is predicted at float32's rate.")
+        notes.append("No float8 hardware: predicted at float32's rate.")
     return tuple(notes)
 
 
@@ -396,7 +396,7 @@ def _untimed(trace: Trace, timed: TimedWork, row: int) -> tuple[str, ...]:
     names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
     if not names:
         return ()
-    return (f"{len(names)} operations could not be timed and count as nothing: {', '.join(names[:5])}.",)
+    return (f"{len(names)} operations could not be timed and count as zero: {', '.join(names[:5])}.",)
 
 
 def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str]:

@@ -164,7 +164,7 @@ def test_a_logger_that_fails_becomes_a_warning(
                 raise ConnectionError("the server is gone")
 
     predictor = RuntimePredictor(GPUS)
-    with pytest.warns(LightningPredictWarning, match="Broken did not take the metrics.*the server is gone"):
+    with pytest.warns(LightningPredictWarning, match="Broken could not log the metrics.*the server is gone"):
         fit(lightning, tmp_path, predictor, logger=Broken(tmp_path))
     assert predictor.predictions is not None
 

@@ -331,7 +331,7 @@ def test_an_unknown_length_says_what_steps_and_an_epoch_take(lightning: Small, t
     stop = stopping_after(lightning, 6)
     fit(lightning, tmp_path, lightning.stream(9), predictor=predictor, max_epochs=-1, callbacks=[stop])
     assert_a_thousand_steps_take_1000_seconds(predictor)
-    assert "An epoch of training takes: T4 1 min 40 s." in str(predictor.predictions)
+    assert "Time of a training epoch: T4 1 min 40 s." in str(predictor.predictions)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_nothing_is_rented_for_a_run_that_ends_before_a_machine_would_be_ready()
     assert "Rent: as it stands an L4" in long
     assert "too little" not in long
     short = str(lp.advise(step, ["L4"], iterations=10))
-    assert "on an L4: too little to rent a machine for." in short
-    assert "For a longer run of such steps: the L4 is the cheapest and the fastest." in short
+    assert "on an L4: too short to rent a machine." in short
+    assert "For a longer run: cheapest and fastest L4." in short
     assert "Rent:" not in short
 
 

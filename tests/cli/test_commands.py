@@ -147,7 +147,7 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
         (["--gpus", ","], "gpus is empty; name at least one GPU"),
         (["--iterations", "-1"], "--iterations -1 is negative"),
         (["--usd-per-hour", "0"], "--usd-per-hour 0.0 is not a price"),
-        (["--deadline-hours", "0"], "--deadline-hours 0.0 is no deadline"),
+        (["--deadline-hours", "0"], "--deadline-hours 0.0 is not a deadline"),
         (
             ["--host", "0"],
             "--host '0' is neither a class of hosts (fast, median, slow) nor a ratio of times",

@@ -132,7 +132,7 @@ def test_whole_numbers_as_people_write_them(text: str, number: int) -> None:
 
 def test_problems_are_told_in_the_words_of_the_command_line(run: Run, trace: Path) -> None:
     ran = run("predict", trace, "--iterations", "10", "--deadline-hours", "-1")
-    assert ran.err.startswith("lightning-predict: error: --deadline-hours -1.0 is no deadline")
+    assert ran.err.startswith("lightning-predict: error: --deadline-hours -1.0 is not a deadline")
     ran = run("predict", trace, "--usd-per-hour", "-2")
     assert ran.err.startswith("lightning-predict: error: --usd-per-hour -2.0 is not a price")
 

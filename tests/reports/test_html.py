@@ -94,17 +94,17 @@ def test_the_page_says_what_to_rent_and_why() -> None:
     assert "Rent a T4 ($0.35/h, Google n1-standard-4 (2026-10-01)): cheapest (3 h 12 min, $1.12)." in text
     assert "K80 † does not fit" in text
     assert "T4 (recorded) cheapest" in text
-    assert "Not recommended, as the run does not fit: K80." in text
+    assert "Not recommended (does not fit): K80." in text
     assert "No kernel model knows aten::foo" in text
 
 
 def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
     narrow = changed(T4, memory_fit="tight", memory_free_bytes=0.25 * GIBIBYTE)
     text = page(Predictions((narrow, H100))).text
-    assert "90 % interval: 3 h to 3 h 28 min Memory: fits narrowly, 7.81 of 8.06 GiB Google n1-standard-4" in text
-    assert "T4 cheapest narrow" in text
+    assert "90 % interval: 3 h to 3 h 28 min Memory: fits tightly, 7.81 of 8.06 GiB Google n1-standard-4" in text
+    assert "T4 cheapest tight" in text
     assert "tight: 7.81 of 8.06" in text
-    assert "Tight: it fits as predicted, but not surely (T4 has 0.250 GiB to spare)." in text
+    assert "Tight memory: T4 has 0.250 GiB to spare. Run a few steps before you rent for long." in text
     assert "narrow" not in page(FULL).text
 
 
@@ -219,8 +219,8 @@ def test_energy_is_shown_where_it_was_asked_for() -> None:
 def test_without_length_or_price_there_is_no_chart_of_hours_against_dollars() -> None:
     shown = page(BARE)
     assert "Time against dollars" not in shown.text
-    assert "Best within 1 h None: the length of the run is not known" in shown.text
-    assert "Cheapest None: no price is known" in shown.text
+    assert "Best within 1 h None: the length of the run is unknown" in shown.text
+    assert "Cheapest None: no price known" in shown.text
     assert "svg" not in shown.tags
 
 
@@ -237,11 +237,11 @@ def test_bars_are_as_long_as_their_values() -> None:
 def test_the_critical_path_is_shown_by_module() -> None:
     verdict = Verdict(bound_by="host", idle_share=0.3, gain=0.04, critical_path={"blocks.*": 0.75, "<head>": 0.25})
     shown = page(Predictions((changed(H100, verdict=verdict), T4)))
-    assert "What takes the time" in shown.text
+    assert "Time by module" in shown.text
     assert "blocks.* <head>" in shown.text  # the key, the larger first
     assert "host: 4 %" in shown.text
     assert "<head>" in shown.text
-    assert "What takes the time" not in page(FULL).text  # without a timeline
+    assert "Time by module" not in page(FULL).text  # without a timeline
 
 
 def test_parts_are_as_long_as_their_shares_and_keep_their_colours() -> None:
@@ -274,7 +274,7 @@ def wide(drawing: str) -> ElementTree.Element:
 
 def test_what_does_not_fit_has_no_point_beside_what_does() -> None:
     shown = page(Predictions((T4, changed(H100, memory_fit="exceeds"))))
-    assert "Left out, as the run does not fit: H100" in shown.text
+    assert "Left out (does not fit): H100" in shown.text
     none = page(Predictions((changed(T4, memory_fit="exceeds"),)))
     assert "Time against dollars" in none.text
     assert "Left out" not in none.text

@@ -176,7 +176,7 @@ def test_without_matplotlib_tensorboard_gets_the_rest_and_a_warning(
     logger = TensorBoardLogger(tmp_path)
     (warning,) = log_predictions([logger], FULL, step=STEP)
     assert warning == (
-        "TensorBoardLogger did not take the bar figure of the predictions: MissingDependencyError: The bar figure "
+        "TensorBoardLogger could not log the bar figure of the predictions: MissingDependencyError: The bar figure "
         "needs matplotlib, which is not installed: pip install lightning-predict[tensorboard]"
     )
     tags = events(logger).Tags()
@@ -260,7 +260,7 @@ def test_mlflow_gets_metrics_and_artifacts(tmp_path: Path, monkeypatch: pytest.M
 def test_a_logger_that_breaks_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
     before, broken, after = CSVLogger(tmp_path / "1"), BrokenLogger(tmp_path / "2"), CSVLogger(tmp_path / "3")
     assert log_predictions([before, broken, after], FULL, step=STEP) == (
-        "BrokenLogger did not take the metrics of the predictions: ConnectionError: no route to host",
+        "BrokenLogger could not log the metrics of the predictions: ConnectionError: no route to host",
     )
     assert len(csv_rows(before)) == len(csv_rows(after)) == 1
 
@@ -268,7 +268,7 @@ def test_a_logger_that_breaks_does_not_keep_the_others_from_theirs(tmp_path: Pat
 def test_a_logger_that_refuses_one_thing_gets_the_others(tmp_path: Path) -> None:
     logger = PickyLogger(tmp_path)
     assert log_predictions([logger], FULL, step=STEP) == (
-        "PickyLogger did not take the table of the predictions: NotImplementedError: no text here",
+        "PickyLogger could not log the table of the predictions: NotImplementedError: no text here",
     )
     tags = events(logger).Tags()
     assert tags["images"] == ["predict/iteration_time"]

@@ -97,5 +97,5 @@ def test_a_data_frame_has_a_row_a_gpu_and_a_column_a_value() -> None:
 
 def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingDependencyError, match="pip install pandas; as_dict\\(\\) does without it"):
+    with pytest.raises(MissingDependencyError, match=r"pip install pandas\. as_dict\(\) works without it"):
         FULL.to_pandas()

@@ -64,7 +64,7 @@ def test_a_gpu_on_which_it_fits_narrowly_is_recommended_with_a_remark() -> None:
     assert ranking.tight == ("T4",)
     assert ranking.as_dict()["tight"] == ["T4"]
     lines = ranking_lines(ranking)
-    assert "The memory is narrow on T4: try a few steps before you rent for long." in lines
+    assert "Memory is tight on T4: run a few steps before you rent for long." in lines
     assert rank(FULL).tight == ()
 
 
@@ -73,8 +73,8 @@ def test_where_it_fits_nowhere_nothing_is_recommended() -> None:
     assert names(ranking) == (None, None, None)
     assert ranking_lines(ranking) == (
         "Within 1 h: none.",
-        "No GPU can be recommended: the run fits on none of them.",
-        "Not recommended, as the run does not fit: K80.",
+        "No GPU can be recommended: the run does not fit on any of them.",
+        "Not recommended (does not fit): K80.",
     )
 
 
@@ -95,11 +95,11 @@ def test_without_a_length_one_iteration_is_compared() -> None:
     assert ranking.cheapest.cost_usd == pytest.approx(0.048 / 3600 * 0.35)  # seconds x $ per hour
     # A thousand iterations: 48 s, and 48 / 3600 h x $0.35.
     assert ranking_lines(ranking)[0].endswith(": cheapest (48.0 s, $0.00467 for 1,000 steps).")
-    assert "Within 1 h: not known, as the length of the run is not known." in ranking_lines(ranking)
+    assert "Within 1 h: unknown, because the length of the run is unknown." in ranking_lines(ranking)
 
 
 def test_unknown_memory_is_said() -> None:
-    assert "Memory is not known: whether the run fits was not checked." in ranking_lines(rank(BARE))
+    assert "Memory unknown: whether the run fits was not checked." in ranking_lines(rank(BARE))
     assert not rank(FULL).memory_unknown
 
 
@@ -139,7 +139,7 @@ def test_the_ranking_as_json_values() -> None:
 
 @pytest.mark.parametrize("hours", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_deadline_must_be_above_zero(hours: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"deadline_hours=.* is no deadline; expected hours above 0"):
+    with pytest.raises(InvalidArgumentError, match=r"deadline_hours=.* is not a deadline; expected hours above 0"):
         rank(FULL, deadline_hours=hours)
 
 
@@ -223,7 +223,7 @@ def test_where_intervals_overlap_widely_no_single_gpu_is_the_cheapest() -> None:
     ranking = rank(Predictions(tuple(close)))
     assert names(ranking)[0] == "L40S"
     assert ranking.perhaps_cheapest == ("A10G",)
-    assert str(ranking).startswith("Rent an L40S or A10G (the first $1.00/h, ")
+    assert str(ranking).startswith("Rent an L40S or A10G (first: $1.00/h, ")
     assert rank(Predictions((close[0], close[2]))).perhaps_cheapest == ()
     # The same 5 %, known to 1 %: one winner.
     known = [sure("L40S", 1000, 1.00), sure("A10G", 2000, 1.05)]
@@ -242,7 +242,7 @@ def test_what_is_faster_for_more_money_is_said_with_what_it_saves_and_adds() -> 
     fast, middling, cheap = sure("H100-SXM-80GB", 3600, 3.0), sure("L40S", 7200, 2.5), sure("L4", 14_400, 2.0)
     text = " ".join(str(rank(Predictions((fast, middling, cheap)))).split())
     assert text.startswith("Rent an L4 ($2.00/h, ")
-    assert "L40S is 2 h sooner for $0.50 more; H100-SXM-80GB is 3 h sooner for $1.00 more." in text
+    assert "L40S is 2 h sooner for $0.50 more. H100-SXM-80GB is 3 h sooner for $1.00 more." in text
     # 3 % sooner is not worth naming.
     near = rank(Predictions((sure("L40S", 13_968, 2.5), cheap)))
     assert "sooner" not in str(near)
@@ -252,14 +252,14 @@ def test_the_machine_in_use_is_compared_with() -> None:
     runs_of_two = (sure("A100-SXM-80GB", 3600, 2.0), sure("L4", 14_400, 5.0))
     running = Predictions(runs_of_two, used_gpu="L4", is_running=True)
     assert str(rank(running)).startswith("Rent an A100-SXM-80GB (")
-    assert "cheapest (1 h, $2.00), and 4 times as fast as this L4." in " ".join(str(rank(running)).split())
+    assert "cheapest (1 h, $2.00). It is 4 times as fast as this L4." in " ".join(str(rank(running)).split())
     stays = Predictions((sure("A100-SXM-80GB", 3600, 9.0), sure("L4", 14_400, 5.0)), used_gpu="L4", is_running=True)
     assert str(rank(stays)).startswith("Stay on this L4: no GPU is cheaper (4 h, $5.00).")
     processor = MachineInUse(name="CPU", step_seconds=1.0, total=Interval(36_000.0, 36_000.0, 36_000.0))
     asked = rank(Predictions(runs_of_two, machine=processor, is_running=True))
-    assert "and 10 times as fast as this CPU." in " ".join(str(asked).split())
+    assert "It is 10 times as fast as this CPU." in " ".join(str(asked).split())
     slow = replace(processor, total=Interval(1800.0, 1800.0, 1800.0))
-    assert "but 2 times as slow as this CPU: no gain in time." in " ".join(
+    assert "It takes 2 times as long as this CPU. It saves no time." in " ".join(
         str(rank(Predictions(runs_of_two, machine=slow, is_running=True))).split()
     )
 
@@ -294,20 +294,18 @@ def test_what_is_left_may_be_too_little_to_move() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
     ranking = rank(Predictions((sure("L4", 6, 0.01),), machine=machine, is_running=True))
     assert ranking_lines(ranking) == (
-        "12.0 s (11.0 s to 13.0 s) are left on this CPU: too little to move the run.",
-        "For a longer run of such steps, as far as so few tell: the L4 is the cheapest and the fastest.",
+        "12.0 s (11.0 s to 13.0 s) left on this CPU: too short to move the run.",
+        "For a longer run (early estimate): cheapest and fastest L4.",
     )
     two = Predictions((sure("L4", 6, 0.01), sure("H100", 1, 0.02)), machine=machine, is_running=True)
-    assert ranking_lines(rank(two))[1].endswith(
-        "so few tell: the L4 is the cheapest, the H100-SXM-80GB is the fastest."
-    )
+    assert ranking_lines(rank(two))[1].endswith("(early estimate): cheapest L4, fastest H100-SXM-80GB.")
 
 
 def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_one() -> None:
     """Five minutes, on one GPU as on many, wherever the step was recorded."""
     assert ranking_lines(rank(Predictions((sure("8xA100-SXM-80GB", 0.36, 0.001), sure("L4", 300, 0.06))))) == (
-        "The run takes 360 ms, <$0.01 on 8xA100-SXM-80GB: too little to rent a machine for.",
-        "For a longer run of such steps: the 8xA100-SXM-80GB is the cheapest and the fastest.",
+        "The run takes 360 ms, <$0.01 on 8xA100-SXM-80GB: too short to rent a machine.",
+        "For a longer run: cheapest and fastest 8xA100-SXM-80GB.",
     )
     recorded_there = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
     assert str(rank(Predictions((sure("L4", 6, 0.01),), machine=recorded_there))).startswith("The run takes 6.00 s")
@@ -320,8 +318,8 @@ def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_on
 def test_nobody_is_told_to_rent_for_a_few_minutes() -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(100.0, 120.0, 130.0), at_most=True)
     lines = ranking_lines(rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True)))
-    assert lines[0] == "2 min (1 min 40 s to 2 min 10 s) at most are left on this CPU: too little to move the run."
-    assert lines[1].startswith("For a longer run of such steps")
+    assert lines[0] == "2 min (1 min 40 s to 2 min 10 s) at most left on this CPU: too short to move the run."
+    assert lines[1].startswith("For a longer run")
     assert len(lines) == 2
 
 
@@ -333,17 +331,17 @@ def test_nobody_is_told_to_rent_for_the_minutes_until_a_time_limit() -> None:
         one = changed(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
         return ranking_lines(rank(Predictions((one,), machine=machine, is_running=True)))
 
-    assert lines(120.0)[0] == "2 min are left on this CPU: too little to move the run."
+    assert lines(120.0)[0] == "2 min left on this CPU: too short to move the run."
     assert lines(3600.0)[0].startswith("Rent an L4")
 
 
-@pytest.mark.parametrize(("seconds", "first"), [(120.0, "After 16 steps: 2 min are left on"), (400.0, "News.")])
+@pytest.mark.parametrize(("seconds", "first"), [(120.0, "After 16 steps: 2 min left on"), (400.0, "News.")])
 def test_what_is_left_of_a_run_that_goes_on_is_said_once(seconds: float, first: str) -> None:
     machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(seconds, seconds, seconds))
     ranking = rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True))
     lines = lines_of_run(ranking, when="After 16 steps: ", news="News.")
     assert lines[0].startswith(first)
-    assert sum("are left" in line for line in lines) == (seconds < 300)
+    assert sum(" left on" in line for line in lines) == (seconds < 300)
     assert any(line.startswith("Rent an L4") for line in lines) == (seconds > 300)
 
 
@@ -371,10 +369,10 @@ def test_under_a_time_limit_gpus_are_ranked_by_the_steps_that_they_do() -> None:
 def test_a_run_that_the_loader_or_the_host_bounds_is_told_what_would_help() -> None:
     waiting = rank(Predictions((sure("L4", 3600, 2.0, loader_seconds=0.1),)))
     assert waiting.limit == "loader"
-    assert "The loader takes 100 ms for the batches of a step on any GPU: a faster one hardly helps" in str(waiting)
+    assert "The loader takes 100 ms per step on any GPU. Use more workers or preprocessed data" in str(waiting)
     launching = rank(Predictions((sure("L4", 3600, 2.0, host_seconds=0.06),)))
     assert launching.limit == "host"
-    assert "torch.compile or CUDA graphs would" in " ".join(str(launching).split())
+    assert "Try a larger batch, torch.compile or CUDA graphs" in " ".join(str(launching).split())
     assert rank(Predictions((sure("L4", 3600, 2.0),))).limit is None
 
 

@@ -72,7 +72,7 @@ def test_a_machine_with_several_gpus_is_rented_and_paid_for_as_a_whole() -> None
         "accelerators": "V100:8",
         "use_spot": False,
     }
-    assert "# The machine has 8 GPUs, all of which are paid for." in text
+    assert "# The machine has 8 GPUs, and all are paid for." in text
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_cannot_be_estimated_is_refused(
 
 def test_a_run_of_unknown_length_cannot_be_estimated() -> None:
     unknown = Predictions((changed(T4, total=None),))
-    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is not known; predict it with a number"):
+    with pytest.raises(InvalidArgumentError, match="length of the run on T4 is unknown; predict it with a number"):
         sky_time_estimator(unknown)(Resources({"T4": 1}))
 
 

@@ -19,6 +19,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.note import Note, details
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
+    base_note,
     bound_notes,
     doubtful_note,
     end_notes,
@@ -54,7 +55,7 @@ def test_the_loader_is_named_where_it_takes_longer_than_the_step() -> None:
     column = [one.title for one in shown.columns].index("bound by")
     assert [row[column] for row in shown.rows] == ["device", "loader"]
     (note,) = loader_note(of(slow, fast))
-    assert note.startswith("Bound by loader: it takes 20.0 ms for the batches of an iteration on any GPU")
+    assert note.startswith("Bound by loader: it takes 20.0 ms per step on any GPU")
     assert list(loader_note(of(slow))) == []
 
 
@@ -68,11 +69,11 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
     text = plain_table(shown)
     assert [row.split()[0] for row in text.splitlines()[2:4]] == ["T4", "A100-SXM-80GB"]
     assert (
-        "H100-SXM-80GB, H200-SXM-141GB take as long as the A100-SXM-80GB, and no less money: the loader decides."
+        "H100-SXM-80GB, H200-SXM-141GB would not be faster than the cheaper A100-SXM-80GB: the loader limits this step."
         in " ".join(text.split())
     )
     assert any(row.startswith("B200-SXM-180GB ") for row in text.splitlines())  # it may cost less
-    assert "take as long" not in plain_table(shown, verbose=True)
+    assert "would not be faster" not in plain_table(shown, verbose=True)
     assert plain_table(shown, verbose=True).count("loader  ") >= 3
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
@@ -84,7 +85,7 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
     used = Predictions((changed(T4, unmeasured_seconds=0.0380),), used_gpu="T4")
     assert list(in_use_note(used)) == [
-        "T4: a step takes 47.5 ms (measured); without that, 38.0 ms would be predicted (-20 %)."
+        "T4: a step takes 47.5 ms (measured). Without that measurement, the prediction is 38.0 ms (-20 %)."
     ]
     assert list(in_use_note(of(T4))) == []
 
@@ -96,8 +97,8 @@ def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
     stuck = changed(fast, layout="B200-SXM-180GB", verdict=replace(host, gain=0.0))
     twin = changed(stuck, layout="H200-SXM-141GB")
     assert list(bound_notes(of(slow, fast, stuck, twin))) == [
-        "Bound by host: it cannot launch faster, so a GPU twice as fast gains 0 % (B200-SXM-180GB, H200-SXM-141GB), "
-        "4 % (H100-SXM-80GB)."
+        "Bound by host: the CPU limits kernel launches. A GPU twice as fast gains only 0 % (B200-SXM-180GB, "
+        "H200-SXM-141GB), 4 % (H100-SXM-80GB)."
     ]
     assert list(bound_notes(of(slow))) == []
     (note,) = bound_notes(of(changed(fast, loader_seconds=1.0)))  # then the host is not the limit
@@ -108,7 +109,7 @@ def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
     verdict = Verdict(bound_by="device", idle_share=0.0, gain=0.3, critical_path={}, is_doubtful=True)
     doubtful = changed(T4, verdict=verdict)
     assert list(doubtful_note(of(doubtful))) == [
-        "host? or device?: which of the two bounds a step is not sure, as nobody timed the host."
+        "?: the CPU speed is assumed, so either host or device may be the bottleneck."
     ]
     assert list(doubtful_note(of(T4))) == []
     assert cells(of(doubtful))[0]["bound by"] == "device?"
@@ -116,7 +117,7 @@ def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
 
 def test_checkpoints_are_mentioned_where_they_count() -> None:
     # 11,520 s in all: 1 % are 115.2 s.
-    interval = "Interval: nine in ten measured times should lie in it (90 %)."
+    interval = "Interval (90 %): nine in ten measured times should lie in it."
     assert list(total_notes(of(changed(T4, checkpoint_seconds=100.0)))) == [interval]
     (_, note) = total_notes(of(changed(T4, checkpoint_seconds=120.0, checkpoint_is_estimated=True)))
     assert note == "Total: 2 min for checkpoints, estimated from their size."
@@ -136,7 +137,7 @@ def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
     assert (row["step"], row["1,000 steps"], row["(90 %)"]) == ("20.0 ms", "25.0 s", "± 12 %")
     assert row["cost"] == "$0.0250"  # 25 s at $0.001 a second
     assert "total" in cells(of(T4))[0]
-    assert list(epoch_note(of(changed(MINIMAL, epoch_seconds=90.0)))) == ["An epoch of training takes: L4 1 min 30 s."]
+    assert list(epoch_note(of(changed(MINIMAL, epoch_seconds=90.0)))) == ["Time of a training epoch: L4 1 min 30 s."]
     assert list(epoch_note(of(T4, MINIMAL))) == []
 
 
@@ -180,7 +181,7 @@ def test_old_prices_are_warned_of() -> None:
     may, march = changed(T4, priced_on="2026-05-25"), changed(H100, priced_on="2026-03")
     assert list(old_price_note(replace(of(may), made_on="2026-11-21"))) == []
     assert list(old_price_note(replace(of(may, march), made_on="2026-11-22"))) == [
-        "Prices older than 180 days, look them up before you rent: T4 (2026-05-25), H100-SXM-80GB (2026-03)."
+        "Prices older than 180 days: T4 (2026-05-25), H100-SXM-80GB (2026-03). Check them before you rent."
     ]
     assert list(old_price_note(of(may))) == []  # without a day of the prediction
 
@@ -189,18 +190,18 @@ def test_what_no_network_of_its_own_timed_is_said_from_a_tenth_on() -> None:
     assert list(indirect_note(of(T4))) == []  # 8 %
     part = changed(H100, coverage={"mlp": 0.7, "proxy": 0.2, "bytes": 0.1})
     (note,) = indirect_note(of(T4, part))
-    assert note.startswith("8 to 30 % of the device's time is predicted through related operations")
+    assert note.startswith("8 to 30 % of the GPU time is estimated indirectly")
     assert list(indirect_note(of(changed(part, memory_fit="exceeds")))) == []  # nobody rents that
 
 
 def test_the_brief_table_keeps_what_changes_no_decision_for_verbose() -> None:
     noted = replace(FULL, notes=("The weights could not be fetched.", Note("cudnn.benchmark is off.", is_detail=True)))
     brief, full = plain_table(noted), plain_table(noted, verbose=True)
-    for words in ("covered by", "Prices: ", "cudnn.benchmark is off.", "Interval: "):
+    for words in ("covered by", "Prices: ", "cudnn.benchmark is off.", "Interval (90 %): "):
         assert words not in brief
         assert words in full
-    for words in ("The weights could not be fetched.", "No kernel model knows"):
-        assert words in brief
+    assert "The weights could not be fetched." in brief
+    for words in ("The weights could not be fetched.", "No kernel model knows"):  # the second is the fourth note
         assert words in full
     # The interval, the GPU that networks never saw, what bounds the H100, and a detail.
     assert "verbose adds the methods, the sources of prices and" in brief
@@ -212,12 +213,12 @@ def test_several_gpus_say_what_they_wait_for_and_what_they_work_through() -> Non
     four = changed(MINIMAL, layout="4xT4", iteration=Interval(0.5, 0.5, 0.5), added_seconds=0.1)
     eight = changed(MINIMAL, layout="8xT4", iteration=Interval(1.0, 1.0, 1.0), added_seconds=0.6)
     (waits,) = links_note(of(alone, four, eight))
-    assert waits == "Several GPUs: of an iteration, they wait for each other 20 % (4xT4), 60 % (8xT4)."
+    assert waits == "Several GPUs: share of a step spent waiting for other GPUs: 20 % (4xT4), 60 % (8xT4)."
     (samples,) = replicas_note(of(alone, four, eight))
-    assert samples.endswith("each copy of the model takes as many samples as were recorded, so that steps are fewer.")
+    assert samples.endswith("each replica processes the recorded number of samples. That leaves fewer steps.")
     whole = changed(eight, iterations=125, samples_per_iteration=128)
     (counted,) = replicas_note(of(alone, four, whole))
-    assert counted.endswith("as were recorded, so that fewer steps do as much: 125 of 128 samples (8xT4).")
+    assert counted.endswith("That leaves fewer steps: 125 of 128 samples (8xT4).")
     assert list(replicas_note(of(alone))) == []
     assert [is_bound_by_links(one) for one in (alone, four, eight)] == [False, False, True]
     assert list(links_note(of(alone))) == []
@@ -227,10 +228,10 @@ def test_several_gpus_that_lack_memory_are_sent_to_the_search() -> None:
     short = {"memory_fit": "exceeds", "memory_free_bytes": -2.0 * GIBIBYTE}
     (alone,) = large_note(of(changed(MINIMAL, **short)))
     (many,) = large_note(of(changed(MINIMAL, **short), changed(MINIMAL, layout="8xT4", **short)))
-    assert alone.endswith("`lightning-predict trace memory` says what fills it, and what would help.")
+    assert alone.endswith("`lightning-predict trace memory` shows what fills the memory and what would help.")
     assert many.endswith(
-        "8xT4 lacks at least 2.00 GiB. `lightning-predict trace memory` says what fills it, and what "
-        "would help; `lightning-predict parallel` finds how several GPUs can share it."
+        "8xT4 lacks at least 2.00 GiB. `lightning-predict trace memory` shows what fills the memory and what "
+        "would help. `lightning-predict parallel` finds ways to split the model among GPUs."
     )
 
 
@@ -300,7 +301,7 @@ def test_markdown_has_as_many_cells_in_each_row(predictions: list[Prediction]) -
 def test_a_column_in_which_nothing_is_known_is_left_out_and_named() -> None:
     text = plain_table(BARE, verbose=True)
     assert "memory" not in text.partition("\n\n")[0]
-    assert "Not known for any of them: cost, $/h, memory (GiB), covered by." in text
+    assert "Unknown for all rows: cost, $/h, memory (GiB), covered by." in text
 
 
 def test_a_single_unknown_value_is_called_unknown() -> None:
@@ -319,7 +320,7 @@ def test_a_run_that_may_end_earlier_costs_and_takes_at_most() -> None:
     text = plain_table(AT_MOST)
     assert "≤ 3 h 12 min" in text
     assert "≤ $1.12" in text
-    assert "≤: the run may end earlier." in text
+    assert "≤: the run may end earlier." in plain_table(AT_MOST, verbose=True)
     assert "≤" not in plain_table(FULL)
 
 
@@ -361,12 +362,12 @@ def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
     assert rows["T4"].split()[1] != "†"
     assert rows["L4"].startswith("L4 † ")
     assert rows["A10G"].startswith("A10G † ")
-    note = (
-        "†: times were not measured on that GPU: networks of others, which know it by its data sheet alone, timed 60 % "
-        "(L4), 100 % (A10G, GH200)."
-    )
+    note = "† 60 to 100 % of these GPUs' time is extrapolated from other GPUs (no measurements on them)."
     for verbose in (False, True):  # it changes a decision, so that it is said without being asked for
         assert note in plain_table(Predictions((seen, partly, *unseen)), verbose=verbose).replace("\n  ", " ")
+    assert "† Extrapolated share of each GPU: 60 % (L4), 100 % (A10G, GH200)." in text.replace("\n  ", " ")
+    (alone,) = base_note(Predictions((seen, partly)))
+    assert alone == "† 60 % of this GPU's time is extrapolated from other GPUs (no measurements on the L4)."
     assert "†" not in plain_table(Predictions((seen,)), verbose=True)
     measured = replace(partly, step=replace(partly.step, measured_seconds=0.1))
     assert "†" not in plain_table(Predictions((measured,)))
@@ -382,10 +383,12 @@ def test_a_gpu_that_a_file_describes_is_marked_however_it_is_timed(tmp_path: Pat
 
 def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
     wide, narrow = printed(TEN, 200, verbose=True), printed(TEN, 80, verbose=True)
-    assert "Left out" not in wide
+    assert "Columns left out" not in wide
     assert "mlp 65 %, wave 20 %, roofline 10 %, measured 5 %" in wide
     # 22 + 7 + 10 + 8 + 6 + 12 characters and five gaps of 2 are 75; 82 with the price of an hour.
-    assert "Left out for want of room: 90 % of steps (ms), bound by, $/h, covered by." in " ".join(narrow.split())
+    assert "Columns left out (line too narrow): 90 % of steps (ms), bound by, $/h, covered by." in " ".join(
+        narrow.split()
+    )
     assert max(map(len, narrow.splitlines())) <= 80
     # What a left-out column means is left out with it.
     assert "Covered by:" not in narrow

@@ -48,10 +48,7 @@ def test_where_tables_do_not_fit_a_prediction_names_what_divides_them() -> None:
     found = lp.predict(recorded(large, *meta_dlrm()[1:]), gpus=["T4"])
     assert found["T4"].fits is False
     # 3 x 6.4e9 bytes are 17.9 GiB.
-    assert (
-        "Embedding tables take 17.9 GiB as they are: `lightning-predict shard` divides them among several GPUs."
-        in found.notes
-    )
+    assert "Embedding tables take 17.9 GiB. Use `lightning-predict shard` to divide them among GPUs." in found.notes
 
 
 def test_accumulation_looks_the_same_tables_up_once_a_batch() -> None:

@@ -178,7 +178,7 @@ def test_an_emulated_dtype_is_said() -> None:
     half = TensorInfo((4096, 4096), "bfloat16")
     trace = cpu_trace(product(half))
     old, new = iterations(trace, timed_work(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
-    assert old.notes == ("OLD has no bfloat16; it is predicted as emulated.",)
+    assert old.notes == ("No bfloat16 hardware: emulation is assumed.",)
     assert new.notes == ()
 
 
@@ -187,7 +187,7 @@ def test_a_missing_float8_is_said() -> None:
         Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
     )
     (step,) = iterations(trace, timed_work(trace, [OLD], origin=None, models=None), [OLD])
-    assert step.notes == ("OLD has no float8; it is predicted at float32's rate.",)
+    assert step.notes == ("No float8 hardware: predicted at float32's rate.",)
 
 
 def test_kernels_that_nothing_can_time_are_said() -> None:
@@ -195,7 +195,7 @@ def test_kernels_that_nothing_can_time_are_said() -> None:
     fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
     trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
     (step,) = iterations(trace, timed_work(trace, [SMALL], origin=None, models=MODELS), [SMALL])
-    assert step.notes == ("1 operations could not be timed and count as nothing: triton::fused.",)
+    assert step.notes == ("1 operations could not be timed and count as zero: triton::fused.",)
 
 
 EVENT, START, GAP = PROFILER_EVENT_SECONDS * 1e6, START_SECONDS * 1e6, GAP_SECONDS * 1e6
