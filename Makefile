@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo docs kept pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: compat demo docs renew pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -90,10 +90,14 @@ check: $(VENV)/installed
 audit:
 	PYTHON=$(PYTHON) bash .ci/audit
 
-# After a wanted change of predictions: the numbers that tests keep of them.
-kept: $(VENV)/installed
+# After a wanted change of predictions or output, all that shows them: sentinels, golden texts, outputs in the README and
+# the pages, pages made of templates, and, where Chromium is, pictures.
+renew: $(VENV)/installed
 	rm -f tests/*/golden/kept.json
-	$(BIN)/python -m pytest -q -n 0 --overwrite-golden tests/*/test_kept.py
+	$(BIN)/python -m pytest -q -n 0 --overwrite-golden tests
+	$(BIN)/python -m benchmarks.render_docs
+	if command -v "$${CHROMIUM:-chromium}" >/dev/null; then $(BIN)/python -m tests.pictures; \
+	else echo "renew: no Chromium, so docs/pictures.json and the pictures are as before"; fi
 
 # Runs the benchmark commands whose data DATA holds (its folders validation, measurements, traces) and writes
 # benchmarks/results/*.json; ONLY="lin,guide" chooses some.

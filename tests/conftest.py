@@ -1,7 +1,7 @@
 """Golden files: what is printed, kept beside the tests as `golden/<name>`.
 
-A test compares with `golden("name.txt", text)`. After a wanted change of the output, look at it and run
-`pytest --overwrite-golden`, which rewrites the files; the difference is then reviewed like code.
+A test compares with `golden("name.txt", text)`. After a wanted change of the output, look at it and run `make renew`,
+which rewrites the files (`pytest --overwrite-golden` runs only tests that write); the difference is reviewed like code.
 
 Slow tests: the functions of `slow_tests.txt` are marked `slow`, which `make test` leaves out and `make test-all`, like
 any plain `pytest`, runs. `pytest --renew-slow` times what it runs and writes the file.
@@ -97,7 +97,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files in an order that the seed and their names decide, alike in every process."""
+    """Order the files by the seed and their names, alike in every process; to overwrite, run what writes alone."""
+    if config.getoption("--overwrite-golden"):
+        items[:] = [item for item in items if "overwrites" in getattr(item, "fixturenames", ())]
     seed = config.getoption("--random-files")
     if seed is not None:
         items.sort(key=lambda item: hashlib.sha256(f"{seed} {item.location[0]}".encode()).digest())
@@ -150,24 +152,30 @@ def _no_silent_translators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def overwrites(request: pytest.FixtureRequest) -> bool:
+    """Return whether what is kept is to be written instead of compared."""
+    return bool(request.config.getoption("--overwrite-golden"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, overwrites: bool) -> Callable[[str, str], None]:
     """Compare a text with the file `golden/<name>` beside the test's module."""
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name
-        if request.config.getoption("--overwrite-golden"):
+        if overwrites:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text + "\n", encoding="utf-8")
-        assert path.exists(), f"{path} is missing; `pytest --overwrite-golden` writes it."
+        assert path.exists(), f"{path} is missing; `make renew` writes it."
         assert text + "\n" == path.read_text(encoding="utf-8")
 
     return compare
 
 
 @pytest.fixture
-def kept(request: pytest.FixtureRequest) -> Kept:
+def kept(request: pytest.FixtureRequest, overwrites: bool) -> Kept:
     """Compare numbers with `golden/kept.json` beside the test's module (see `tests/kept.py`)."""
     from tests.kept import kept_at
 
     path = request.path.parent / "golden" / "kept.json"
-    return kept_at(path, overwrites=request.config.getoption("--overwrite-golden"))
+    return kept_at(path, overwrites=overwrites)

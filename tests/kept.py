@@ -1,29 +1,36 @@
-"""Numbers that predictions gave once, kept beside the tests as `golden/kept.json`: one that moves shows in review.
+"""Sentinels: a few numbers that predictions gave once, kept beside the tests as `golden/kept.json`.
 
-No test says that such a number is right. It says which ones a change of the code moves, and by how much: those that
-one did not mean to move are a mistake. Example::
+No test says that such a number is right. It says which ones a change of the code moves by more than `TOLERANCE`, from
+what to what: those that you did not mean to move are a mistake. Keep whole steps, ends of intervals and totals; write a
+relation or derive the value where you can. `tests/test_kept_numbers.py` limits their count. Example::
 
     def test_steps(kept: Kept) -> None:
-        kept("steps", {"gpt2 on T4": numbers(prediction.iteration)})
+        kept("steps", {"gpt2 on T4": ends(prediction.iteration.interval)})
 
-After a wanted change of predictions, look at what moved, then run `make kept`.
+After a wanted change of predictions, look at what moved, then run `make renew`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
 
-TOLERANCE: Final = 1e-4
-"""Relative: processors round differently, and networks add float32 values in different orders."""
+TOLERANCE: Final = 1e-2
+"""Relative difference below which a value did not move: a sentinel shows what a change moves, not its last digits."""
 
+FLOOR: Final = 1e-12
+"""Absolute difference below which a value did not move: 0 s against 3e-16 s."""
+
+DIGITS: Final = 4
 SHOWN: Final = 20
 ROOT: Final = Path(__file__).parents[1]
 
@@ -45,7 +52,7 @@ def kept_at(path: Path, *, overwrites: bool) -> Kept:
         moved = list(_moved(table.get(part, {}), found))
         more = f"\n... and {len(moved) - SHOWN} more" if len(moved) > SHOWN else ""
         assert not moved, (
-            f"{len(moved)} values of {path.parent.parent.name}, {part}, moved. If they were meant to: make kept\n"
+            f"{len(moved)} values of {path.parent.parent.name}, {part}, moved. If they were meant to: make renew\n"
             + "\n".join(moved[:SHOWN])
             + more
         )
@@ -66,11 +73,21 @@ def numbers(value: Any) -> list[object]:
     return [part for one in value for part in numbers(one)]
 
 
+def ends(interval: Interval[float]) -> list[float]:
+    """List the lower end, the middle and the upper end."""
+    return [interval.low, interval.middle, interval.high]
+
+
+def overall(values: Iterable[Any]) -> float:
+    """Return the geometric mean of the values above 0: one number for many of a kind, which each of them moves."""
+    return statistics.geometric_mean([float(value) for value in values if value > 0] or [1.0])
+
+
 def _rounded(value: object) -> object:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [_rounded(one) for one in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
     return value
 
 
@@ -105,7 +122,7 @@ def _change(old: object, new: object) -> str:
         return "" if old == new else f"{old} -> {new}"
     assert isinstance(old, int | float)
     assert isinstance(new, int | float)
-    if math.isclose(old, new, rel_tol=TOLERANCE):
+    if math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=FLOOR):
         return ""
     return f"{old:g} -> {new:g}" + (f" ({new / old - 1:+.2%})" if old else "")
 

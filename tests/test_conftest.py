@@ -11,7 +11,7 @@ TESTS = [(f"tests/test_{file}.py", name) for file in range(8) for name in ("one"
 
 
 def drawn(seed: str | None) -> list[tuple[str, str]]:
-    config: Any = SimpleNamespace(getoption=lambda name: seed)
+    config: Any = SimpleNamespace(getoption={"--random-files": seed, "--overwrite-golden": False}.__getitem__)
     items: list[Any] = [SimpleNamespace(location=(file, None, name)) for file, name in TESTS]
     pytest_collection_modifyitems(config, items)
     return [(item.location[0], item.location[2]) for item in items]

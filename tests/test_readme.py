@@ -25,11 +25,11 @@ def test_code_runs(block: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_to_rent_and_the_table_are_the_examples_own(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_to_rent_and_the_table_are_the_examples_own(tmp_path: Path, overwrites: bool) -> None:
     recommendation, heading, table, *_ = example("gpt2", tmp_path).split("\n\n")  # notes follow
     assert heading.startswith("50,000 steps")
     printed = f"{recommendation}\n\n{heading}\n\n{table}\n"
-    if request.config.getoption("--overwrite-golden"):
+    if overwrites:
         README.write_text(OUTPUT.sub(lambda match: match[1] + printed + match[3], README.read_text()))
     shown = OUTPUT.search(README.read_text())
     assert shown is not None
@@ -39,13 +39,13 @@ def test_what_to_rent_and_the_table_are_the_examples_own(tmp_path: Path, request
 ADVICE = re.compile(r"(\$ lightning-predict advise (\S+) --gpus (\S+) --iterations (\d+)\n)(.*?)(```)", re.DOTALL)
 
 
-def test_the_advice_on_the_page_is_what_its_command_prints(request: pytest.FixtureRequest) -> None:
+def test_the_advice_on_the_page_is_what_its_command_prints(overwrites: bool) -> None:
     page = ROOT / "docs" / "howto" / "advice.md"
     shown = ADVICE.search(page.read_text())
     assert shown is not None
     trace = lp.Trace.load(str(ROOT / shown[2]))
     printed = f"{lp.advise(trace, shown[3].split(','), iterations=int(shown[4]), history=False)}\n"
-    if request.config.getoption("--overwrite-golden"):
+    if overwrites:
         page.write_text(ADVICE.sub(lambda match: match[1] + printed + match[6], page.read_text()))
         shown = ADVICE.search(page.read_text())
         assert shown is not None

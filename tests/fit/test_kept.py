@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import pytest
-
 from lightning_predict.fit.budget import co2_limit, hours_limit, judge_forecast, judge_use, usd_limit
 from lightning_predict.fit.evidence import believe, settles_at
 from lightning_predict.fit.remaining import (
@@ -17,7 +15,7 @@ from lightning_predict.fit.remaining import (
 from lightning_predict.interval import Interval
 from tests.fit.scenarios import SCENARIOS, Scenario, family, family_of_workers, moments
 from tests.fit.simulating import forecasts
-from tests.kept import Kept, numbers
+from tests.kept import Kept, ends, numbers, overall
 
 VALUES: Final = {
     "constant": [1.0] * 40,
@@ -31,38 +29,31 @@ VALUES: Final = {
 }
 
 
-def believed(scenario: Scenario) -> list[object]:
+def forecast(scenario: Scenario) -> list[float]:
+    """Return what a run takes, and what is believed of it at the middle one of its moments."""
     found, end = forecasts(scenario, set(moments(scenario)))
-    return [
-        end,
-        *(
-            part
-            for now, rest in found.values()
-            for part in (now, *numbers([rest.forecast, rest.workload.loader, rest.workload.between_seconds]))
-        ),
-    ]
+    _, rest = list(found.values())[len(found) // 2]
+    return [end, *([] if rest.forecast is None else ends(rest.forecast))]
 
 
 def test_named_runs(kept: Kept) -> None:
-    kept("named runs", {name: believed(scenario) for name, scenario in SCENARIOS.items()})
+    kept("named runs", {name: forecast(scenario) for name, scenario in SCENARIOS.items()})
 
 
 def test_drawn_runs(kept: Kept) -> None:
-    kept("drawn runs", {str(seed): believed(family(seed)) for seed in range(1000, 1020)})
-
-
-def test_drawn_runs_with_workers(kept: Kept) -> None:
-    kept("runs with workers", {str(seed): believed(family_of_workers(seed)) for seed in range(1000, 1012)})
+    """Means over drawn runs, which any of them moves."""
+    found = {}
+    for word, draw in (("loaders", family), ("loaders with workers", family_of_workers)):
+        runs = [forecast(draw(seed)) for seed in range(1000, 1012)]
+        found[word] = [overall(column) for column in zip(*runs, strict=True)]
+    kept("drawn runs", found)
 
 
 def test_evidence(kept: Kept) -> None:
     found = {}
     for name, values in VALUES.items():
-        for ahead in (5, 1000):
-            found[f"{name}, {ahead} ahead"] = numbers(
-                [believe(values, ahead=ahead), believe(values, of_each=4, ahead=ahead)]
-            )
-        found[f"{name} settles"] = numbers(settles_at(values))
+        belief = believe(values, ahead=1000)
+        found[name] = [*numbers(settles_at(values)), *([] if belief is None else ends(belief.mean))]
     kept("evidence", found)
 
 
@@ -84,11 +75,12 @@ POSITIONS: Final = {
 }
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_counts(kept: Kept, name: str) -> None:
-    position = POSITIONS[name]
-    counts = remaining(position)
-    kept(f"counts, {name}", {"all": numbers([counts, workload(counts, position, batches_per_window=4, samples=12)])})
+def test_counts(kept: Kept) -> None:
+    found: dict[str, object] = {}
+    for name, position in POSITIONS.items():
+        work = workload(remaining(position), position, batches_per_window=4, samples=12)
+        found[name] = [work.training_iterations, work.validation_iterations, work.samples_per_iteration]
+    kept("counts", found)
 
 
 def test_budgets(kept: Kept) -> None:
@@ -100,13 +92,9 @@ def test_budgets(kept: Kept) -> None:
     forecasts_made = [Interval(middle * 0.8, middle, middle * 1.4) for middle in (300.0, 800.0, 1500.0, 4000.0)]
     found: dict[str, object] = {}
     for limit in limits:
-        for elapsed in (100.0, 790.0, 1100.0, 3000.0):
-            found[f"{limit.name} after {elapsed:g}"] = numbers(
-                [
-                    limit.used(elapsed),
-                    limit.reached_seconds(0.8),
-                    judge_use([limit], elapsed, end_seconds=50.0),
-                    [judge_forecast([limit], elapsed, forecast) for forecast in forecasts_made],
-                ]
-            )
+        for word, elapsed in (("early", 100.0), ("late", 790.0)):
+            use = judge_use([limit], elapsed, end_seconds=50.0)
+            forecasts = [judge_forecast([limit], elapsed, forecast) for forecast in forecasts_made]
+            words = [part for part in numbers([use, forecasts]) if part in ("warn", "stop", None)]
+            found[f"{limit.name}, {word}"] = [limit.used(elapsed), limit.reached_seconds(0.8), *words]
     kept("budgets", found)

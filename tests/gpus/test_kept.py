@@ -1,4 +1,4 @@
-"""What follows from the row of a GPU: its generation, its rates, its slices, and the smallest step on it."""
+"""What follows from the row of a GPU: its rates, its slices, and the smallest step on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.gpus.slices import slice_of
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.testing import example_trace
-from tests.kept import Kept, numbers
+from tests.kept import Kept, overall
 
 SLICES: Final = {"A100-SXM-80GB": "3g.40gb", "H100-SXM-80GB": "1g.10gb"}
 
@@ -21,34 +21,24 @@ def newest() -> list[Gpu]:
     return list({(one.ruled_by, one.compute_capability): one for one in gpus}.values())
 
 
-def test_rates(kept: Kept) -> None:
+def test_rates_and_the_smallest_step(kept: Kept) -> None:
+    predictions = lp.predict(example_trace(64), gpus=newest(), history=False)
     found = {}
-    for one in newest():
-        rates = [(one.peak(dtype), one.lanes_peak(dtype), one.ridge_flops_per_byte(dtype)) for dtype in COMPUTE_BYTES]
-        found[one.name] = [one.overclock, *numbers(rates)]
-    kept("rates", found)
-
-
-def test_generations(kept: Kept) -> None:
-    kept("generations", {one.name: numbers(one.generation) for one in newest()})
+    for one, prediction in zip(newest(), predictions.values(), strict=True):
+        rates = [rate for dtype in COMPUTE_BYTES for rate in (one.peak(dtype) or 0.0, one.lanes_peak(dtype))]
+        found[one.name] = [overall(rates), prediction.iteration_seconds]
+    kept("rates and the smallest step", found)
 
 
 def test_slices(kept: Kept) -> None:
     found = {}
     for name, profile in SLICES.items():
         part = slice_of(gpu(name), profile)
+        rates = (part.l2_bytes, part.l2_bytes_per_second, part.pcie_bytes_per_second)
         found[part.name] = [
             part.streaming_multiprocessors,
             part.memory_bytes,
-            part.l2_bytes,
-            part.l2_bytes_per_second,
             part.dram_bytes_per_second,
-            part.pcie_bytes_per_second,
-            *part.peak_flops_per_second.values(),
+            overall(rates),
         ]
     kept("slices", found)
-
-
-def test_the_smallest_step(kept: Kept) -> None:
-    predictions = lp.predict(example_trace(64), gpus=newest(), history=False)
-    kept("smallest step", {name: numbers(one.iteration) for name, one in predictions.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,7 +30,7 @@ from lightning_predict.kernels.operations import (
 from lightning_predict.kernels.timing import problem_times
 from lightning_predict.kernels.translation import STRICT_VARIABLE, translate, work_items
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
-from tests.kept import Kept, example, many_calls
+from tests.kept import Kept, example, many_calls, overall
 
 GPUS: Final = tuple(map(gpu, ("V100-SXM2-16GB", "T4", "A100-SXM-80GB", "RTX 4090", "H100-SXM-80GB")))
 DTYPES: Final = ("float32", "float16")
@@ -84,46 +84,41 @@ PROBLEMS: Final = [
 ]
 
 
-def named(problems: list[Problem], table: dict[str, np.ndarray]) -> dict[str, object]:
-    """List what each row of a table says of each operation, dtype and shape."""
-    found = defaultdict[str, list[float]](list)
-    for column, problem in enumerate(problems):
-        found[f"{problem.operation} {problem.dtype}"].extend(table[row][column] for row in table)
-    return dict(found)
-
-
-def test_work(kept: Kept) -> None:
-    rows: dict[str, list[float]] = {}
-    for problem in PROBLEMS:
-        if problem.dtype == "float32":
-            batch = batch_of([problem])
-            counts = (batch.flops, batch.least_flops, batch.bytes_read, batch.bytes_written)
-            rows.setdefault(problem.operation, []).extend(float(count[0]) for count in counts)
-    kept("work", rows)
-
-
-@pytest.mark.parametrize("by", ["networks", "rooflines"])
-def test_seconds(kept: Kept, by: str) -> None:
-    models = kernel_models(tuple(one.name for one in GPUS)) if by == "networks" else None
-    gpus = GPUS if models else GPUS[1:3]
+def test_seconds_by_networks(kept: Kept) -> None:
+    """One number for each operation: the mean over GPUs, dtypes and shapes, which each of them moves."""
     problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
-    times = problem_times(problems, gpus, models)
-    rows = {one.name: row for one, row in zip(gpus, times.seconds, strict=True)}
-    ends = {"low": times.interval.low.mean(axis=0), "high": times.interval.high.mean(axis=0)} if models else {}
-    kept(f"seconds by {by}", named(problems, rows | ends))
+    interval = problem_times(problems, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
+    found = means(problems, interval.middle, lambda problem: problem.operation)
+    tables = (interval.low, interval.high)
+    kept("seconds by networks", found | {"low and high ends": [overall(table.ravel()) for table in tables]})
 
 
-@pytest.mark.parametrize("name", ["many calls", "resnet", "gpt2", "dlrm", "mixtral-8x7b"])
-def test_steps(kept: Kept, name: str) -> None:
-    trace = many_calls() if name == "many calls" else example(name)
-    gpus = (GPUS[1], GPUS[-1])
-    timed = timed_work(trace, gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus)))
-    found: defaultdict[str, Array] = defaultdict(lambda: np.zeros((3, len(gpus))))
-    for column, (item, family) in enumerate(zip(timed.items, timed.families, strict=True)):
-        ends = (timed.interval.low, timed.interval.middle, timed.interval.high)
-        word = trace.operations[item.operations[0]].name if name == "many calls" else family
-        found[f"{word} {timed.phases[column]}"] += np.array([one[:, column] for one in ends])
-    kept(f"step of {name}", {word: values.ravel().tolist() for word, values in found.items()})
+def test_seconds_by_rooflines(kept: Kept) -> None:
+    problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
+    seconds = problem_times(problems, GPUS, None).interval.middle
+    kept("seconds by rooflines", means(problems, seconds, lambda problem: operation_kind(problem.operation).units))
+
+
+def means(problems: Sequence[Problem], seconds: Array, group: Callable[[Problem], str]) -> dict[str, object]:
+    """Return the mean time of each group of problems over GPUs; `seconds` has the axes (gpus, problems)."""
+    columns = defaultdict[str, list[int]](list)
+    for column, problem in enumerate(problems):
+        columns[group(problem)].append(column)
+    return {name: overall(seconds[:, own].ravel()) for name, own in columns.items()}
+
+
+def test_steps(kept: Kept) -> None:
+    """Families of whole steps, both GPUs together."""
+    found = dict[str, object]()
+    for name in ("resnet", "gpt2", "dlrm", "mixtral-8x7b"):
+        gpus = (GPUS[1], GPUS[-1])
+        timed = timed_work(example(name), gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus)))
+        spent: defaultdict[str, float] = defaultdict(float)
+        for column, family in enumerate(timed.families):
+            spent[family] += float(timed.seconds[:, column].sum())
+        largest = sorted(spent, key=lambda family: -spent[family])[:4]
+        found |= {f"{name}: {family}": spent[family] for family in largest}
+    kept("steps", found)
 
 
 @pytest.mark.parametrize("software", [{"torch": "1.13.1"}, {"torch": "2.7.0", "cuda": "12.6"}, {"torch": "2.0.1"}])
@@ -140,7 +135,7 @@ def test_fusion(kept: Kept) -> None:
         trace = fused(example(name))
         problems = [problem for item in work_items(trace) for problem in item.problems]
         moved = sum(float(batch_of([one]).bytes_moved[0]) for one in set(problems))
-        found[name] = [len(trace.operations), len(problems), len(set(problems)), moved]
+        found[name] = [len(trace.operations), len(problems), moved]
     kept("fused", found)
 
 
@@ -178,51 +173,49 @@ def called(name: str) -> Iterator[tuple[str, Operation]]:
                 )
 
 
+def weight(problems: Iterable[Problem]) -> float:
+    """Add up the logarithms of all sizes, each place with a weight of its own."""
+    return sum(math.log1p(abs(one)) * (3 + place) for problem in problems for place, one in enumerate(problem.dims))
+
+
 def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems of all calls, together for those of one module of translators."""
     monkeypatch.setenv(STRICT_VARIABLE, "0")  # an error is a note, and counts
-    found: dict[str, object] = {}
-    for name in sorted(operations._TRANSLATORS):
-        counts: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-        for word, operation in called(name):
-            for problem in translate(operation, Flags(matmul_tf32=True)):
-                counts[word][0] += 1
-                counts[word][1] += sum(math.log1p(abs(one)) * (3 + place) for place, one in enumerate(problem.dims))
-        found[name] = [one for word in counts for one in counts[word]]
-    kept("translators", found)
+    problems = defaultdict[str, list[Problem]](list)
+    for name, translator in sorted(operations._TRANSLATORS.items()):
+        module = getattr(translator, "func", translator).__module__.rpartition(".")[2]
+        for _, operation in called(name):
+            problems[module] += translate(operation, Flags(matmul_tf32=True))
+    kept("translators", {module: [len(found), weight(found)] for module, found in problems.items()})
 
 
 def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRICT_VARIABLE, "0")
-    seen: dict[str, Operation] = {}
+    found = dict[str, list[float]]()
     for trace in (many_calls(), example("dlrm"), example("resnet"), example("lora")):
-        for operation in trace.operations:
-            seen.setdefault(operation.name, operation)
-    found = {}
-    for name, operation in sorted(seen.items()):
-        ways = [operation, replace(operation, arguments={}), replace(operation, outputs=())]
-        ways += [replace(operation, inputs=operation.inputs[:count]) for count in range(len(operation.inputs))]
-        ways += [
-            replace(operation, inputs=tuple(replace(one, shape=change(one.shape)) for one in operation.inputs))
-            for change in (lambda shape: (1,) * len(shape), lambda shape: (0, *shape[1:]), lambda shape: shape[:-1])
-        ]
-        sums = [
-            [math.log1p(abs(one)) * (3 + place) for place, one in enumerate(problem.dims)]
-            for way in ways
-            for problem in translate(way, Flags(matmul_tf32=False))
-        ]
-        found[name] = [len(sums), sum(map(sum, sums))]
-    kept("known calls", found)
+        problems = list[Problem]()
+        for operation in {one.name: one for one in trace.operations}.values():
+            ways = [operation, replace(operation, arguments={}), replace(operation, outputs=())]
+            ways += [replace(operation, inputs=operation.inputs[:count]) for count in range(len(operation.inputs))]
+            ways += [
+                replace(operation, inputs=tuple(replace(one, shape=change(one.shape)) for one in operation.inputs))
+                for change in (lambda shape: (1,) * len(shape), lambda shape: (0, *shape[1:]), lambda shape: shape[:-1])
+            ]
+            problems += [problem for way in ways for problem in translate(way, Flags(matmul_tf32=False))]
+        found[str(len(found))] = [len(problems), weight(problems)]
+    kept("calls cut short", found)
 
 
 def test_collectives(kept: Kept) -> None:
-    layouts = ("8xV100-SXM2-16GB", "4xT4", "2x8xA100-SXM-80GB", "32x8xH100-SXM-80GB", "2x4xL4", "18x4xGB200")
+    layouts = ("8xV100", "4xT4", "32x8xH100", "18x4xGB200")
     sizes = np.array([1e3, 3e5, 7e7, 4e9])
     found = {}
-    for name in layouts:
-        layout = layout_of(name)
-        for links in (CATALOGUE, Interconnect(inter_node_bytes_per_second=12.5e9)):
-            for operation in COLLECTIVES:
-                times = collective(operation, sizes, layout, interconnect=links)
-                word = f"{operation} on {name}" + ("" if links is CATALOGUE else " by a slow network")
-                found[word] = [*times.low, *times.middle, *times.high]
+    for layout in map(layout_of, layouts):
+        for word, links in (("", CATALOGUE), (" by a slow network", Interconnect(inter_node_bytes_per_second=12.5e9))):
+            times = [collective(operation, sizes, layout, interconnect=links) for operation in COLLECTIVES]
+            middle = [one.middle for one in times]
+            found[f"{layout.name}{word}"] = [
+                overall(np.concatenate([one.low for one in times])),
+                *map(overall, zip(*middle, strict=True)),
+            ]
     kept("collectives", found)
