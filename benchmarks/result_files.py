@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.runs import RUNS, Run
-from lightning_predict.reports.published_cases import PublishedCase, Split
+from lightning_predict.reports.published_cases import PublishedCase, SourceSplit
 
 FOLDER: Final = Path(__file__).parent / "results"
 """Where the results of this repository are kept."""
@@ -101,7 +101,7 @@ class Result:
     command: str
     date: str
     commit: str
-    split: Split
+    split: SourceSplit
     fitted: str = ""
     rerun: bool = True
     cases: int = 0

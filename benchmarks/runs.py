@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.reports.published_cases import Split
+from lightning_predict.reports.published_cases import SourceSplit
 
 FOLDERS: Final = ("validation", "measurements", "traces")
 """Folders of published measurements and recordings; the modules say where each comes from."""
@@ -48,7 +48,7 @@ class Run:
     name: str
     module: str = "benchmarks.accuracy"
     words: tuple[str, ...] = ()
-    split: Split
+    split: SourceSplit
     fitted: str = ""
     copies_allowed: bool = True
     is_quick: bool = True
@@ -106,7 +106,7 @@ SOURCES: Final[Mapping[str, str]] = {
 
 def _part(
     name: str,
-    split: Split,
+    split: SourceSplit,
     fitted: str = "",
     *words: str,
     data: str = "validation",
@@ -123,7 +123,7 @@ def _part(
     )
 
 
-def _page(name: str, fitted: str = "", *, split: Split = "held out") -> Run:
+def _page(name: str, fitted: str = "", *, split: SourceSplit = "held out") -> Run:
     return Run(name=name, module=f"benchmarks.accuracy.{name}", split=split, fitted=fitted)
 
 

@@ -22,7 +22,7 @@ from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS, SOURCES
 from benchmarks.training.report import report_table
 from lightning_predict.interval import Interval
-from lightning_predict.reports.published_cases import PublishedCase, Split, StepDescription, precision_on
+from lightning_predict.reports.published_cases import PublishedCase, SourceSplit, StepDescription, precision_on
 
 WIDTH: Final = 140
 """Columns of the printed tables."""
@@ -111,7 +111,7 @@ def print_rows(
 
 
 def published_cases(
-    rows: Iterable[ScoredRow], *, source: str, split: Split, copies_allowed: bool = True
+    rows: Iterable[ScoredRow], *, source: str, split: SourceSplit, copies_allowed: bool = True
 ) -> tuple[PublishedCase, ...]:
     """Summarise rows by model, GPU and precision.
 
@@ -138,7 +138,7 @@ def _summary(
     rows: Sequence[ScoredRow],
     *,
     source: str,
-    split: Split,
+    split: SourceSplit,
     copies_allowed: bool,
 ) -> PublishedCase:
     middle = sorted(rows, key=lambda row: row.error)[len(rows) // 2]

@@ -34,7 +34,7 @@ import lightning_predict as lp
 from benchmarks.accuracy.diffusion import ImageAttention, Norm, image_encoder
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
 from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.reports.published_cases import ModelKind, Precision, StepDescription
+from lightning_predict.reports.published_cases import ModelKind, PrecisionClass, StepDescription
 from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-40GB"
@@ -225,11 +225,11 @@ def predicted(row: Row, *, compiled: bool) -> lp.Prediction:
 
 def row_of(row: Row, *, compiled: bool) -> ScoredRow:
     """Predict a step and put it beside the measured one."""
-    precision: Precision = "16 bits" if row.name in ADAPTED else "TF32" if compiled and row.allows_tf32 else "float32"
+    own: PrecisionClass = "TF32" if compiled and row.allows_tf32 else "float32"
     return ScoredRow(
         names=(f"{row.name}, {'compiled' if compiled else 'eager'}",),
         gpu=GPU,
-        step=StepDescription(kind=KINDS[row.name], precision=precision),
+        step=StepDescription(kind=KINDS[row.name], precision="16 bits" if row.name in ADAPTED else own),
         measured=milliseconds_to_seconds(row.compiled if compiled else row.eager),
         predicted=predicted(row, compiled=compiled).iteration,
     )

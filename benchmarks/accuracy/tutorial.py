@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import lightning_predict as lp
 from benchmarks.scored_steps import ScoredRow, page_options, report_page
 from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.reports.published_cases import Precision, StepDescription
+from lightning_predict.reports.published_cases import PrecisionClass, StepDescription
 from lightning_predict.units import milliseconds_to_seconds
 
 GPU: Final = "A100-SXM-80GB"
@@ -161,7 +161,7 @@ def _matmul_precision(word: str) -> Iterator[None]:
 
 def row_of(chapter: Chapter) -> ScoredRow:
     """Predict a chapter's step and put it beside the measured one."""
-    precision: Precision = "16 bits" if chapter.bfloat16 else "TF32" if chapter.tf32 else "float32"
+    precision: PrecisionClass = "16 bits" if chapter.bfloat16 else "TF32" if chapter.tf32 else "float32"
     return ScoredRow(
         names=(f"GPT-2 124M, {chapter.words}",),
         gpu=GPU,

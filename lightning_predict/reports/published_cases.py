@@ -39,16 +39,16 @@ ModelKind = Literal[
     "recommender",
     "other",
 ]
-Precision = Literal["16 bits", "TF32", "float32", "float8", "other"]
-Split = Literal["held out", "fitted"]
+PrecisionClass = Literal["16 bits", "TF32", "float32", "float8", "other"]
+SourceSplit = Literal["held out", "fitted"]
 
-SPLITS: Final[Mapping[Split, str]] = {
+SPLITS: Final[Mapping[SourceSplit, str]] = {
     "held out": "no constant was chosen on this source",
     "fitted": "some constants were chosen on this source, so expect larger errors on others",
 }
 """What the two splits mean."""
 
-PRECISIONS: Final[Mapping[str, Precision]] = {
+PRECISIONS: Final[Mapping[str, PrecisionClass]] = {
     "float16": "16 bits",
     "bfloat16": "16 bits",
     "tf32": "TF32",
@@ -90,9 +90,9 @@ class PublishedCase:
     model: str
     kind: ModelKind
     gpu: str
-    precision: Precision
+    precision: PrecisionClass
     source: str
-    split: Split
+    split: SourceSplit
     steps: int
     error: float | None
     absolute_error: float
@@ -113,7 +113,7 @@ class StepDescription:
     """The properties by which steps are compared."""
 
     kind: ModelKind
-    precision: Precision
+    precision: PrecisionClass
     is_training: bool = True
 
 
@@ -151,13 +151,13 @@ def _kind(counts: Counter[str]) -> ModelKind:
     return "convolutional network" if convolutions else "other"
 
 
-def _precision(dtype: str) -> Precision:
+def _precision(dtype: str) -> PrecisionClass:
     if dtype.startswith("float8"):
         return "float8"
     return PRECISIONS.get(dtype, "other")
 
 
-def precision_on(precision: Precision, gpu: str) -> Precision:
+def precision_on(precision: PrecisionClass, gpu: str) -> PrecisionClass:
     """Precision that a GPU runs: float32 for TF32 on a GPU without it."""
     return "float32" if precision == "TF32" and "tf32" not in gpu_of(gpu).peak_flops_per_second else precision
 
