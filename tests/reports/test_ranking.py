@@ -103,13 +103,14 @@ def test_unknown_memory_is_said() -> None:
     assert not rank(FULL).memory_unknown
 
 
-@pytest.mark.parametrize("name", ["full", "bare", "at_most", "ten"])
-def test_lines_and_markdown(name: str, golden: Callable[[str, str], None]) -> None:
-    predictions = {"full": FULL, "bare": BARE, "at_most": AT_MOST, "ten": TEN}[name]
-    ranking = rank(predictions, deadline_hours=3.3)
-    lines = ranking_lines(ranking)
-    assert max(map(len, lines)) <= 120
-    golden(f"ranking_{name}.txt", "\n".join(lines) + "\n\n" + ranking_markdown(ranking))
+def test_lines_and_markdown(golden: Callable[[str, str], None]) -> None:
+    texts = []
+    for name, predictions in {"full": FULL, "bare": BARE, "at_most": AT_MOST, "ten": TEN}.items():
+        ranking = rank(predictions, deadline_hours=3.3)
+        lines = ranking_lines(ranking)
+        assert max(map(len, lines)) <= 120
+        texts.append(f"=== {name}\n" + "\n".join(lines) + "\n\n" + ranking_markdown(ranking))
+    golden("ranking.txt", "\n\n".join(texts))
 
 
 def test_a_deadline_that_the_upper_end_breaks_is_said() -> None:

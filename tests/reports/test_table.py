@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,21 +245,16 @@ def printed(predictions: Predictions, width: int, *, verbose: bool = False) -> s
     return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").splitlines())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_plain_table(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"plain_{name}.txt", plain_table(EXAMPLES[name]))
-    golden(f"verbose_{name}.txt", plain_table(EXAMPLES[name], verbose=True))
+def sections(texts: Mapping[str, str]) -> str:
+    """Put texts under their names in one golden file: one test and one file for a kind of table."""
+    return "\n\n".join(f"=== {name}\n{text}" for name, text in texts.items())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_markdown_table(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"markdown_{name}.txt", markdown_table(EXAMPLES[name]))
-
-
-@pytest.mark.parametrize("width", [80, 100, 120])
-@pytest.mark.parametrize("name", ["full", "ten"])
-def test_rich_table_in_a_terminal(name: str, width: int, golden: Callable[[str, str], None]) -> None:
-    golden(f"rich_{name}_{width}.txt", printed(EXAMPLES[name], width))
+def test_what_tables_print(golden: Callable[[str, str], None]) -> None:
+    golden("plain.txt", sections({name: plain_table(one) for name, one in EXAMPLES.items()}))
+    golden("verbose.txt", sections({name: plain_table(one, verbose=True) for name, one in EXAMPLES.items()}))
+    golden("markdown.txt", sections({name: markdown_table(one) for name, one in EXAMPLES.items()}))
+    golden("rich.txt", sections({f"{width} columns": printed(TEN, width) for width in (80, 100, 120)}))
 
 
 shares = st.fixed_dictionaries(
