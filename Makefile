@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: compat demo docs renew pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
+.PHONY: test-newest test-numbers compat demo docs renew pictures results test test-all test-random test-gpu soak soak-modules bench check audit lock format build clean
 
 # The versions of constraints.txt, each file checked by its hash. Torch is not among them: its CPU builds come from an
 # index of its own, which serves other files under the same version. It is asked for exactly, as a looser request may
@@ -72,6 +72,14 @@ compat:
 	.ci/compat low $(PYTHON)
 	.ci/compat newest $(PYTHON)
 
+# All quick tests with the newest torch, torchvision, transformers, peft, diffusers, timm and Lightning: gigabytes, weekly.
+test-newest:
+	.ci/compat everything $(PYTHON)
+
+# What depends on numbers, under the BLAS kernels of processors with and without AVX-512.
+test-numbers: $(VENV)/installed
+	.ci/blas $(BIN)/python
+
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.speed.callback_overhead
 	$(BIN)/python -m benchmarks.speed.recording_speed
@@ -85,6 +93,7 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	.ci/commits
 
 # Known vulnerabilities of the pinned versions; says so where nobody can be asked.
 audit:
