@@ -4,7 +4,7 @@ A template is Markdown with placeholders:
 
     {{lin: steps / all / median %}}                the cell of a table: title (or a part of it), row, column
     {{lin: cases}}  {{lin: date}}                  number of cases, day of the run
-    {{table lin: steps}}                           the table, and below it command, day, cases and what was fitted
+    {{table lin: steps}}                           the table; below it command, day, cases, fitted constants
     {{table lin: steps | rows: all | columns: n, median %}}   some rows (names or a regular expression), some columns
     {{accuracy}}                                   errors by kind of model and generation of GPU
     {{operations}}                                 errors of the bundled weights, from their manifest
@@ -12,7 +12,7 @@ A template is Markdown with placeholders:
 Example::
 
     python -m benchmarks.render_docs            # writes the pages and lightning_predict/reports/published_cases.json
-    python -m benchmarks.render_docs --check    # 1 if a page is not what the templates give
+    python -m benchmarks.render_docs --check    # exit code 1 if a page is stale
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ KINDS: Final[Sequence[ModelKind]] = (
 GOOD: Final = 0.10
 FAIR: Final = 0.20
 FEW: Final = 3
-"""Below so many cases no verdict is given."""
+"""Minimum number of cases for a verdict."""
 
 
 @cache
@@ -146,7 +146,7 @@ def _line(cells: Any) -> str:
 
 
 def caption_text(one: Result) -> str:
-    """Say how a result came about: command, day, number of cases, and what was fitted."""
+    """Describe the run of a result: command, day, number of cases, fitted constants."""
     fitted = f"fitted to these rows: {one.fitted}" if one.fitted else "nothing was fitted to these rows"
     run = f"run on {one.date} at {one.commit}" if one.rerun else f"last run on {one.date}, before results were files"
     return f"*`{one.command}`, {run}; {one.cases:,} cases; {fitted}.*"

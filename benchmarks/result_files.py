@@ -88,7 +88,7 @@ class Result:
         date: Day of the run, as 2026-11-27.
         commit: Commit that ran; its first 12 digits.
         split: Whether constants were chosen on the scored rows.
-        fitted: What was chosen on them, in words; empty if nothing.
+        fitted: Constants that were chosen on them; empty if none.
         rerun: False if the figures were typed from a run before results were written to files.
         cases: Number of scored cases.
         figures: Single numbers.
@@ -124,7 +124,7 @@ class Result:
         return found[0]
 
     def figure(self, name: str) -> Figure:
-        """Return the figure with this name: that of a single number, or `title / row / column` of a table.
+        """Return a figure by its name, or by `title / row / column` of a table.
 
         Raises:
             KeyError: There is no such figure, or more than one.
@@ -146,7 +146,7 @@ class Result:
 
 
 def write_run(console: ResultConsole, name: str, folder: Path | None) -> None:
-    """Write what a console printed as the result of a run; None writes nothing.
+    """Write the printed tables and figures as the result of a run; None writes nothing.
 
     Args:
         console: The console.
@@ -208,7 +208,7 @@ class ResultConsole(Console):
             self._tables.append(table)
 
     def result(self, run: Run, *, published: Sequence[PublishedCase] = ()) -> Result:
-        """Return what was printed as a result of today.
+        """Return the printed tables and figures as a result of today.
 
         Args:
             run: The command that printed it.

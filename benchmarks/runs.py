@@ -1,4 +1,4 @@
-"""The benchmark commands whose results the documentation shows: how each is run and what was fitted to its rows.
+"""The benchmark commands whose results the documentation shows: how each is run, and the constants fitted to its rows.
 
 `make results` runs those whose data is there and writes `benchmarks/results/NAME.json`. Example::
 
@@ -40,9 +40,9 @@ class Run:
         words: What follows the module. `validation`, `measurements` and `traces` stand for these folders of data, and
             `STEPS` for the folder of recorded steps, `STUDY` for an empty file of settings.
         split: Whether constants were chosen on the scored rows.
-        fitted: What was chosen on them.
+        fitted: Constants that were chosen on them.
         copies_allowed: False if a licence of the source does not allow copies of measured values.
-        is_quick: It takes less than about 15 minutes on two cores, without packages beside the pinned ones.
+        is_quick: It takes less than about 15 minutes on two cores, with the pinned packages only.
     """
 
     name: str
@@ -144,7 +144,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _part("lin", "fitted", "width of the interval", *_CACHE),
         _part("gavel", "fitted", "the rate of the K80's convolutions", *_CACHE),
         _part("sia", "held out", "", *_CACHE, copies_allowed=False),
-        _part("timm", "fitted", "batch norms in 16 bits beside GDDR memory", "--sample", "40", *_CACHE, is_quick=False),
+        _part("timm", "fitted", "batch norms in 16 bits on GDDR memory", "--sample", "40", *_CACHE, is_quick=False),
         _part(
             "torchvision", "fitted", "VGG in 16 bits", *_CACHE, copies_allowed=False, is_quick=False
         ),

@@ -1,4 +1,4 @@
-"""Published steps beside their predictions: the table of one page, and the cases that ship with the package.
+"""Published steps with their predictions: the table of one page, and the cases that ship with the package.
 
 Example::
 
@@ -34,7 +34,7 @@ SCALES: Final = {"s": 1.0, "ms": 1e3}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
-    """A published step, its prediction, and what is needed to find it.
+    """A published step with its prediction, kind of model and GPU.
 
     Attributes:
         names: Cells that name the row.

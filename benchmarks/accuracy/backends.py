@@ -224,7 +224,7 @@ def predicted(row: Row, *, compiled: bool) -> lp.Prediction:
 
 
 def row_of(row: Row, *, compiled: bool) -> ScoredRow:
-    """Predict a step and put it beside the measured one."""
+    """Predict a step and pair it with the measured one."""
     own: PrecisionClass = "TF32" if compiled and row.allows_tf32 else "float32"
     return ScoredRow(
         names=(f"{row.name}, {'compiled' if compiled else 'eager'}",),
@@ -236,7 +236,7 @@ def row_of(row: Row, *, compiled: bool) -> ScoredRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each row of the page beside its prediction; return 0."""
+    """Print each row of the page with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "")
     title = f"A training step of PyTorch models on an {GPU}, predicted from shapes; no time was fitted"
     rows = [row_of(row, compiled=compiled) for row in ROWS for compiled in (False, True)]

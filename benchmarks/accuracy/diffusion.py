@@ -363,7 +363,7 @@ def predicted(row: Row) -> lp.Prediction:
 
 
 def row_of(row: Row) -> ScoredRow:
-    """Predict a row's step and put it beside the measured one."""
+    """Predict a row's step and pair it with the measured one."""
     found = predicted(row)
     return ScoredRow(
         names=(f"ControlNet, {row.name}", str(row.batch)),
@@ -377,7 +377,7 @@ def row_of(row: Row) -> ScoredRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each row of the page beside its prediction; return 0."""
+    """Print each row of the page with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "")
     title = f"A training step of ControlNet in float16 autocast on an {GPU}, predicted from shapes"
     rows = [row_of(row) for row in ROWS]

@@ -164,7 +164,7 @@ def predicted(model: Model, length: int) -> lp.Prediction:
 
 
 def row_of(model: Model, length: int) -> ScoredRow:
-    """Predict an update and put it beside the measured one."""
+    """Predict an update and pair it with the measured one."""
     found, at = predicted(model, length), LENGTHS.index(length)
     return ScoredRow(
         names=(f"Qwen {model.name} with LoRA", f"{length:,}"),
@@ -178,7 +178,7 @@ def row_of(model: Model, length: int) -> ScoredRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each update of the page beside its prediction; return 0."""
+    """Print each update of the page with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "", [model.name for model in MODELS])
     title = f"An update of {SEQUENCES} sequences on an {GPU}, predicted from shapes; nothing was fitted"
     rows = [

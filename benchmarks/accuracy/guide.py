@@ -96,7 +96,7 @@ def predicted(row: Row) -> lp.Prediction:
 
 
 def row_of(row: Row) -> ScoredRow:
-    """Predict a run and put it beside the measured one."""
+    """Predict a run and pair it with the measured one."""
     found = predicted(row)
     return ScoredRow(
         names=(f"BERT-large, {row.name.strip()} ({UPDATES} updates)",),
@@ -110,7 +110,7 @@ def row_of(row: Row) -> ScoredRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each run of the guide beside its prediction; return 0."""
+    """Print each run of the guide with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "")
     title = f"{UPDATES} updates of {SEQUENCES} sequences on a {GPU}, predicted from shapes; no time was fitted"
     rows = [row_of(row) for row in ROWS]

@@ -189,7 +189,7 @@ def predicted_epochs(plan: Plan, gpus: Sequence[str]) -> dict[str, tuple[float, 
 
 
 def rows_of(plan: Plan) -> Iterator[ScoredRow]:
-    """Predict an epoch on each GPU of the page and put it beside the measured one."""
+    """Predict an epoch on each GPU of the page and pair it with the measured one."""
     measured = {gpu: seconds for gpu, seconds in zip(GPUS, plan.seconds, strict=True) if seconds is not None}
     for gpu, epoch in predicted_epochs(plan, list(measured)).items():
         yield ScoredRow(
@@ -202,7 +202,7 @@ def rows_of(plan: Plan) -> Iterator[ScoredRow]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each epoch of the page beside its prediction; return 0."""
+    """Print each epoch of the page with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "", [plan.name for plan in PLANS])
     title = "An epoch in float16 autocast under torch 1.7.1, predicted from shapes; nothing was fitted"
     rows = [row for plan in PLANS if plan.name in (options.names or [plan.name]) for row in rows_of(plan)]

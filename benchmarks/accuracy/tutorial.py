@@ -160,7 +160,7 @@ def _matmul_precision(word: str) -> Iterator[None]:
 
 
 def row_of(chapter: Chapter) -> ScoredRow:
-    """Predict a chapter's step and put it beside the measured one."""
+    """Predict a chapter's step and pair it with the measured one."""
     precision: PrecisionClass = "16 bits" if chapter.bfloat16 else "TF32" if chapter.tf32 else "float32"
     return ScoredRow(
         names=(f"GPT-2 124M, {chapter.words}",),
@@ -172,7 +172,7 @@ def row_of(chapter: Chapter) -> ScoredRow:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print each chapter's step beside its prediction; return 0."""
+    """Print each chapter's step with its prediction; return 0."""
     options = page_options(arguments, main.__doc__ or "")
     title = f"A step of {SEQUENCES} x {TOKENS:,} tokens on an {GPU}, predicted from shapes; nothing was fitted"
     rows = [row_of(chapter) for chapter in CHAPTERS]

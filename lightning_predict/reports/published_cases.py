@@ -46,7 +46,7 @@ SPLITS: Final[Mapping[SourceSplit, str]] = {
     "held out": "no constant was chosen on this source",
     "fitted": "some constants were chosen on this source, so expect larger errors on others",
 }
-"""What the two splits mean."""
+"""Meaning of each split."""
 
 PRECISIONS: Final[Mapping[str, PrecisionClass]] = {
     "float16": "16 bits",
