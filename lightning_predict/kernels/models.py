@@ -65,7 +65,7 @@ from lightning_predict.kernels.operations import Array, BoolArray, Family, Index
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, sustaining
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import less
-from lightning_predict.weights.records import Float32Array, LoadedWeights, NetworkWeights
+from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
 # --- All models of the package
@@ -99,6 +99,10 @@ class BundledModels:
     def has_measured(self, gpu_name: str) -> bool:
         """Return whether any network was trained on this GPU's own measurements."""
         return self.networks.has_measured(gpu_name)
+
+    def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
+        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
+        return self.networks.measured_factor(gpu_name, operation, dtype)
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
@@ -296,6 +300,11 @@ class UtilisationModels:
     def has_measured(self, gpu_name: str) -> bool:
         """Return whether this GPU has its own weights, for any operation."""
         return gpu_name in self._weights.gpus
+
+    def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
+        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
+        own = self._weights.gpus.get(gpu_name)
+        return None if own is None else own.factors.get(f"{operation}/{dtype}")
 
     def has_own_weights(self, gpu_name: str, operation: str, dtype: str) -> bool:
         """Return whether this GPU's weights were trained on its own measurements of this operation and dtype.

@@ -66,6 +66,7 @@ from lightning_predict.kernels.roofline import (
 )
 from lightning_predict.ties import less
 from lightning_predict.units import MICROSECOND
+from lightning_predict.weights.records import MeasuredFactor
 
 # --- Estimates and the interface of models
 
@@ -109,6 +110,9 @@ class KernelModels(Protocol):
 
     def has_measured(self, gpu_name: str) -> bool:
         """Return whether a model was trained on measurements of this GPU."""
+
+    def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
+        """Return the correction from this GPU's own measurements of an operation without a tuned network."""
 
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
@@ -717,6 +721,32 @@ def _held_to_emulation(times: ProblemTimes, question: TimingRequest) -> ProblemT
     return replace(times, interval=Interval(interval.low, seconds, np.maximum(interval.high, seconds)))
 
 
+def _may_be_measured(_asked: Problem, _computed: Problem, models: KernelModels | None) -> bool:
+    return models is not None
+
+
+def _scaled_as_measured(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+    """Multiply times by the factors that were measured on the GPU, with the interval of such a correction."""
+    models = question.models
+    assert models is not None
+    found = [
+        [models.measured_factor(gpu.name, item.operation, item.dtype) for item in question.computed]
+        for gpu in question.gpus
+    ]
+    if not any(one is not None for row in found for one in row):
+        return times
+    is_measured = np.array([[one is not None for one in row] for row in found])  # (gpus, problems)
+    factor = np.array([[1.0 if one is None else one.factor for one in row] for row in found])
+    spread = np.exp([[0.0 if one is None else one.half_width for one in row] for row in found])
+    middle = times.seconds * factor
+    interval = Interval(
+        np.where(is_measured, middle / spread, times.interval.low),
+        middle,
+        np.where(is_measured, middle * spread, times.interval.high),
+    )
+    return replace(times, interval=interval, base_share=np.where(is_measured, 0.0, times.base_share))
+
+
 def _always(_asked: Problem, _computed: Problem, _models: KernelModels | None) -> bool:
     return True
 
@@ -792,11 +822,13 @@ LIMITS: Final = (
     TimeLimit(name="all products", concerns=_convolves, hold=_held_to_all_products),
     TimeLimit(name="TF32's kernels", concerns=_convolves_few_channels, hold=_held_to_tf32),
     TimeLimit(name="emulation", concerns=_is_emulated, hold=_held_to_emulation),
+    TimeLimit(name="own measurements", concerns=_may_be_measured, hold=_scaled_as_measured),
     TimeLimit(name="least work", concerns=_always, hold=_held_to_least_work),
     TimeLimit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),
 )
 """Bounds on times, in order of application. Upper bounds come before lower bounds, so that no lower bound is violated
-afterwards. float32's kernels come last because their times satisfy the same lower bounds."""
+afterwards. Factors from the GPU's own measurements come between them. float32's
+kernels come last because their times satisfy the same lower bounds."""
 
 
 def _stages(question: TimingRequest) -> Iterator[tuple[str, ProblemTimes]]:

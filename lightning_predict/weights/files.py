@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import safetensors.numpy
 
 from lightning_predict.checked import Checked, File, parse_json, shown
 from lightning_predict.errors import WeightsFormatError, WeightsHashError
-from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, NetworkWeights
+from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, MeasuredFactor, NetworkWeights
 
 FORMAT_VERSION: Final = 1
 
@@ -63,6 +64,8 @@ def write_weights(weights: GpuWeights, path: Path) -> None:
         "sources": list(weights.sources),
         "families": families,
     }
+    if weights.factors:  # absent in files of earlier releases
+        header["factors"] = {key: asdict(one) for key, one in weights.factors.items()}
     content = safetensors.numpy.save(tensors, {METADATA_KEY: json.dumps(header, sort_keys=True)})
     path.write_bytes(content)
 
@@ -104,6 +107,15 @@ def parse_weights(content: bytes, path: Path | str) -> GpuWeights:
         header.member("recipe").text(),
         header.member("seed").integer(),
         tuple(source.text() for source in header.member("sources").items()),
+        {key: _factor(one) for key, one in header.optional("factors", Checked.members, {}).items()},
+    )
+
+
+def _factor(value: Checked) -> MeasuredFactor:
+    return MeasuredFactor(
+        factor=value.member("factor").positive(),
+        half_width=value.member("half_width").positive(),
+        rows=value.member("rows").integer(minimum=1),
     )
 
 

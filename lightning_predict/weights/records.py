@@ -13,7 +13,7 @@ a lower bound on utilisation, and interval widths. Example::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 import numpy as np
@@ -107,6 +107,22 @@ class NetworkWeights:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class MeasuredFactor:
+    """Measured over predicted time of an operation in one dtype on one GPU, for operations without a tuned network.
+
+    Attributes:
+        factor: Multiplier of the predicted time.
+        half_width: Half width of the 90 % interval in log(seconds), with this factor.
+        rows: Number of measurements that it was taken from.
+    """
+
+    factor: float
+    half_width: float
+    rows: int
+
+
+@final
 @dataclass(frozen=True)
 class GpuWeights:
     """Content of one weights file.
@@ -117,6 +133,7 @@ class GpuWeights:
         recipe: Name of the training recipe.
         seed: Random seed of the training.
         sources: Titles of the measurements' sources, with their licences.
+        factors: Corrections of operations without a tuned network, by "operation/dtype".
     """
 
     gpu: str
@@ -124,6 +141,7 @@ class GpuWeights:
     recipe: str
     seed: int
     sources: tuple[str, ...]
+    factors: Mapping[str, MeasuredFactor] = field(default_factory=dict)
 
 
 @final

@@ -28,6 +28,9 @@ class HalfSpeed:
     def has_measured(self, gpu_name: str) -> bool:
         return True
 
+    def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> None:
+        return None
+
     def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from lightning_predict.errors import (
     MeasurementTableError,
     UnknownOperationError,
 )
-from lightning_predict.extensions.own_weights.measuring import management, run
+from lightning_predict.extensions.own_weights.measuring import management, order, run
 from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, draw_problems
 from lightning_predict.extensions.own_weights.measuring.clock import (
     PROBLEM_SECONDS,
@@ -29,16 +30,32 @@ from lightning_predict.extensions.own_weights.measuring.clock import (
     time_call,
 )
 from lightning_predict.extensions.own_weights.measuring.management import GpuState, read_state
+from lightning_predict.extensions.own_weights.measuring.order import (
+    WORTH,
+    MeasuringProblem,
+    problems_by_worth,
+    spread_first,
+)
 from lightning_predict.extensions.own_weights.measuring.run import (
     SECONDS_AROUND,
     estimate_seconds,
     measure,
-    problems_in_turns,
-    spread_first,
 )
-from lightning_predict.extensions.own_weights.training.tables import eager_rows, was_eager
+from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS
+from lightning_predict.extensions.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
+from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.operations import (
+    Problem,
+    family_of,
+    operation_kind,
+    operation_names,
+    problem_batch,
+    proxies_of,
+)
+from lightning_predict.tracing.recording import capture
+from tests.gpu.test_peak_memory import step_on
 
 CPU = torch.device("cpu")
 ATTENTION = {"batch": 1, "heads": 4, "kv_heads": 2, "seq": 8, "head_dim": 4, "causal": 1}
@@ -156,7 +173,7 @@ def test_the_table_has_the_columns_of_the_public_ones_and_one_row_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "lightning_predict.extensions.own_weights.measuring.run.draw_problems",
+        "lightning_predict.extensions.own_weights.measuring.order.draw_problems",
         lambda operation, count, seed: [dict(TINY["conv2d"])],
     )
     done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu", gpu="T4")
@@ -176,7 +193,7 @@ def test_a_problem_that_cannot_run_is_said_and_the_rest_goes_on(
 ) -> None:
     impossible = {"m": 2**40, "n": 2**40, "k": 2**40}
     monkeypatch.setattr(
-        "lightning_predict.extensions.own_weights.measuring.run.draw_problems",
+        "lightning_predict.extensions.own_weights.measuring.order.draw_problems",
         lambda operation, count, seed: [impossible, dict(TINY["linear"])],
     )
     done = measure(tmp_path, operations=["linear"], dtypes=["float32"], problems=2, device="cpu")
@@ -234,7 +251,7 @@ def test_training_reads_what_a_graph_timed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_training_refuses_what_no_graph_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "draw_problems", lambda operation, count, seed: [dict(MATRIX)])
+    monkeypatch.setattr(order, "draw_problems", lambda operation, count, seed: [dict(MATRIX)])
     monkeypatch.setattr(run, "time_call", eager_alone)
     done = measure(tmp_path, operations=["gelu"], dtypes=["float32"], device="cpu", gpu="T4")
     assert len(done.eager) == done.rows == 2
@@ -262,13 +279,13 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path: Path, monkeypatc
     seconds = iter(range(1000))
     # The clock is read once before the first problem and once before each: 5 begin within 5.5 s.
     first = asked(tmp_path, minutes=5.5 / 60, clock=lambda: float(next(seconds)))
-    assert first.left == 24 - 5
+    assert first.left == 48 - 5  # each backward pass comes after what networks learn
     whole = asked(tmp_path)
     assert whole.left == 0
     assert first.rows + whole.rows == sum(len(rows_of(path)) for path in whole.files)
     again = asked(tmp_path)
     assert again.rows == 0
-    assert again.known == 24 - len(again.skipped)
+    assert again.known == 48 - len(again.skipped)
     once = asked(tmp_path / "once")
     for one, other in zip(whole.files, once.files, strict=True):
         assert rows_of(one) == rows_of(other)
@@ -281,14 +298,19 @@ def test_a_table_of_an_earlier_release_is_not_added_to(tmp_path: Path) -> None:
         measure(tmp_path, operations=["relu"], dtypes=["float32"], problems=1, device="cpu")
 
 
-def test_operations_take_turns_and_the_farthest_problems_come_first() -> None:
-    order = problems_in_turns(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
-    assert [(one.operation, one.dtype) for one in order[:3]] == [
-        ("linear", "float32"),
-        ("linear", "bfloat16"),
-        ("cast", "float32"),  # where bytes alone decide, all dtypes are one
+def test_what_networks_learn_comes_first_and_the_farthest_problems_before_others() -> None:
+    found = problems_by_worth(["linear", "cast"], ["float32", "bfloat16"], 100, seed=0)
+    assert {(one.operation, one.dtype, one.passes) for one in found[:100]} == {("linear", "bfloat16", ("linear",))}
+    assert [(one.operation, one.dtype, one.passes) for one in found[100:103]] == [
+        ("linear", "float32", ("linear_backward",)),  # no network learns it
+        ("linear", "bfloat16", ("linear_backward",)),
+        ("cast", "float32", ("cast",)),  # if bytes alone decide, all dtypes are one
     ]
-    assert len(order) == 300
+    counts = Counter((name, one.dtype) for one in found for name in one.passes)
+    assert counts == {
+        **{(name, dtype): 100 for name in ("linear", "linear_backward") for dtype in ("float32", "bfloat16")},
+        ("cast", "float32"): 100,
+    }
     drawn = draw_problems("linear", 100, seed=0)
     spread = spread_first(drawn)
     assert sorted(map(str, spread)) == sorted(map(str, drawn))
@@ -299,12 +321,12 @@ def test_operations_take_turns_and_the_farthest_problems_come_first() -> None:
 
 
 def test_the_estimate_follows_the_gpu_and_stays_within_the_limit_of_a_problem() -> None:
-    order = problems_in_turns(["linear"], ["float32"], 50, seed=0)
-    slow, fast = (estimate_seconds(order, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
+    found = problems_by_worth(["linear"], ["float32"], 50, seed=0)
+    slow, fast = (estimate_seconds(found, gpu(name)) for name in ("T4", "H100-SXM-80GB"))
     assert slow > fast > 0
     # Forward and backward, each at most its limit and what is around it.
     assert slow <= 50 * 2 * (PROBLEM_SECONDS + SECONDS_AROUND)
-    assert estimate_seconds(order, gpu("T4"), problem_seconds=0.01) < slow
+    assert estimate_seconds(found, gpu("T4"), problem_seconds=0.01) < slow
 
 
 def test_repetitions_fit_into_the_seconds_of_a_problem() -> None:
@@ -315,7 +337,7 @@ def test_repetitions_fit_into_the_seconds_of_a_problem() -> None:
 
 
 def test_a_problem_that_takes_too_long_by_the_gpus_peaks_is_not_begun() -> None:
-    large = problems_in_turns(["linear"], ["float32"], 50, seed=0)[0]
+    large = problems_by_worth(["linear"], ["float32"], 50, seed=0)[0]
     words = {"m": 2**17, "n": 2**17, "k": 2**17}  # 4.5e15 FLOP, 550 s at 8.1 TFLOP/s
     reason = run._reason_to_skip(replace(large, words=words), gpu("T4"), is_trial=False, problem_seconds=2.0)
     assert reason is not None
@@ -330,7 +352,7 @@ def test_no_time_at_all_is_refused(tmp_path: Path, minutes: float | None, proble
 
 
 def test_large_shapes_are_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "draw_problems", lambda operation, count, seed: [{"size_bytes": 2**20 + 1}])
+    monkeypatch.setattr(order, "draw_problems", lambda operation, count, seed: [{"size_bytes": 2**20 + 1}])
     done = measure(tmp_path, operations=["host_copy"], dtypes=["float32"], device="cpu")
     assert rows_of(done.files[0])[0]["size_bytes"] == "1048577"
 
@@ -465,5 +487,144 @@ def test_a_trial_leaves_out_what_takes_a_processor_long_and_says_how_far_it_is(t
         is_trial=True,
         progress=lambda name, finished, total: seen.append((name, finished, total)),
     )
-    assert seen == [(name, number, 6) for number, name in enumerate(("linear", "gelu") * 3)]
+    assert [(number, total) for _, number, total in seen] == [(number, 12) for number in range(12)]
+    assert {name for name, *_ in seen} == {"linear", "gelu"}
     assert any(words.endswith("too large to try on a processor") for words in done.skipped)
+
+
+def within(minutes: float, name: str) -> list[MeasuringProblem]:
+    """Simulate the problems that a run of some minutes measures, by the estimate of seconds."""
+    record = gpu(name)
+    due = problems_by_worth(
+        tuple(BENCHMARKS),
+        ("float32", "tf32", "float16", "bfloat16"),
+        None,
+        seed=0,
+        is_possible=lambda one: run._reason_to_skip(one, record, is_trial=False, problem_seconds=2.0) is None,
+    )
+    spent, done = 0.0, []
+    for one in due:
+        spent += estimate_seconds([one], record)
+        if spent > 60 * minutes:
+            break
+        done.append(one)
+    return done
+
+
+@pytest.fixture(scope="module")
+def nine_minutes() -> list[MeasuringProblem]:
+    return within(9, "H100-SXM-80GB")
+
+
+def enough_families(measured: list[MeasuringProblem]) -> set[str]:
+    rows: Counter[str] = Counter()
+    for one in measured:
+        family = family_of(one.passes[0], one.dtype)
+        if family is not None:
+            columns = problem_batch(one.operation, one.dtype, **one.words).columns
+            rows[family.name] += len(one.passes) * bool(split_rows(columns, seed=0).fitted[0])
+    return {name for name, count in rows.items() if count >= FEWEST_OWN_ROWS}
+
+
+def test_nine_minutes_give_every_family_of_worth_enough_rows(nine_minutes: list[MeasuringProblem]) -> None:
+    assert len(WORTH) >= 4
+    assert {"convolution_tensor", "matmul_half"} <= set(WORTH) <= enough_families(nine_minutes)
+
+
+@pytest.mark.parametrize(("model", "share"), [("resnet50", 0.8), ("gpt2", 0.7)])
+def test_nine_minutes_measure_what_takes_the_time_of_a_step(
+    model: str, share: float, nine_minutes: list[MeasuringProblem]
+) -> None:
+    """Times by a tuned network, by a factor, or through an operation with one of both."""
+    rows = Counter((name, one.dtype) for one in nine_minutes for name in one.passes)
+    tuned = enough_families(nine_minutes)
+
+    def is_measured(problem: Problem) -> bool:
+        family = family_of(problem.operation, problem.dtype)
+        if (family is not None and family.name in tuned) or rows[(problem.operation, problem.dtype)] >= 8:
+            return True
+        parts = proxies_of(problem)
+        return bool(parts) and all(is_measured(part.problem) for part in parts)
+
+    record = gpu("H100-SXM-80GB")
+    trace = capture(step_on(model, "meta"), warmup_steps=0, precision="bf16-mixed")
+    timed = timed_work(trace, [record], origin=None, models=kernel_models((record.name,)))
+    found = [bool(item.problems) and all(map(is_measured, item.problems)) for item in timed.items]
+    assert (timed.seconds[0] * found).sum() >= share * timed.seconds[0].sum()
+
+
+def test_channels_last_reaches_the_calls_and_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {**TINY["conv2d"], "groups": 1, "channels_last": 1}
+    calls = BENCHMARKS["conv2d"].calls(dict(words), torch.float32, CPU)
+    output = calls["conv2d"]()
+    assert isinstance(output, torch.Tensor)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert not output.is_contiguous()
+    to_input = calls["conv2d_backward_input"]()
+    assert isinstance(to_input, tuple)
+    assert to_input[0].is_contiguous(memory_format=torch.channels_last)
+    monkeypatch.setattr(order, "draw_problems", lambda operation, count, seed: [dict(words)])
+    done = measure(tmp_path, operations=["conv2d"], dtypes=["float32"], problems=1, device="cpu")
+    assert {row["channels_last"] for row in rows_of(done.files[0])} == {"1"}
+
+
+def test_convolutions_are_drawn_as_networks_have_them() -> None:
+    shapes = draw_problems("conv2d", 600, seed=0)
+    last = sum(words["channels_last"] for words in shapes) / len(shapes)
+    assert 0.5 < last < 0.7
+    inner = [words[name] for words in shapes for name in ("in_channels", "out_channels") if words[name] != 3]
+    multiples = sum(count % 8 == 0 for count in inner) / len(inner)
+    assert 0.82 < multiples < 0.88
+
+
+@pytest.mark.parametrize(("message", "tries"), [("\"svd_cuda\" not implemented for 'Half'", 1), ("cuSOLVER error", 2)])
+def test_what_cannot_be_timed_in_a_dtype_is_not_tried_again_and_again(
+    message: str, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def fails(call: object, device: torch.device, **_: object) -> Timing:
+        seen.append(call)
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(run, "time_call", fails)
+    done = measure(tmp_path, operations=["svd"], dtypes=["float32"], problems=9, device="cpu")
+    assert len(seen) == tries
+    assert done.skipped[-1].endswith(f"{message} (not tried again in this dtype)")
+
+
+def test_a_shape_that_does_not_fit_says_nothing_about_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(call: object, device: torch.device, **_: object) -> Timing:
+        raise RuntimeError("one call takes 9 s, over the limit of 2 s a problem")
+
+    monkeypatch.setattr(run, "time_call", fails)
+    done = measure(tmp_path, operations=["gelu"], dtypes=["float32"], problems=9, device="cpu", is_trial=True)
+    assert not [words for words in done.skipped if "not tried again" in words]
+
+
+def test_operations_that_no_graph_holds_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        order, "draw_problems", lambda operation, count, seed: [{"rows": 8, "cols": n} for n in range(1, 10)]
+    )
+    monkeypatch.setattr(run, "time_call", eager_alone)
+    done = measure(tmp_path, operations=["sort"], dtypes=["float32"], problems=9, device="cpu")
+    assert done.rows == 2
+    assert done.eager[-1].endswith("it waits for the device (not tried again in this dtype)")
+
+
+def test_the_rows_of_each_family_are_counted_as_train_uses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "time_call", by_graph)
+    done = measure(
+        tmp_path, operations=["relu", "sort"], dtypes=["float32"], problems=30, device="cpu", gpu="T4", is_trial=True
+    )
+    (vector,) = done.families
+    relu = next(group for group in read_own_tables(tmp_path) if group.batch.operation == "relu")
+    assert vector.family == "vector"
+    assert vector.rows == split_rows(relu.batch.columns, seed=0).fitted.sum()
+    assert not vector.is_enough
+    assert done.factors == 3
+    assert done.dropped == 0

@@ -43,15 +43,17 @@ def measure(
 ) -> CommandAnswer:
     """Measure operations on this machine's GPU, into tables that `train` reads.
 
-    It first prints the expected duration. The operations alternate, and each starts with its most different shapes, so
-    that an interrupted run covers all of them. The same command continues an interrupted run.
+    It first prints the expected duration. Families of operations that networks learn come first, each until it has
+    enough rows. Then each other operation gets a dozen problems, for one factor over its prediction. The same command
+    continues an interrupted run.
 
     Args:
         output: Folder of the tables; problems already in it are not measured again.
         operations: Names of operations, separated by commas (default: all that have a benchmark).
         dtypes: Of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
             --device cpu the first).
-        problems: Number of shapes per operation and dtype (default: 200; with --device cpu 1).
+        problems: Number of shapes per operation and dtype (default: as many as train needs, then 200; with --device cpu
+            1).
         minutes: Minutes after which no further problem starts (default: all problems).
         problem_seconds: Maximum seconds for the repetitions of one call; longer problems are skipped.
         seed: Seed of the shapes.
@@ -78,7 +80,7 @@ def measure(
             output,
             operations=tuple(BENCHMARKS) if operations is None else _names(operations),
             dtypes=_names(usual if dtypes is None else dtypes),
-            problems=(1 if is_try else 200) if problems is None else problems,
+            problems=1 if is_try and problems is None else problems,
             minutes=minutes,
             problem_seconds=problem_seconds,
             seed=seed,
@@ -95,6 +97,12 @@ def measure(
         lines.append(f"{len(found.skipped)} left out, the first: {found.skipped[0]}")
     if found.eager:
         lines.append(f"{len(found.eager)} rows no CUDA graph holds, and train leaves them out: {found.eager[0]}")
+    lines += [
+        f"{one.family}: {one.rows} of {one.needed} rows" + ("" if one.is_enough else ", too few for its network")
+        for one in found.families
+    ]
+    if found.families or found.factors:
+        lines.append(f"train takes a factor of {found.factors} operations and leaves out {found.dropped} rows.")
     if found.left:
         lines.append(f"{found.left} problems are left; the same command goes on with them.")
     return CommandAnswer(data=lambda: json_value(found), show=lambda: print("\n".join(lines)))

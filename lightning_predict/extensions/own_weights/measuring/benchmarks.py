@@ -34,14 +34,14 @@ Drawer = Callable[[random.Random], Words]
 EAGER: Final = "eager"
 """Value of the column `timed` for a call without a CUDA graph."""
 
-MULTIPLE_SHARE: Final = 0.7
-"""Share of sizes that are multiples of 8, as in most layers; other sizes are arbitrary."""
+MULTIPLE_SHARE: Final = 0.83
+"""Share of sizes that are rounded to a multiple of 8; of the others, one in eight is one by chance, 85 % together."""
 
 
 def size(draw: random.Random, low: int, high: int) -> int:
     """Return a log-uniform size between two bounds."""
     value = round(low * math.exp(math.log(high / low) * draw.random()))
-    if value >= 16 and draw.random() < MULTIPLE_SHARE:
+    if value >= 8 and draw.random() < MULTIPLE_SHARE:
         value = round(value / 8) * 8
     return min(max(value, low), high)
 
@@ -235,6 +235,19 @@ LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2
 ODD_SHARE: Final = 0.1
 """Share of non-square convolutions, and of dilated ones."""
 
+PICTURE_SHARE: Final = 0.05
+"""Share of convolutions with the three channels of a picture."""
+
+CHANNELS_LAST_SHARE: Final = 0.6
+"""Share of convolutions in channels last, the layout of most 16-bit training."""
+
+_FORMATS: Final = {
+    "conv2d": torch.channels_last,
+    "conv_transpose2d": torch.channels_last,
+    "conv3d": torch.channels_last_3d,
+}
+"""Memory format of channels last; conv1d has none."""
+
 
 def _word(operation: str, setting: str, side: str) -> str:
     """Return the shape parameter for a setting of a side; conv1d has one side, so its names omit it."""
@@ -251,13 +264,15 @@ def _draw_convolution(operation: str, draw: random.Random) -> Words:
     least = max(7, dilation * (kernel - 1) + 1)
     image = size(draw, least, LONGEST[operation])
     is_depthwise = draw.random() < 0.15
-    channels = size(draw, 3, 1024 // len(sides))
+    channels = 3 if draw.random() < PICTURE_SHARE else size(draw, 8, 1024 // len(sides))
     words = {
         "batch": size(draw, 1, 256 // len(sides)),
         "in_channels": channels,
         "out_channels": channels if is_depthwise else size(draw, 8, 1024 // len(sides)),
         "groups": channels if is_depthwise else 1,
     }
+    if operation in _FORMATS:
+        words["channels_last"] = int(draw.random() < CHANNELS_LAST_SHARE)
     for side in sides:
         taps = kernel if is_square or side == sides[-1] else 1
         words |= {
@@ -281,13 +296,15 @@ def _convolution(operation: str, words: Words, dtype: torch.dtype, device: torch
     channels = channels if is_transposed else (words["out_channels"], words["in_channels"] // groups)
     data = made(device, dtype, words["batch"], words["in_channels"], *(words[side] for side in sides))
     weight = made(device, dtype, *channels, *taps)
+    if words.get("channels_last"):
+        data, weight = (tensor.to(memory_format=_FORMATS[operation]) for tensor in (data, weight))
     settings = (stride, padding, dilation, is_transposed, [0] * len(sides), groups)
 
     def forward() -> Tensor:
         output: Tensor = torch.ops.aten.convolution(data, weight, None, *settings)
         return output
 
-    gradient = torch.ones_like(forward())
+    gradient = torch.randn_like(forward())  # in the layout of the output
 
     def backward(mask: list[bool]) -> Callable[[], object]:
         return lambda: torch.ops.aten.convolution_backward(gradient, data, weight, None, *settings, mask)
@@ -564,7 +581,7 @@ def _update(name: str, words: Words, dtype: torch.dtype, device: torch.device) -
     counts = [each + (index < rest) for index in range(TENSORS)]
     parameters = [made(device, dtype, count).requires_grad_() for count in counts if count]
     for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.randn_like(parameter)
     optimizer = _optimizer(name, parameters, fused=bool(words["fused"]), device=device)
 
     def step() -> object:

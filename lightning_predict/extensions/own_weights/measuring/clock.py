@@ -34,6 +34,9 @@ REPLAYS: Final = 20
 FEWEST_REPLAYS: Final = 3
 """Minimum repetitions of a problem, however long each takes."""
 
+NOT_CUDA: Final = "not a CUDA device"
+"""Reason for having no graph that says nothing about the call."""
+
 WARM_UPS: Final = 3
 KINDS: Final = 3
 """Kinds of repetition: eager, warm and flushed."""
@@ -99,7 +102,7 @@ def time_call(
     """
     if device.type != "cuda":
         own = _host_time(call, replays)
-        return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason="not a CUDA device")
+        return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
     call()  # loads libraries and selects algorithms
     torch.cuda.synchronize(device)
     one = _event_times(call, 1, before=None)

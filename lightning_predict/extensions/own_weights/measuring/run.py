@@ -3,9 +3,8 @@
 One file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters, `latency_ms`
 (graph replay, L2 flushed). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the software and the
 date. A call that cannot be captured in a graph has `timed` set to eager: its time includes launches, and `train`
-ignores the row. The operations alternate, each with its most different problems first, and every row is written
-immediately. An interrupted run has therefore covered the range of every operation as evenly as possible, and the next
-run continues it. Example::
+ignores the row. The problems come in the order of their worth (`order.py`), and every row is written immediately. The
+next run continues an interrupted one. An operation that fails repeatedly in a dtype is not tried again. Example::
 
     measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], problems=200, minutes=30)
 """
@@ -17,11 +16,12 @@ import gzip
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Final, final
 
+import numpy as np
 import torch
 
 from lightning_predict.checked import read_csv
@@ -29,21 +29,24 @@ from lightning_predict.errors import CaptureError, InvalidArgumentError, Measure
 from lightning_predict.extensions.own_weights.measuring.benchmarks import (
     BENCHMARKS,
     EAGER,
-    Words,
     benchmark_of,
-    draw_problems,
 )
 from lightning_predict.extensions.own_weights.measuring.clock import (
     KINDS,
+    NOT_CUDA,
     PROBLEM_SECONDS,
     REPLAYS,
     Timing,
     own_stream,
     time_call,
 )
+from lightning_predict.extensions.own_weights.measuring.order import MeasuringProblem, problems_by_worth
+from lightning_predict.extensions.own_weights.training.factors import is_enough_for_a_factor
+from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS, fitted_rows
+from lightning_predict.extensions.own_weights.training.tables import read_own_tables
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
+from lightning_predict.kernels.operations import Array, family_of, operation_kind, problem_batch
 from lightning_predict.units import MEGA, minutes_to_seconds, seconds_to_milliseconds
 
 DTYPES: Final = {
@@ -58,6 +61,17 @@ DTYPES: Final = {
 LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7
 """Larger problems are skipped on a CPU, which only tests the command."""
+
+MOST_FAILURES: Final = 2
+"""Failed problems in a row after which an operation is not tried again in a dtype."""
+
+SHAPE_FAILURES: Final = ("over the limit of", "out of memory", "CUDA out of memory")
+"""Parts of error messages that concern only one shape."""
+
+NOT_IMPLEMENTED: Final = "not implemented"
+"""Part of torch's message for a dtype that an operation does not have; no shape changes that."""
+
+NOT_AGAIN: Final = " (not tried again in this dtype)"
 
 SOURCE: Final = "own"
 BY_GRAPH: Final = "graph"
@@ -95,6 +109,9 @@ class Measured:
         eager: Written rows without a graph, with reasons; `train` ignores them.
         known: Number of problems from an earlier run.
         left: Number of problems for which the time was too short.
+        families: Rows of each family that a network learns, of all runs so far.
+        factors: Number of operations and dtypes for which `train` may take one factor over the prediction.
+        dropped: Rows that `train` does not use, because there are too few of their family and of their operation.
     """
 
     rows: int
@@ -103,19 +120,30 @@ class Measured:
     eager: tuple[str, ...] = ()
     known: int = 0
     left: int = 0
+    families: tuple[FamilyRows, ...] = ()
+    factors: int = 0
+    dropped: int = 0
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """One problem of one operation in one dtype."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRows:
+    """Rows of a family of operations in the tables of one GPU.
 
-    operation: str
-    dtype: str
-    words: Words
+    Attributes:
+        family: Name of the family.
+        rows: Rows that `train` would fit its network to.
+        needed: Minimum number of such rows; with fewer, `train` keeps the shipped network.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.operation} {self.dtype} {self.words}"
+    family: str
+    rows: int
+    needed: int = FEWEST_OWN_ROWS
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether `train` tunes the network of this family."""
+        return self.rows >= self.needed
 
 
 def measure(
@@ -123,7 +151,7 @@ def measure(
     *,
     operations: Sequence[str] = tuple(BENCHMARKS),
     dtypes: Sequence[str] = ("float32", "tf32", "float16", "bfloat16"),
-    problems: int = 200,
+    problems: int | None = None,
     minutes: float | None = None,
     problem_seconds: float = PROBLEM_SECONDS,
     seed: int = 0,
@@ -140,7 +168,7 @@ def measure(
         folder: Folder of the tables; problems already in it are not measured again.
         operations: Names from `benchmarks.BENCHMARKS`, each with its backward passes.
         dtypes: Keys of `DTYPES`.
-        problems: Shapes per operation and dtype.
+        problems: Shapes per operation and dtype; None takes as many as `train` needs, then 200.
         minutes: Minutes after which no further problem starts; None measures all.
         problem_seconds: Maximum seconds of all repetitions of one call; longer problems are skipped.
         seed: Seed of the shapes.
@@ -160,7 +188,7 @@ def measure(
         UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
     """
     strangers = [dtype for dtype in dtypes if dtype not in DTYPES]
-    if strangers or problems < 1:
+    if strangers or (problems is not None and problems < 1):
         raise InvalidArgumentError(
             f"Got dtypes={list(dtypes)} and problems={problems}; expected dtypes out of {list(DTYPES)} and at least 1 "
             "problem."
@@ -170,38 +198,55 @@ def measure(
             f"Got minutes={minutes} and problem_seconds={problem_seconds}; expected times above 0, or no minutes to "
             "measure everything."
         )
+    for operation in operations:
+        benchmark_of(operation)
     check_device(device)
     name = name_of(device, gpu)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     paths = {operation: target / f"own_{operation}.csv.gz" for operation in operations}
     known = {operation: _keys_of(path, operation) for operation, path in paths.items()}
-    asked = problems_in_turns(operations, dtypes, problems, seed=seed)
-    due = [one for one in asked if _key(name, one.operation, one.dtype, _columns(one)) not in known[one.operation]]
     record = find_gpu(name) if device == "cuda" else None
+
+    def why_skipped(one: MeasuringProblem) -> str | None:
+        return _reason_to_skip(one, record, is_trial=is_trial, problem_seconds=problem_seconds)
+
+    asked = problems_by_worth(operations, dtypes, problems, seed=seed, is_possible=lambda one: why_skipped(one) is None)
+    due = [
+        one
+        for one in asked
+        if not known[one.operation] or _key(name, one.passes[0], one.dtype, _columns(one)) not in known[one.operation]
+    ]
     if announce is not None:
         announce(len(due), None if record is None else estimate_seconds(due, record, problem_seconds=problem_seconds))
     until = math.inf if minutes is None else clock() + minutes_to_seconds(minutes)
     rows = done = 0
     skipped: list[str] = []
     eager: list[str] = []
+    attempts = _Attempts()
     for one in due:
         if clock() >= until:
             break
         if progress is not None:
             progress(one.operation, done, len(due))
         done += 1
-        reason = _reason_to_skip(one, record, is_trial=is_trial, problem_seconds=problem_seconds)
+        if attempts.is_hopeless(one):
+            continue
+        reason = why_skipped(one)
         found = () if reason else _timed(one, torch.device(device), problem_seconds)
         if isinstance(found, str) or reason:
-            skipped.append(f"{one}: {reason or found}")
+            skipped.append(f"{one}: {reason or found}" + (attempts.failed(one, str(found)) if reason is None else ""))
             continue
         new = [_row(name, operation, one, timing) for operation, timing in found]
-        eager += [
+        waiting = [
             f"{operation} {one.dtype} {one.words}: {timing.reason}" for operation, timing in found if timing.reason
         ]
+        if waiting:
+            waiting[-1] += attempts.timed(one, [timing for _, timing in found])
+        eager += waiting
         _append(paths[one.operation], one.operation, new)
         rows += len(new)
+    counted = count_rows(target, name)
     return Measured(
         rows=rows,
         files=tuple(path for path in paths.values() if path.is_file()),
@@ -209,92 +254,138 @@ def measure(
         eager=tuple(eager),
         known=len(asked) - len(due),
         left=len(due) - done,
+        families=counted.families,
+        factors=counted.factors,
+        dropped=counted.dropped,
     )
 
 
-def problems_in_turns(operations: Sequence[str], dtypes: Sequence[str], problems: int, *, seed: int) -> list[_Problem]:
-    """Return the problems of all operations and dtypes in the order of measurement.
+@final
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """What cannot be timed, so that it is not tried again.
 
-    First one problem of each, then the next of each; within an operation, the most different problems come first.
+    Attributes:
+        failures: Failed problems in a row of each operation and dtype.
+        problems: Failed problems, whose other passes fail too.
     """
-    shapes = {name: spread_first(draw_problems(name, problems, seed=seed)) for name in operations}
-    # If only bytes matter, all dtypes are equal.
-    own = {name: dtypes[:1] if operation_kind(name).element_bytes is not None else dtypes for name in operations}
-    longest = max((len(found) for found in shapes.values()), default=0)
-    return [
-        _Problem(name, dtype, found[turn])
-        for turn in range(longest)
-        for name, found in shapes.items()
-        if turn < len(found)
-        for dtype in own[name]
+
+    failures: dict[tuple[str, str], int] = field(default_factory=dict)
+    problems: set[str] = field(default_factory=set)
+
+    def is_hopeless(self, one: MeasuringProblem) -> bool:
+        """Return whether this problem has failed before, or its operation too often in this dtype."""
+        return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MOST_FAILURES
+
+    def failed(self, one: MeasuringProblem, reason: str) -> str:
+        """Count a failed problem, unless another shape may fit; return what to add to its reason."""
+        self.problems.add(str(one))
+        return self._counted(one, reason)
+
+    def _counted(self, one: MeasuringProblem, reason: str) -> str:
+        if any(words in reason for words in SHAPE_FAILURES):
+            return ""
+        key = one.operation, one.dtype
+        count = MOST_FAILURES if NOT_IMPLEMENTED in reason else self.failures.get(key, 0) + 1
+        self.failures[key] = count
+        return NOT_AGAIN if count >= MOST_FAILURES else ""
+
+    def timed(self, one: MeasuringProblem, timings: Sequence[Timing]) -> str:
+        """Count a problem that only ordinary calls could time; return what to add to its reason."""
+        if any(timing.reason in (None, NOT_CUDA) for timing in timings):
+            self.failures.pop((one.operation, one.dtype), None)
+            return ""
+        return self._counted(one, "")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedRows:
+    """What `train` would make of the tables of a GPU; attributes as in `Measured`."""
+
+    families: tuple[FamilyRows, ...]
+    factors: int
+    dropped: int
+
+
+def count_rows(folder: Path, gpu: str) -> CountedRows:
+    """Count the rows of a GPU in a folder of tables by what `train` uses them for."""
+    try:
+        groups = [group for group in read_own_tables(folder) if group.gpu == gpu]
+    except MeasurementTableError:  # no table, or only rows of ordinary calls
+        groups = []
+    rows: dict[str, int] = {}
+    for group in groups:
+        family = family_of(group.batch.operation, group.batch.dtype)
+        if family is not None:
+            rows[family.name] = rows.get(family.name, 0) + fitted_rows([group], 0)
+    found = {name: FamilyRows(family=name, rows=count) for name, count in rows.items()}
+    others = [
+        group
+        for group in groups
+        if (family := family_of(group.batch.operation, group.batch.dtype)) is None or not found[family.name].is_enough
     ]
+    factors = [group for group in others if is_enough_for_a_factor(group, seed=0)]
+    return CountedRows(
+        families=tuple(found.values()),
+        factors=len(factors),
+        dropped=sum(len(group.seconds) for group in others) - sum(len(group.seconds) for group in factors),
+    )
 
 
-def spread_first(problems: Sequence[Words]) -> list[Words]:
-    """Sort problems so that each is the farthest from all before it, in log sizes.
-
-    The first is the one nearest to the mean.
-    """
-    left = [(words, {name: math.log2(value + 1) for name, value in words.items()}) for words in problems]
-    if not left:
-        return []
-    middle = {name: math.fsum(one[name] for _, one in left) / len(left) for name in left[0][1]}
-    place = min(range(len(left)), key=lambda index: _distance(left[index][1], middle))
-    order = []
-    nearest = [math.inf] * len(left)
-    while left:
-        words, chosen = left.pop(place)
-        del nearest[place]
-        order.append(words)
-        nearest = [min(own, _distance(point, chosen)) for own, (_, point) in zip(nearest, left, strict=True)]
-        place = max(range(len(left)), key=lambda index: nearest[index], default=0)
-    return order
-
-
-def _distance(one: dict[str, float], other: dict[str, float]) -> float:
-    return math.fsum((value - other[name]) ** 2 for name, value in one.items())
-
-
-def estimate_seconds(problems: Iterable[_Problem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS) -> float:
+def estimate_seconds(
+    problems: Iterable[MeasuringProblem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS
+) -> float:
     """Estimate the duration of measuring problems: repetitions at the usual utilisation, plus overhead."""
-    total = 0.0
+    alike: dict[tuple[str, str, tuple[str, ...]], list[MeasuringProblem]] = {}
     for one in problems:
-        if _least_seconds(one, gpu) > problem_seconds:
-            continue
-        passes = 1 + sum(name.startswith(f"{one.operation}_backward") for name in operation_names())
-        each = _least_seconds(one, gpu) / USUAL_UTILISATION
-        total += passes * (min(KINDS * REPLAYS * each, problem_seconds) + SECONDS_AROUND)
+        alike.setdefault((one.operation, one.dtype, tuple(one.words)), []).append(one)
+    total = 0.0
+    for group in alike.values():
+        least = _least_seconds(group, gpu)  # (problems,)
+        passes = np.array([len(one.passes) for one in group])
+        each = np.minimum(KINDS * REPLAYS * least / USUAL_UTILISATION, problem_seconds) + SECONDS_AROUND
+        total += float((passes * each)[least <= problem_seconds].sum())
     return total
 
 
-def _least_seconds(problem: _Problem, gpu: Gpu) -> float:
-    """Return the minimum time of a forward pass, from the GPU's peaks."""
-    batch = problem_batch(problem.operation, problem.dtype, **problem.words)
+def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
+    """Return the minimum times of forward passes of one operation and dtype, from the GPU's peaks."""
+    first = problems[0]
+    words = {word: np.array([one.words[word] for one in problems], dtype=np.float64) for word in first.words}
+    batch = problem_batch(first.operation, first.dtype, **words)
     is_matrix = batch.kind.units == "tensor"
-    peak = (gpu.peak(problem.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
-    return max(float(batch.flops[0]) / peak, float(batch.bytes_moved[0]) / gpu.dram_bytes_per_second)
+    peak = (gpu.peak(first.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
+    least: Array = np.maximum(batch.flops / peak, batch.bytes_moved / gpu.dram_bytes_per_second)
+    return least
 
 
-def _reason_to_skip(problem: _Problem, gpu: Gpu | None, *, is_trial: bool, problem_seconds: float) -> str | None:
+def _reason_to_skip(
+    problem: MeasuringProblem, gpu: Gpu | None, *, is_trial: bool, problem_seconds: float
+) -> str | None:
     if is_trial and _is_large(problem):
         return "too large to try on a processor"
-    if gpu is not None and (least := _least_seconds(problem, gpu)) > problem_seconds:
+    if gpu is not None and (least := float(_least_seconds([problem], gpu)[0])) > problem_seconds:
         return f"one call takes at least {least:.3g} s, over the limit of {problem_seconds:g} s a problem"
     return None
 
 
-def _is_large(problem: _Problem) -> bool:
+def _is_large(problem: MeasuringProblem) -> bool:
     """Return whether one call takes seconds on a CPU."""
     batch = problem_batch(problem.operation, problem.dtype, **problem.words)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
-def _timed(problem: _Problem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
+def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
     """Time the passes of a problem, or return the reason why it cannot run; its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
-            return [(name, time_call(call, device, problem_seconds=problem_seconds)) for name, call in calls.items()]
+            return [
+                (name, time_call(call, device, problem_seconds=problem_seconds))
+                for name, call in calls.items()
+                if name in problem.passes
+            ]
     except (torch.OutOfMemoryError, RuntimeError, NotImplementedError) as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -363,13 +454,13 @@ def _key(gpu: str, operation: str, dtype: str, columns: dict[str, str]) -> _Key:
     return gpu, operation, dtype, tuple(columns.values())
 
 
-def _columns(problem: _Problem) -> dict[str, str]:
+def _columns(problem: MeasuringProblem) -> dict[str, str]:
     """Return every shape parameter as written in the table, including defaults."""
     batch = problem_batch(problem.operation, problem.dtype, **problem.words)
     return {word: f"{batch.columns[word][0]:.15g}" for word in operation_kind(problem.operation).shape}
 
 
-def _row(gpu: str, operation: str, problem: _Problem, timing: Timing) -> dict[str, object]:
+def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) -> dict[str, object]:
     """Return one row: the device time or, without a graph, the eager time, marked as such."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds

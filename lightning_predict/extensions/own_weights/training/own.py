@@ -2,7 +2,8 @@
 
 Each family of operations with enough measurements on a GPU starts from its current network: the GPU's own if it has
 one, otherwise the base. Convolutions on tensor cores, for which none ships, start from scratch. Families without
-measurements keep the shipped networks. Both are scored on held-out problems. Example::
+measurements keep the shipped networks. Operations without a tuned network get a factor over their prediction from a
+dozen measurements (`factors.py`). Both are scored on held-out problems. Example::
 
     scores = train_own(Path("tables"), Path("weights"))
     scores[0].operation, scores[0].before, scores[0].after
@@ -20,6 +21,10 @@ import numpy as np
 from joblib import Parallel, delayed
 
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
+from lightning_predict.extensions.own_weights.training.factors import (
+    log_residuals,
+    measured_factors,
+)
 from lightning_predict.extensions.own_weights.training.networks import (
     TrainingPlan,
     collect_rows,
@@ -29,12 +34,13 @@ from lightning_predict.extensions.own_weights.training.networks import (
 from lightning_predict.extensions.own_weights.training.tables import Group, read_own_tables, split_rows
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.collective import bundled_curves
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.models import log_utilisation_of
+from lightning_predict.kernels.models import BundledModels, UtilisationModels, log_utilisation_of
 from lightning_predict.kernels.operations import Array, Family, families
 from lightning_predict.weights.files import sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
-from lightning_predict.weights.records import GpuWeights, LoadedWeights, NetworkWeights
+from lightning_predict.weights.records import GpuWeights, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.store import load_weights
 
 RECIPE_NAME: Final = "own-1"
@@ -126,8 +132,6 @@ def train_own(
         )
     shipped = load_weights(sorted(gpus))
     tasks = [task for card in gpus.values() for task in _tasks(card, groups, shipped, seed)]
-    if not tasks:
-        raise MeasurementTableError(_too_few(groups, seed))
     calls = [delayed(_tuned)(task, plan, seed) for task in tasks]
     tuned: dict[str, dict[str, NetworkWeights]] = {}
     scores: list[OwnScore] = []
@@ -135,8 +139,48 @@ def train_own(
         tuned.setdefault(task.gpu.name, {})[task.family.name] = network
         scores += _scores(task, network, seed)
         done(f"{task.gpu.name}: {task.family.name}")
-    _write(tuned, tasks, scores, shipped, output, seed)
+    factors: dict[str, dict[str, MeasuredFactor]] = {}
+    for name, card in gpus.items():
+        others = _without_network(card, groups, tasks)
+        models = _models_with(name, tuned.get(name, {}), shipped, seed)
+        factors[name] = measured_factors(others, card, models, seed=seed)
+        scores += _factor_scores(others, card, factors[name], models, seed)
+        done(f"{name}: {len(factors[name])} factors")
+    if not tasks and not any(factors.values()):
+        raise MeasurementTableError(_too_few(groups, seed))
+    _write(tuned, factors, tasks, scores, shipped, output, seed)
     return tuple(scores)
+
+
+def _without_network(card: Gpu, groups: Sequence[Group], tasks: Sequence[_Task]) -> list[Group]:
+    """Return the measurements of a GPU that no network is tuned to."""
+    return [
+        group
+        for group in groups
+        if group.gpu == card.name and not any(task.gpu == card and _serves(task.family, group) for task in tasks)
+    ]
+
+
+def _models_with(name: str, networks: Mapping[str, NetworkWeights], shipped: LoadedWeights, seed: int) -> BundledModels:
+    """Return the shipped models with the tuned networks of one GPU, without factors."""
+    known = shipped.gpus.get(name)
+    own = GpuWeights(name, {**(known.families if known else {}), **networks}, RECIPE_NAME, seed, ())
+    gpus = {**shipped.gpus, name: own} if own.families else shipped.gpus
+    return BundledModels(networks=UtilisationModels(replace(shipped, gpus=gpus)), collectives=bundled_curves())
+
+
+def _factor_scores(
+    groups: Sequence[Group], card: Gpu, factors: Mapping[str, MeasuredFactor], models: BundledModels, seed: int
+) -> Iterable[OwnScore]:
+    """Yield the scores of factors on held-out rows."""
+    for group in groups:
+        found = factors.get(f"{group.batch.operation}/{group.batch.dtype}")
+        held_out = group.take(split_rows(group.batch.columns, seed=seed).held_out)
+        if found is None or not len(held_out.seconds):
+            continue
+        before = -log_residuals(held_out, card, models)  # log(predicted / measured)
+        error = before + math.log(found.factor)
+        yield _score(card, held_out, before, error, found.half_width)
 
 
 def gpus_of(groups: Iterable[Group]) -> dict[str, Gpu]:
@@ -176,7 +220,7 @@ def _tasks(card: Gpu, groups: Sequence[Group], shipped: LoadedWeights, seed: int
     tasks = []
     for family in families().values():
         mine = tuple(group for group in groups if group.gpu == card.name and _serves(family, group))
-        if _fitted_rows(mine, seed) < FEWEST_OWN_ROWS:
+        if fitted_rows(mine, seed) < FEWEST_OWN_ROWS:
             continue
         own = shipped.gpus[card.name].families.get(family.name) if card.name in shipped.gpus else None
         start = own or shipped.base.families.get(family.name)
@@ -188,18 +232,18 @@ def _serves(family: Family, group: Group) -> bool:
     return group.batch.operation in family.operations and group.batch.dtype in family.dtypes
 
 
-def _fitted_rows(groups: Sequence[Group], seed: int) -> int:
+def fitted_rows(groups: Sequence[Group], seed: int) -> int:
+    """Return the number of rows that a network is fitted to; the others calibrate it or are held out."""
     return sum(int(split_rows(group.batch.columns, seed=seed).fitted.sum()) for group in groups)
 
 
 def _too_few(groups: Sequence[Group], seed: int) -> str:
-    counts = {
-        name: _fitted_rows([g for g in groups if _serves(family, g)], seed) for name, family in families().items()
-    }
+    counts = {name: fitted_rows([g for g in groups if _serves(family, g)], seed) for name, family in families().items()}
     most = max(counts, key=lambda name: counts[name])
     return (
-        f"Of no family of operations there are {FEWEST_OWN_ROWS} rows to fit on one GPU; most are of {most}: "
-        f"{counts[most]}. Measure more problems of {', '.join(families()[most].operations)} (`measure --problems`)."
+        f"No family of operations has {FEWEST_OWN_ROWS} rows to fit on one GPU, and no operation enough for a factor. "
+        f"Most rows are of {most}: {counts[most]}. Measure more problems of {', '.join(families()[most].operations)} "
+        "(`measure --problems`)."
     )
 
 
@@ -229,21 +273,26 @@ def _scores(task: _Task, network: NetworkWeights, seed: int) -> Iterable[OwnScor
             continue
         error = log_errors(task.family, network, held_out, task.gpu)
         before = None if task.start is None else log_errors(task.family, task.start, held_out, task.seen)
-        operation, dtype = group.batch.operation, group.batch.dtype
-        yield OwnScore(
-            gpu=task.gpu.name,
-            operation=operation,
-            dtype=dtype,
-            rows=len(error),
-            before=None if before is None else float(np.abs(np.expm1(before)).mean()),
-            after=float(np.abs(np.expm1(error)).mean()),
-            median=float(np.median(np.abs(np.expm1(error)))),
-            coverage=float((np.abs(error) <= network.half_width(operation, dtype)).mean()),
-        )
+        half_width = network.half_width(group.batch.operation, group.batch.dtype)
+        yield _score(task.gpu, held_out, before, error, half_width)
+
+
+def _score(card: Gpu, held_out: Group, before: Array | None, error: Array, half_width: float) -> OwnScore:
+    return OwnScore(
+        gpu=card.name,
+        operation=held_out.batch.operation,
+        dtype=held_out.batch.dtype,
+        rows=len(error),
+        before=None if before is None else float(np.abs(np.expm1(before)).mean()),
+        after=float(np.abs(np.expm1(error)).mean()),
+        median=float(np.median(np.abs(np.expm1(error)))),
+        coverage=float((np.abs(error) <= half_width).mean()),
+    )
 
 
 def _write(
     tuned: Mapping[str, Mapping[str, NetworkWeights]],
+    factors: Mapping[str, Mapping[str, MeasuredFactor]],
     tasks: Sequence[_Task],
     scores: Sequence[OwnScore],
     shipped: LoadedWeights,
@@ -255,13 +304,15 @@ def _write(
     for old in output.glob("*.safetensors"):
         old.unlink()
     entries = {}
-    for name, networks in tuned.items():
+    for name in [name for name in factors if tuned.get(name) or factors[name]]:
+        networks = tuned.get(name, {})
         known = shipped.gpus.get(name)
         networks = {**(known.families if known else {}), **{k: with_constants_in_bias(v) for k, v in networks.items()}}
         sources = (*(known.sources if known else ()), SOURCE)
         path = output / file_name(name)
-        write_weights(GpuWeights(name, networks, RECIPE_NAME, seed, sources), path)
+        write_weights(GpuWeights(name, networks, RECIPE_NAME, seed, sources, factors[name]), path)
         pairs = {pair for network in networks.values() for pair in network.trained}
+        pairs |= {(key.split("/")[0], key.split("/")[1]) for key in factors[name]}
         content = path.read_bytes()
         entries[path.name] = ManifestEntry(
             sha256=sha256(content),
@@ -270,7 +321,8 @@ def _write(
             operations=tuple(sorted({operation for operation, _ in pairs})),
             dtypes=tuple(sorted({dtype for _, dtype in pairs})),
             trained_on=sources,
-            rows=sum(_fitted_rows(task.groups, seed) for task in tasks if task.gpu.name == name),
+            rows=sum(fitted_rows(task.groups, seed) for task in tasks if task.gpu.name == name)
+            + sum(one.rows for one in factors[name].values()),
             held_out_error={
                 f"{one.operation}/{one.dtype}": HeldOutError(
                     rows=one.rows,

@@ -1,0 +1,253 @@
+"""Order of measurement: the most useful problems first.
+
+A network is tuned only if its family of operations has enough rows (`FEWEST_OWN_ROWS`); fewer rows are not used. The
+families of `WORTH` are therefore measured one after another, each until it has enough. Afterwards each other operation
+and pass gets `FACTOR_PROBLEMS` problems, for one factor over its prediction. Further families and problems follow.
+Example::
+
+    order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
+    order[0].operation, order[0].passes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.extensions.own_weights.measuring.benchmarks import Words, draw_problems
+from lightning_predict.extensions.own_weights.training.factors import FACTOR_PROBLEMS
+from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS
+from lightning_predict.extensions.own_weights.training.tables import split_rows
+from lightning_predict.kernels.operations import (
+    Array,
+    Family,
+    families,
+    family_of,
+    operation_kind,
+    operation_names,
+    problem_batch,
+)
+
+WORTH: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
+"""Families by the share of today's training that they take; the others follow after the factors."""
+
+USUAL_PROBLEMS: Final = 200
+"""Shapes per operation and dtype in the last part, unless a number is given."""
+
+MARGIN: Final = 1.05
+"""Rows to plan over the needed ones, because some problems do not fit into memory."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MeasuringProblem:
+    """One problem of one operation in one dtype.
+
+    Attributes:
+        operation: Name of the benchmark.
+        dtype: A key of `run.DTYPES`.
+        words: Shape parameters.
+        passes: Names of the calls to time; the first one names the row that marks the problem as measured.
+    """
+
+    operation: str
+    dtype: str
+    words: Words = field(hash=False)
+    passes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.dtype} {self.words}"
+
+
+@cache
+def passes_of(operation: str) -> tuple[str, ...]:
+    """Return the forward pass and the backward passes of an operation."""
+    found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
+    return (operation, *found)
+
+
+def problems_by_worth(
+    operations: Sequence[str],
+    dtypes: Sequence[str],
+    problems: int | None,
+    *,
+    seed: int,
+    is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
+) -> list[MeasuringProblem]:
+    """Return all problems in the order of their worth.
+
+    Args:
+        operations: Names of benchmarks.
+        dtypes: Dtypes to measure.
+        problems: Maximum number of shapes per operation and dtype; None takes as many as `train` needs, then
+            `USUAL_PROBLEMS`.
+        seed: Seed of the shapes.
+        is_possible: Whether a problem can be measured; others are left out of the count of rows.
+    """
+    shapes = _Shapes(seed, problems)
+    order: list[MeasuringProblem] = []
+    known = families()
+    for name in WORTH:
+        order += _of_family(known[name], operations, dtypes, shapes, is_possible)
+    order += _for_factors(operations, dtypes, shapes)
+    for name in known:
+        if name not in WORTH:
+            order += _of_family(known[name], operations, dtypes, shapes, is_possible)
+    rest = USUAL_PROBLEMS if problems is None else problems
+    order += _in_turns(
+        (operation, dtype, passes_of(operation), shapes.of(operation, rest))
+        for operation in operations
+        for dtype in dtypes_of(operation, dtypes)
+    )
+    return _once(order)
+
+
+def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
+    """Return the dtypes in which an operation differs.
+
+    If only bytes matter, all dtypes are equal. TF32 equals float32 in operations without matrix products.
+    """
+    kind = operation_kind(operation)
+    if kind.element_bytes is not None:
+        return dtypes[:1]
+    if kind.units != "tensor" and "float32" in dtypes:
+        return [dtype for dtype in dtypes if dtype != "tf32"]
+    return dtypes
+
+
+def spread_first(problems: Sequence[Words]) -> list[Words]:
+    """Sort problems so that each is the farthest from all before it, in log sizes.
+
+    The first is the one nearest to the mean.
+    """
+    if not problems:
+        return []
+    points = np.log2(np.array([list(words.values()) for words in problems], dtype=np.float64) + 1)  # (problems, words)
+    place = int(np.argmin(_distances(points, points.mean(axis=0))))
+    nearest = np.full(len(problems), math.inf)
+    order = []
+    for _ in problems:
+        order.append(problems[place])
+        nearest = np.where(nearest < 0, nearest, np.minimum(nearest, _distances(points, points[place])))
+        nearest[place] = -1.0  # taken
+        place = int(np.argmax(nearest))
+    return order
+
+
+def _distances(points: Array, other: Array) -> Array:
+    distances: Array = ((points - other) ** 2).sum(axis=1)
+    return distances
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Shapes of operations, the most different ones first.
+
+    Attributes:
+        seed: Seed of the shapes.
+        most: Maximum number of shapes; None has no limit.
+    """
+
+    seed: int
+    most: int | None
+    _drawn: dict[tuple[str, int], list[Words]] = field(default_factory=dict)
+
+    def of(self, operation: str, count: int) -> list[Words]:
+        """Return a number of shapes; a larger number extends a smaller one."""
+        count = count if self.most is None else min(count, self.most)
+        # Blocks of one size, so that the order of the first shapes does not depend on the number of all.
+        size = min(USUAL_PROBLEMS, self.most or USUAL_PROBLEMS)
+        blocks = math.ceil(count / size)
+        key = operation, blocks
+        if key not in self._drawn:
+            drawn = draw_problems(operation, blocks * size, seed=self.seed)
+            self._drawn[key] = [
+                words for block in range(blocks) for words in spread_first(drawn[block * size : (block + 1) * size])
+            ]
+        return self._drawn[key][:count]
+
+
+_Part = tuple[str, str, tuple[str, ...], list[Words]]
+"""Operation, dtype, passes and shapes."""
+
+
+def _of_family(
+    family: Family,
+    operations: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: _Shapes,
+    is_possible: Callable[[MeasuringProblem], bool],
+) -> list[MeasuringProblem]:
+    """Return the problems of a family, until it has enough rows to be tuned."""
+    needed = MARGIN * FEWEST_OWN_ROWS
+    pairs = [
+        (operation, dtype, learned)
+        for operation in operations
+        for dtype in dtypes
+        if dtype in family.dtypes and (learned := _learned(family, operation, dtype))
+    ]
+    if not pairs:
+        return []
+    count = math.ceil(2 * needed / sum(len(learned) for *_, learned in pairs))  # some are held out, some not possible
+    order = []
+    fitted = 0
+    for one in _in_turns(
+        (operation, dtype, learned, shapes.of(operation, count)) for operation, dtype, learned in pairs
+    ):
+        if fitted >= needed:
+            break
+        if is_possible(one):
+            order.append(one)
+            fitted += len(one.passes) * _is_fitted(one)
+    return order
+
+
+def _learned(family: Family, operation: str, dtype: str) -> tuple[str, ...]:
+    return tuple(name for name in passes_of(operation) if family_of(name, dtype) is family)
+
+
+def _is_fitted(one: MeasuringProblem) -> bool:
+    columns = problem_batch(one.operation, one.dtype, **one.words).columns
+    return bool(split_rows(columns, seed=0).fitted[0])
+
+
+def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
+    """Return the problems of every pass that no network learns."""
+    return list(
+        _in_turns(
+            (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
+            for operation in operations
+            for dtype in dtypes_of(operation, dtypes)
+            if (passes := tuple(name for name in passes_of(operation) if family_of(name, dtype) is None))
+        )
+    )
+
+
+def _in_turns(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
+    """Yield the first problem of each part, then the next of each."""
+    rows = [
+        [MeasuringProblem(operation, dtype, words, passes) for words in shapes]
+        for operation, dtype, passes, shapes in parts
+    ]
+    for turn in zip_longest(*rows):
+        yield from (one for one in turn if one is not None)
+
+
+def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
+    """Remove the passes that come earlier in the order."""
+    seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
+    kept = []
+    for one in order:
+        words = tuple(sorted(one.words.items()))
+        new = tuple(name for name in one.passes if (name, one.dtype, words) not in seen)
+        seen |= {(name, one.dtype, words) for name in new}
+        if new:
+            kept.append(MeasuringProblem(one.operation, one.dtype, one.words, new))
+    return kept
