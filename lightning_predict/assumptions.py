@@ -13,19 +13,20 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, final
+from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from lightning_predict.checked import shown
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.choice import check_method
 from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
-from lightning_predict.timeline.host import Host, host_of
 from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.host import Host
 
 Door = TypeVar("Door")
 
@@ -81,7 +82,10 @@ class Assumptions:
     charges: Charges | None = None
 
     def __post_init__(self) -> None:
-        check_method(self.method)
+        if self.method != "auto":
+            from lightning_predict.kernels.choice import check_method
+
+            check_method(self.method)
         check_price(self.usd_per_hour)
         weights_source(self.weights)
         if not isinstance(self.interconnect, Interconnect | None):
@@ -90,11 +94,14 @@ class Assumptions:
                 "give one, or None for what the names of the GPUs promise."
             )
         check_release(self.release)
-        host_of(self.host)
+        if self.host is not None:
+            _ = self.host_assumed  # raises for an unknown class
 
     @property
     def host_assumed(self) -> Host:
         """Parsed CPU class or factor."""
+        from lightning_predict.timeline.host import host_of
+
         return host_of(self.host)
 
     @property

@@ -25,7 +25,6 @@ from lightning_predict.distributed.strategy import LightningStrategy, Strategy, 
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
-from lightning_predict.gpus.own import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.kernels.traffic import LOOK_UP_CALLS
@@ -36,7 +35,7 @@ from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, run_of
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.whole_steps import measured_seconds
+from lightning_predict.tracing.step_kinds import measured_seconds
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
@@ -95,6 +94,8 @@ def predict(
         WeightsError: Weights that cannot be found or trusted; an unreachable address only adds a note.
     """
     if gpus_file is not None:
+        from lightning_predict.gpus.own import add_gpus
+
         add_gpus(gpus_file)
     workload = steps_to_come(trace, iterations)
     layouts = layouts_of(gpus, num_nodes=num_nodes)

@@ -42,7 +42,7 @@ from lightning_predict.run.workload import (
     shared_workload,
 )
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.whole_steps import kinds_note, mean_check, mean_step, measured_seconds, weighted_kinds
+from lightning_predict.timeline.whole_steps import kinds_note, mean_check, mean_step
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.recorded_on import (
     check_predictable,
@@ -52,6 +52,7 @@ from lightning_predict.tracing.recorded_on import (
     under_release,
     unknown_gpu_note,
 )
+from lightning_predict.tracing.step_kinds import measured_seconds, weighted_kinds
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
 from pathlib import Path
@@ -16,6 +16,9 @@ from lightning_predict.checked import positive_number, shown
 from lightning_predict.errors import InvalidArgumentError, WeightsNotFoundError
 from lightning_predict.units import seconds_to_hours
 from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
+
+MetaStep = Callable[[int], Callable[[], object]]
+"""Function from a batch size to a step on the meta device."""
 
 
 def check_steps(name: str, steps: int) -> None:

@@ -13,11 +13,12 @@ and at twice that. Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from lightning_predict.callbacks.arguments import MetaStep
 from lightning_predict.callbacks.bases import warn
 from lightning_predict.callbacks.predicting import Question
 from lightning_predict.callbacks.showing import log_values, print_beside
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: None}
 """Precision of the steps on the meta device, by the autocast dtype of the Trainer's own step."""
-
-MetaStep = Callable[[int], Callable[[], object]]
-"""Function from a batch size to a step on the meta device."""
 
 
 def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 from uuid import uuid4
@@ -43,7 +44,6 @@ from lightning_predict.callbacks.trainer_state import (
     resumes_data,
     unmet_minimums,
 )
-from lightning_predict.cost.grids import PowerGrid, grid_of
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
@@ -73,6 +73,8 @@ from lightning_predict.units import grams_to_kilograms, hours_to_seconds, second
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_predict.cost.grids import PowerGrid
 
 CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 
@@ -286,6 +288,7 @@ class CostBudget(Callback):
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
+            import_module("lightning_predict.timeline.iteration")  # for forecasts: no step waits for it
             self._fit.clock = run_clock_of(trainer, device=trainer.strategy.root_device)
 
     @property
@@ -774,6 +777,8 @@ class Emissions:
             )
         if not 1 <= pue < math.inf:
             raise InvalidArgumentError(f"pue={pue!r} is out of range; expected a number of at least 1.")
+        from lightning_predict.cost.grids import grid_of
+
         return Emissions(
             kg_co2=amount_of("kg_co2", kg_co2),
             grid=grid_of(grid),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.callbacks.bases import rank_zero_info, samples_of, shapes_of
@@ -47,6 +48,8 @@ class FitRecording:
         self.pace = Pace()
         self._clock = clock
         self._compiled_before = compilations()
+        if trainer.strategy.root_device.type == "cuda":
+            import_module("lightning_predict.tracing.kineto")  # reads the profile: no step waits for it
         self._steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
             clock=clock,

@@ -33,7 +33,6 @@ from lightning_predict.reports.format import duration, duration_interval, width_
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import lines_of_run, rank
 from lightning_predict.run.history import append_record, history_path
-from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
 
@@ -222,6 +221,8 @@ class FollowUp:
         is_told = outcome.is_whole or trainer.is_last_batch
         record = outcome.record() if self._question.learns and is_told else None
         if record is not None and self._trace is not None:
+            from lightning_predict.run.own_gains import architecture_of, own_gain, settings_of
+
             record = replace(
                 record,
                 architecture=architecture_of(self._trace),

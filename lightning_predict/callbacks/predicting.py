@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.assumptions import Assumptions
@@ -28,11 +29,9 @@ from lightning_predict.fit.outcome import Expected, expected_of, with_batch_time
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.fit.windows import Pace
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.prediction import predict_workload
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, history_path, read_history
 from lightning_predict.run.workload import Workload
-from lightning_predict.step import layout_in_use
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
@@ -51,6 +50,12 @@ _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2"
 
 _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", "16-mixed": "float16"}
 """Dtype in which Lightning's FSDP gathers float32 parameters, by the Trainer's precision."""
+
+
+def load_prediction() -> None:
+    """Import what a prediction needs, so that no step of the fit waits for it."""
+    for name in ("lightning_predict.prediction", "lightning_predict.kernels.families"):
+        import_module(name)
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
@@ -148,6 +153,8 @@ def predict_rest(
         history=earlier_runs(trainer, question, trace, is_renewed=is_renewed),
     )
 
+    from lightning_predict.prediction import predict_workload
+
     def work_out() -> Predictions:
         return predict_workload(
             trace, question.layouts, work, assumptions, validation=validation, forecast=rest.forecast
@@ -198,6 +205,8 @@ def earlier_runs(trainer: Trainer, question: Question, trace: Trace, *, is_renew
         if not is_renewed:  # warned already otherwise
             warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
         return ()
+    from lightning_predict.step import layout_in_use
+
     origin = gpu_in_use(trace) if is_renewed else None
     used = None if origin is None else layout_in_use(trace, origin).name
     return tuple(one for one in records if one.layout != used)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lightning_predict.assumptions import Assumptions, documents_assumptions
 from lightning_predict.callbacks.arguments import (
+    MetaStep,
     check_epoch,
     check_file,
     check_steps,
@@ -31,12 +32,11 @@ from lightning_predict.callbacks.arguments import (
     hours_of,
 )
 from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.batch_sizes import MetaStep, show_batch_sizes, try_batch_sizes
 from lightning_predict.callbacks.fit_recording import FitRecording
 from lightning_predict.callbacks.follow_up import FollowUp
 from lightning_predict.callbacks.meetings import wait_seconds
 from lightning_predict.callbacks.memory_ahead import MemoryAhead
-from lightning_predict.callbacks.predicting import Question, of_processes
+from lightning_predict.callbacks.predicting import Question, load_prediction, of_processes
 from lightning_predict.callbacks.progress import ProgressFile
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
 from lightning_predict.callbacks.showing import Manner, show
@@ -51,7 +51,6 @@ from lightning_predict.fit.outcome import Outcome
 from lightning_predict.fit.remaining import Moment
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
-from lightning_predict.gpus.own import add_gpus
 from lightning_predict.guard import never_raises
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.fabric import Interconnect
@@ -198,6 +197,8 @@ class RuntimePredictor(Callback):
         charges: Charges | None = None,
     ) -> None:
         if gpus_file is not None:
+            from lightning_predict.gpus.own import add_gpus
+
             add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)
         check_steps("capture_steps", capture_steps)
@@ -273,6 +274,7 @@ class RuntimePredictor(Callback):
             rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
         elif trainer.is_global_zero:
             device = trainer.strategy.root_device
+            load_prediction()
             self._fit = _Fit(
                 FollowUp(self._question, run_clock_of(trainer, device=device), self.manner),
                 FitRecording(trainer, pl_module, clock=device_clock(device)),
@@ -359,6 +361,8 @@ class RuntimePredictor(Callback):
             fit.memory_ahead.batch_was_recorded(batch)
             self._predict_recorded(trainer, pl_module, fit, trace)
             if self.meta_step is not None and is_first:
+                from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
+
                 options = try_batch_sizes(self.meta_step, trace, self._question)
                 show_batch_sizes(options, trainer, with_table=self.manner.with_table)
                 self.batch_sizes = options

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
@@ -25,9 +25,11 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
 from lightning_predict.interval import Interval
 from lightning_predict.run.workload import Run
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.verdict import Verdict
 from lightning_predict.units import minutes_to_seconds, seconds_to_hours
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.iteration import Iteration
+    from lightning_predict.timeline.verdict import Verdict
 
 
 @final

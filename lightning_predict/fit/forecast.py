@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.fit.clock import NOTHING, BatchTimes, RunClock, ValidationTimes
 from lightning_predict.fit.remaining import (
@@ -27,9 +27,11 @@ from lightning_predict.fit.remaining import (
 from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration_interval, significant
 from lightning_predict.run.workload import Loader, Run, Workload, run_of
-from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import hours_to_seconds
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.iteration import Iteration
 
 FORWARD_SHARE: Final = 1 / 3
 """Share of a training batch's time in its forward pass; the backward pass computes twice as much."""
@@ -339,6 +341,8 @@ def end_seconds(batches: int, batch_times: BatchTimes | None, validation: Valida
 
 
 def _measured(seconds: float) -> Iteration:
+    from lightning_predict.timeline.iteration import Iteration
+
     return Iteration(
         gpu="this machine",
         interval=Interval(seconds, seconds, seconds),

@@ -34,7 +34,6 @@ from lightning_predict.kernels.corrections import attention_factors, gpu_effect,
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray, Problem, batch_of, operation_kind
 from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times, summed_by_owner
 from lightning_predict.kernels.translation import UNKNOWN_SPREAD, WorkItem, work_items
-from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
 from lightning_predict.tracing.trace import Kernel, Phase, Trace
 
 Method = Literal["auto", "mlp", "wave"]
@@ -371,6 +370,8 @@ def _wave_scaled(
 
 
 def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:
+    from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
+
     gamma = memory_boundedness(intensity=intensity, ridge=ridge_of(target, dtype))
     if kernel.seconds <= 0:
         return 1.0

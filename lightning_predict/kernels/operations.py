@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib import import_module
 from typing import Any, Final, Literal, final
 
 import numpy as np
@@ -155,6 +156,7 @@ class Family:
     @property
     def operations(self) -> tuple[str, ...]:
         """Names of its operations, in order of registration."""
+        register_families()
         return tuple(kind.name for kind in _KINDS.values() if self in kind.families)
 
     def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
@@ -357,6 +359,18 @@ _KINDS: Final[dict[str, OperationKind]] = {}
 _TRANSLATORS: Final[dict[str, Translator]] = {}
 
 
+@cache
+def _register_families_of(name: str) -> None:
+    """Register what may define an operation or a call, once."""
+    import_module("lightning_predict.kernels.families").import_for(name)
+
+
+@cache
+def register_families() -> None:
+    """Register the operations of all families."""
+    import_module("lightning_predict.kernels.families").import_all()
+
+
 def register(*kinds: OperationKind) -> None:
     """Add operations to the registry, with the translators of their calls.
 
@@ -386,6 +400,7 @@ def register(*kinds: OperationKind) -> None:
 @contextmanager
 def registrations() -> Iterator[None]:
     """Context manager that removes all operations registered inside it, so that tests do not affect each other."""
+    register_families()
     tables: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         (_KINDS, dict(_KINDS)),
         (_TRANSLATORS, dict(_TRANSLATORS)),
@@ -435,16 +450,20 @@ def translates(*calls: str) -> Callable[[Translator], Translator]:
 
 def translator_of(call: str) -> Translator | None:
     """Return the translator of a dispatcher call; None if only its bytes are known."""
+    _register_families_of(call)
     return _TRANSLATORS.get(call)
 
 
 def families() -> Mapping[str, Family]:
-    """Return all families of networks by name, in order of registration."""
-    return {family.name: family for kind in _KINDS.values() for family in kind.families}
+    """Return all families of networks by name, sorted."""
+    register_families()
+    found = {family.name: family for kind in _KINDS.values() for family in kind.families}
+    return dict(sorted(found.items()))
 
 
 def family_of(operation: str, dtype: str) -> Family | None:
     """Return the family that supports an operation in a dtype; None without one."""
+    _register_families_of(operation)
     kind = _KINDS.get(operation)
     for family in () if kind is None else kind.families:
         if dtype in family.dtypes:
@@ -460,6 +479,7 @@ def proxies_of(problem: Problem) -> tuple[CountedProblem, ...]:
 
 def operation_names() -> tuple[str, ...]:
     """Return the names of all operations, sorted."""
+    register_families()
     return tuple(sorted(_KINDS))
 
 
@@ -469,6 +489,7 @@ def operation_kind(name: str) -> OperationKind:
     Raises:
         UnknownOperationError: The operation is unknown; the message lists the known ones.
     """
+    _register_families_of(name)
     kind = _KINDS.get(name)
     if kind is None:
         raise UnknownOperationError(

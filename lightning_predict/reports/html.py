@@ -11,9 +11,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.reports.charts import (
@@ -36,6 +35,9 @@ from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, takes
 from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, table_notes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.energy import Energy
 
 STYLE: Final = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1c2330; --dim: #5c6675; --line: #dfe3ea;

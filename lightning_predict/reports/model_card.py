@@ -9,11 +9,14 @@ here are marked as predicted. Example::
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.reports.format import duration, duration_interval, markdown_text, significant, usd, usd_per_hour
 from lightning_predict.units import kilograms_to_grams
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.energy import Energy
 
 
 def model_card(

@@ -22,7 +22,6 @@ from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from lightning_predict.cost.energy import Energy
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.gpus.lookup import other_forms
@@ -51,6 +50,8 @@ from lightning_predict.units import seconds_to_hours
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from lightning_predict.cost.energy import Energy
 
 
 SHARE_TO_MENTION: Final = 0.01

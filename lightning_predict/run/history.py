@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import platformdirs
 
@@ -27,8 +27,10 @@ from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import refuse_irregular
 from lightning_predict.run.batch_size import line_through
-from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.iteration import Iteration
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 """Environment variable with the path of the history file, or of a folder that a team shares."""

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from lightning_predict.interval import Interval
-from lightning_predict.timeline.iteration import Iteration
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.iteration import Iteration
 
 # --- Remaining work, and how long it takes
 

@@ -25,7 +25,7 @@ from typing import Final, final
 
 from lightning_predict.tracing.calls import operator_name
 from lightning_predict.tracing.events import Call, DeviceWork, Profile, Thread
-from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, backward_name, recorded_name
+from lightning_predict.tracing.signatures import MODULE_MARK, WHOLE_OPERATIONS, backward_name, recorded_name
 
 COMPOSITE_OPERATIONS: Final = frozenset(
     f"aten::{name}"
@@ -125,8 +125,6 @@ UNATTRIBUTED: Final = "unattributed"
 CUDA_GRAPH: Final = "cuda_graph"
 """Name of a CUDA graph launch; the calls of its kernels are unknown."""
 
-MODULE_MARK: Final = "nn.Module#"
-"""Prefix of the markers that our recorder puts around a module's call; the module's name follows."""
 
 FUSED_PREFIX: Final = "triton_"
 _GRAPH_LAUNCHES: Final = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})

@@ -26,12 +26,15 @@ from lightning_predict.tracing.operand_strides import (
     is_transposed,
     side_by_side,
 )
-from lightning_predict.tracing.signatures import WHOLE_OPERATIONS, computes, is_cast_down, name_values, whole_arguments
+from lightning_predict.tracing.signatures import (
+    RECORDED_TENSORS,
+    WHOLE_OPERATIONS,
+    computes,
+    is_cast_down,
+    name_values,
+    whole_arguments,
+)
 from lightning_predict.tracing.trace import TensorInfo
-
-RECORDED_TENSORS: Final = "recorded tensors"
-"""Key for data that a recorder in the same process adds to the profile. For each position, it lists the tensors as rows
-of shape, dtype, storage id and device type."""
 
 RECORDED_OUTPUTS: Final = "recorded outputs"
 """Key for output tensors in the same format, if known."""

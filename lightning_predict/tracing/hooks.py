@@ -28,8 +28,8 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from lightning_predict.guard import FAILURES, as_error
-from lightning_predict.tracing.attribution import MODULE_MARK
 from lightning_predict.tracing.environment import name_roots
+from lightning_predict.tracing.signatures import MODULE_MARK
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from lightning_predict.checked import Checked, File
 from lightning_predict.errors import TraceFormatError, TraceVersionError
-from lightning_predict.tracing.calls import RECORDED_OUTPUTS, RECORDED_TENSORS, dtype_of
+from lightning_predict.tracing.calls import RECORDED_OUTPUTS, dtype_of
 from lightning_predict.tracing.events import is_label, is_shape, read_profile
 from lightning_predict.tracing.kineto import step_notes, trace_of_kineto, trace_of_profile
 from lightning_predict.tracing.recorded_on import with_named_gpu
+from lightning_predict.tracing.signatures import RECORDED_TENSORS
 from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 
 _SCHEMA: Final = "1.1."

@@ -27,11 +27,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lightning_predict.errors import CaptureError
-from lightning_predict.tracing.calls import RECORDED_TENSORS
 from lightning_predict.tracing.cupti import detached_afterwards
-from lightning_predict.tracing.events import read_profile
-from lightning_predict.tracing.kineto import trace_of_profile
 from lightning_predict.tracing.micro_batches import backward_ends, collector_paused, without_update
+from lightning_predict.tracing.signatures import RECORDED_TENSORS
 from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 
@@ -215,6 +213,9 @@ class ProfilerRecorder:
             )
         document = _export(stopped)
         self.peak_bytes = max((one for one in (self.peak_bytes, _peak_of(document)) if one is not None), default=None)
+        from lightning_predict.tracing.events import read_profile
+        from lightning_predict.tracing.kineto import trace_of_profile
+
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self, *, shown_by: Sequence[int] = ()) -> Trace:

@@ -25,6 +25,13 @@ from typing import Any, Final
 
 from lightning_predict.tracing.trace import DTYPE_BYTES, TensorInfo
 
+RECORDED_TENSORS: Final = "recorded tensors"
+"""Key for data that a recorder in the same process adds to the profile. For each position, it lists the tensors as rows
+of shape, dtype, storage id and device type."""
+
+MODULE_MARK: Final = "nn.Module#"
+"""Prefix of the markers that our recorder puts around a module's call; the module's name follows."""
+
 _TABLE: Final = """
 _adaptive_avg_pool2d: @self output_size
 _adaptive_avg_pool3d: @self output_size

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import follow_up, predicting
+from lightning_predict.callbacks import follow_up
 from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.fit.clock import NOTHING, RunClock, clock_of_fits
 from lightning_predict.prediction import predict_workload
@@ -63,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         seen.append(Call(trace, workload, options["validation"]))
         return predict_workload(trace, layouts, workload, assumptions, **options)
 
-    monkeypatch.setattr(predicting, "predict_workload", noting)
+    monkeypatch.setattr("lightning_predict.prediction.predict_workload", noting)
     return seen
 
 

@@ -100,7 +100,7 @@ def test_a_prediction_that_fails(small: Small, tmp_path: Path, monkeypatch: pyte
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(predicting, "predict_workload", fails)
+    monkeypatch.setattr("lightning_predict.prediction.predict_workload", fails)
     off_and_unharmed(small, tmp_path, "RuntimePredictor is off, and training goes on: ZeroDivisionError: by zero")
 
 
@@ -109,7 +109,7 @@ def test_a_prediction_that_takes_too_long_is_dropped_in_words(
 ) -> None:
     done = threading.Event()
     monkeypatch.setattr(predicting, "PREDICTION_SECONDS", 0.05)
-    monkeypatch.setattr(predicting, "predict_workload", lambda *args, **options: done.wait(60))
+    monkeypatch.setattr("lightning_predict.prediction.predict_workload", lambda *args, **options: done.wait(60))
     start = time.monotonic()
     off_and_unharmed(small, tmp_path, "the prediction took more than 0.05 s")
     assert time.monotonic() - start < 30

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.tracing.calls import RECORDED_TENSORS, arguments_of, operator_name, tensors_of
+from lightning_predict.tracing.calls import arguments_of, operator_name, tensors_of
 from lightning_predict.tracing.events import Call
+from lightning_predict.tracing.signatures import RECORDED_TENSORS
 from lightning_predict.tracing.trace import TensorInfo
 
 
