@@ -43,7 +43,7 @@ README_TEMPLATE: Final = "README.md"
 """Template of the block of the README; the others are pages of `docs`."""
 
 GENERATIONS: Final[Mapping[str, Sequence[str]]] = {
-    "Pascal, Volta": ("kepler", "maxwell", "pascal", "volta"),
+    "up to Volta": ("kepler", "maxwell", "pascal", "volta"),
     "Turing": ("turing",),
     "Ampere": ("ampere",),
     "Ada": ("ada",),

@@ -159,7 +159,7 @@ def test_held_out_sources_stand_before_those_that_constants_were_chosen_on() -> 
         lines = [line for line in accuracy_table(cases).splitlines() if line.startswith("| vision transformer")]
         return [cell.strip() for cell in lines[0].split("|")[1:-1]]
 
-    # The columns after the kind: Pascal and Volta, Turing, Ampere, Ada, Hopper, Blackwell.
+    # The columns after the kind: up to Volta, Turing, Ampere, Ada, Hopper, Blackwell.
     fitted = [case(0.05, "fitted")] * 3
     held_out = [case(0.3, "held out")] * 3
     assert row(*fitted)[4] == "good, 5 %\\* (3)"
