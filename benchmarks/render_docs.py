@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.result_files import FOLDER, Figure, Result, ResultTable, read_result
+from benchmarks.runs import SOURCES
 from lightning_predict.reports import published_cases
 from lightning_predict.reports.published_cases import ModelKind, PublishedCase, cases_text
 
@@ -60,6 +61,9 @@ KINDS: Final[Sequence[ModelKind]] = (
     "recurrent network",
     "recommender",
 )
+
+WITH_LOADER: Final = (SOURCES["gavel"], SOURCES["sia"])
+"""Sources whose steps hold a data loader that decides many of them: left out of the table of errors."""
 
 GOOD: Final = 0.10
 FAIR: Final = 0.20
@@ -159,7 +163,7 @@ def accuracy_table(cases: Sequence[PublishedCase]) -> str:
     constant was chosen, then, with a star, of the others.
     """
     groups: dict[tuple[str, str], list[PublishedCase]] = defaultdict(list)
-    for case in cases:
+    for case in (case for case in cases if case.source not in WITH_LOADER):
         for column, architectures in GENERATIONS.items():
             if case.generation in architectures:
                 groups[case.kind, column].append(case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from benchmarks import render_docs
 from benchmarks.render_docs import PLACEHOLDER, TEMPLATES, accuracy_table, pages, rendered, replaced, table_text
 from benchmarks.result_files import FOLDER, Result, ResultTable, read_result
+from benchmarks.runs import SOURCES
 from lightning_predict.reports.published_cases import FILE, PublishedCase, read_published_cases
 
 ROOT = Path(__file__).parent.parent
@@ -166,3 +168,5 @@ def test_held_out_sources_stand_before_those_that_constants_were_chosen_on() -> 
     assert row(*fitted, *held_out)[4] == "do not trust, 30 % (3)<br>good, 5 %\\* (3)"
     assert row(*fitted, *held_out[:1])[4] == "few cases, 30 % (1)<br>good, 5 %\\* (3)"
     assert row(case(0.15, "held out", "2x8xH100-SXM-80GB"))[4:6] == ["no data", "few cases, 15 % (1)"]
+    with_loader = [replace(one, source=SOURCES["sia"]) for one in held_out]
+    assert row(*fitted, *with_loader) == row(*fitted)
