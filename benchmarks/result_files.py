@@ -16,7 +16,7 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, final
@@ -173,8 +173,8 @@ class ResultConsole(Console):
 
         Args:
             width: Columns of the terminal.
-            keeps_measurements: False leaves out tables with a column of measured values, because the licence of their
-                source does not allow copies.
+            keeps_measurements: False keeps tables without their columns of measured and of predicted values, because
+                the licence of their source does not allow copies.
         """
         super().__init__(width=width)
         self._keeps_measurements = keeps_measurements
@@ -203,9 +203,8 @@ class ResultConsole(Console):
         self._figures += figures
 
     def _keep(self, table: ResultTable) -> None:
-        measured = any(column.startswith("measured") for column in table.columns)
-        if table.rows and (self._keeps_measurements or not measured):
-            self._tables.append(table)
+        if table.rows:
+            self._tables.append(table if self._keeps_measurements else without_measurements(table))
 
     def result(self, run: Run, *, published: Sequence[PublishedCase] = ()) -> Result:
         """Return the printed tables and figures as a result of today.
@@ -255,6 +254,20 @@ def table_of(table: Table) -> ResultTable:
         columns=distinct([_plain(column.header) for column in table.columns]),
         names=max(1, names.index(False) if False in names else 1),
         rows=tuple(zip(*cells, strict=True)),
+    )
+
+
+def without_measurements(table: ResultTable) -> ResultTable:
+    """Return a table without its columns of measured values, and of predicted ones, from which these would follow."""
+    kept = [
+        number
+        for number, heading in enumerate(table.columns)
+        if number < table.names or not heading.startswith(("measured", "predicted"))
+    ]
+    return replace(
+        table,
+        columns=tuple(table.columns[number] for number in kept),
+        rows=tuple(tuple(row[number] for number in kept) for row in table.rows),
     )
 
 

@@ -166,7 +166,7 @@ RUNS: Final[Mapping[str, Run]] = {
               copies_allowed=False),
         _part("memory-peers", "fitted", "constants on some of the families", "--sample", "12", copies_allowed=False),
         _part("many-gpus", "fitted", "differences of pace, the framework's host, overlap costs", *_CACHE),
-        _part("collectives", "fitted", "shares of a link's rate by kind of machine"),
+        _part("collectives", "fitted", "shares of a link's rate by kind of machine", copies_allowed=False),
         _part("nemo", "fitted", "overlap, casts and launches in float8", *_CACHE),
         _part("torchtitan", "fitted", "overlap and casts in float8", *_CACHE),
         _part("nanotron", "fitted", "overlap", *_CACHE),
