@@ -136,6 +136,7 @@ RUNS: Final[Mapping[str, Run]] = {
         _page("finetuning"),
         _page("segmentation"),
         _page("backends"),
+        _page("own_gpu", "cycles of norms, pooling, embeddings, fused Adam and sums of columns; no step"),
         _page("guide", "memory that torch before 1.13 loads at its start; no time"),
         _page("diffusion", "padding of attention heads", split="fitted"),
         _part("iterations", "fitted", "constants of several operations and of hosts", copies_allowed=False),

@@ -47,6 +47,7 @@ LAYOUT_AT: Final[Mapping[str, int]] = {
     "aten::native_batch_norm_backward": 1,
     "aten::batch_norm_backward": 1,
     "aten::cudnn_batch_norm_backward": 0,
+    "aten::max_pool2d_with_indices_backward": 1,
 }
 """Operations whose kernels depend on the layout of their images, with the position of the images."""
 

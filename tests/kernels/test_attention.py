@@ -68,3 +68,24 @@ def test_what_pads_a_head_is_computed_and_not_moved() -> None:
     # 77 keys: memory decides, of queries and results alone (4,096 of 4,173 rows), 40 of 64 numbers a head.
     of_40, of_64 = (_fused_seconds(head_dim, keys=77) for head_dim in (40, 64))
     assert of_40 / of_64 == pytest.approx(40 / 64, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mask", "tf32", "expected"),
+    [
+        ("float32", False, "float32"),
+        ("float32", True, "tf32"),
+        ("bfloat16", False, None),
+        ("bool", False, None),
+        (None, False, None),
+    ],
+)
+def test_a_mask_in_a_wider_dtype_leaves_no_fused_kernel(mask: str | None, tf32: bool, expected: str | None) -> None:
+    # T5's position bias is float32 under autocast: the recording on the H200 shows products of float32.
+    heads = TensorInfo((16, 12, 256, 64), "bfloat16")
+    masks = () if mask is None else (TensorInfo((1, 12, 256, 256), mask),)
+    call = Operation(name="aten::scaled_dot_product_attention", phase="forward", inputs=(heads, heads, heads, *masks))
+    (found,) = translate(call, Flags(matmul_tf32=tf32))
+    assert (found.operation, found.dtype) == (
+        ("attention", "bfloat16") if expected is None else ("eager_attention", expected)
+    )

@@ -184,18 +184,54 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
     assert (times[:, 2] >= times[:, 0] * (1 - 1e-6)).all()
 
 
-def test_norms_take_cycles_for_each_element_where_bandwidth_is_plenty() -> None:
-    # 67.1 million elements: 0.7 and 0.85 cycles each in 16 bits, forward and backward, over 148 x 1.965 GHz.
+def test_norms_take_cycles_for_each_row_and_element_where_bandwidth_is_plenty() -> None:
+    # 16,384 rows of 4,096: 370 + 0.31 x 4,096 and 1,030 + 0.58 x 4,096 cycles a row in 16 bits, over 148 x 1.965 GHz.
     b200 = find_gpu("B200-SXM-180GB")
     cycles = b200.streaming_multiprocessors * b200.boost_clock_hz
     rows, columns = 16384, 4096
     half = [problem(name, "bfloat16", rows=rows, cols=columns) for name in ("layer_norm", "rms_norm_backward")]
-    assert latencies(half, [b200])[0] == pytest.approx([0.7 * rows * columns / cycles, 0.85 * rows * columns / cycles])
+    by_hand = [rows * (370 + 0.31 * columns) / cycles, rows * (1030 + 0.58 * columns) / cycles]
+    assert latencies(half, [b200])[0] == pytest.approx(by_hand)
     # As measured on the GB200, of the same multiprocessors and memory (0.178 ms; training data), not 6 bytes at 8 TB/s.
     assert 0.15e-3 < problem_times(half[1:], [b200], None).seconds[0, 0] < 0.21e-3
     # On the T4, with 5 bytes per cycle and multiprocessor, bandwidth decides: 2 bytes in and out.
     assert problem_times(half[:1], [T4], None).seconds[0, 0] > 4 * rows * columns / 320e9
-    # Long rows in float32 take half as many again.
-    short, long = (problem("layer_norm", "float32", rows=2**26 / n, cols=n) for n in (1024, 8192))
-    found = latencies([short, long], [b200])[0]
-    assert found[1] / found[0] == pytest.approx(1.05 / 0.7)
+    # The statistics of a row cost less per element, the longer it is; shorter rows than 608 share a block's.
+    lengths = (512, 1024, 8192)
+    short, long, longest = latencies(
+        [problem("layer_norm", "bfloat16", rows=2**26 / n, cols=n) for n in lengths], [b200]
+    )[0]
+    assert short == pytest.approx(2**26 * (0.31 + 370 / 608) / cycles)
+    assert short > long > longest
+    # Long rows in float32 stream: 1.8 cycles an element.
+    wide = latencies([problem("layer_norm_backward", "float32", rows=rows, cols=columns)], [b200])[0, 0]
+    assert wide == pytest.approx(1.8 * rows * columns / cycles)
+
+
+def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -> None:
+    # The H200's own measurement: 4,688 x 16,216 elements in 0.376 ms forward and 0.319 ms backward in bfloat16.
+    h200 = find_gpu("H200-SXM-141GB")
+    names = ("batch_norm_last", "batch_norm_last_backward")
+    measured = [0.3762e-3, 0.3192e-3]
+    found = latencies([problem(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
+    assert found == pytest.approx(measured, rel=0.02)
+    assert not latencies([problem(name, "float16", rows=4688, cols=16216) for name in names], [h200]).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "milliseconds"),
+    [
+        ("max_pool2d_backward", {"batch": 96, "channels": 224, "height": 208, "kernel_size": 2}, 9.01),
+        ("max_pool2d_backward", {"batch": 15, "channels": 160, "height": 176, "kernel_size": 7, "stride": 2}, 1.451),
+        ("avg_pool2d_backward", {"batch": 80, "channels": 304, "height": 192, "kernel_size": 2}, 15.64),
+        ("avg_pool2d_backward", {"batch": 24, "channels": 328, "height": 49, "kernel_size": 3, "stride": 2}, 0.4212),
+        ("embedding_backward", {"rows": 13768, "cols": 10800}, 1.7245),
+        ("embedding_backward", {"rows": 1960, "cols": 32}, 0.0689),
+        ("adamw", {"parameters": 53245784, "fused": 1}, 0.4593),
+    ],
+)
+def test_instructions_take_as_long_as_measured_on_the_h200(
+    name: str, words: dict[str, float], milliseconds: float
+) -> None:
+    found = latencies([problem(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
+    assert 1e3 * found == pytest.approx(milliseconds, rel=0.08)

@@ -385,9 +385,26 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 
 
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
-def _whole(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _whole(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     backward = operation.name.endswith("_backward")
-    return _attention(operation, operation.inputs[:3], backward=backward)
+    found = _attention(operation, operation.inputs[:3], backward=backward)
+    if found and _has_wider_mask(operation):
+        # No fused kernel takes a mask in another dtype. PyTorch then computes products and softmax in the wider dtype.
+        (one,) = found
+        dtype = "tf32" if flags.matmul_tf32 else "float32"
+        return (Problem(f"eager_attention{'_backward' * backward}", dtype, one.dims),)
+    return found
+
+
+def _has_wider_mask(operation: Operation) -> bool:
+    """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast."""
+    query, *others = operation.inputs
+    return query.dtype in HALF_DTYPES and any(
+        one.dtype == "float32" and one.shape[-1:] == others[0].shape[-2:-1] for one in others[2:]
+    )
+
+
+HALF_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
 _FUSED: Final = tuple(

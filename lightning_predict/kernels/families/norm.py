@@ -143,6 +143,22 @@ statistics.
 1.9 and 2.6 in Liger's float32 rows on the A100-SXM-40GB, at 32 MB and more (training data: those rows)."""
 
 
+BATCH_NORM_LAST_CYCLES: Final = {"": 1.3, "_backward": 1.1}
+"""Multiprocessor cycles per element of PyTorch's own batch norm with channels last, forward and backward.
+
+H200, torch 2.11 (own measurements, 2026-11-27): 1.29 and 1.41 forward in bfloat16, 1.21 and 1.36 in float32; 1.10 and
+1.19 backward in bfloat16, where float32 is bound by memory. float16 uses cuDNN's kernels, which were not measured."""
+
+
+def _last_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
+    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+        own = 0.0 if batch.dtype == "float16" else cycles
+        seconds: Array = own * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
+        return seconds
+
+    return latency
+
+
 def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
     def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
         seconds: Array = cycles * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
@@ -151,19 +167,23 @@ def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
     return latency
 
 
-LAYER_NORM_CYCLES: Final = {False: 0.7, True: 1.05}
-"""Multiprocessor cycles per element of layer norm; the second is for float32 in rows longer than `STREAMED_COLUMNS`.
+SHORT_ROW: Final = 608.0
+LAYER_NORM_CYCLES: Final = {False: (0.31, 370.0), True: (0.67, 430.0)}
+"""Multiprocessor cycles of layer norm for an element, and for the statistics of a row: in 16 bits and in float32.
 
-0.64 to 0.74 in bfloat16 on the H200, GB200 and GB300 (cudnn-frontend's tables), 0.8 in a recording of the H100, at 0.2
-to 0.38 of the bandwidth. 1.03 to 1.42 in Liger's float32 rows on two A100s and the H100, with 1.6, 2 and 3.4 TB/s
-(training data: those rows). Bandwidth is the limit on GPUs with less than 8 or 10 bytes per cycle and multiprocessor.
-"""
+A row of `SHORT_ROW` elements or less counts as a part of one that long, as a block then takes several. H200, torch
+2.11, large problems with rows of 608 and 4,120 elements (own measurements, 2026-11-27): 0.84 and 0.40 cycles per
+element in 16 bits, 1.12 and 0.78 in float32. Before, 0.7 stood for all lengths, from rows of about 5,000 elements: 0.64
+to 0.74 on the H200, GB200 and GB300 (cudnn-frontend's tables, older torch), 1.03 to 1.42 in Liger's float32 rows on two
+A100s and the H100."""
 
-NORM_BACKWARD_CYCLES: Final = {False: 0.85, True: 1.8}
-"""The same for the backward pass of layer and RMS norm, in 16 bits and in float32.
+NORM_BACKWARD_CYCLES: Final = {False: (0.58, 1030.0), True: (0.65, 1000.0)}
+"""The same for the backward pass of layer and RMS norm: 2.27 and 0.83 cycles per element in 16 bits, 2.33 for 608
+elements in float32 (own measurements on the H200)."""
 
-0.87 to 1.09 on the H200, 0.75 to 0.99 on the GB200 and GB300, whose bandwidth is 1.7 times as high. In float32, 2.5 to
-3.1 in Liger's rows on the H100, under an older torch, so 1.8 is a compromise (training data: those rows)."""
+NORM_BACKWARD_STREAM_CYCLES: Final = 1.8
+"""Cycles per element of the backward pass in float32, where that is more: 1.96 for 4,120 elements on the H200, 2.5 to
+3.1 in Liger's rows on the H100 under an older torch, so 1.8 is a compromise (training data: those rows)."""
 
 
 def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -175,17 +195,25 @@ def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
 
 
 def _layer_norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    """Return the minimum time of layer norm, including the instructions per element for its statistics."""
-    c = batch.columns
-    is_wide = (c["cols"] > STREAMED_COLUMNS) & (batch.dtype == "float32")
-    cycles = np.where(is_wide, LAYER_NORM_CYCLES[True], LAYER_NORM_CYCLES[False]) * c["rows"] * c["cols"]
+    """Return the minimum time of layer norm, including the instructions for its statistics."""
+    cycles = _row_cycles(batch, LAYER_NORM_CYCLES)
     return np.maximum(_norm_latency(batch, gpu), cycles / issue_rate(gpu))
 
 
 def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
-    cycles = NORM_BACKWARD_CYCLES[batch.dtype == "float32"] * batch.columns["rows"] * batch.columns["cols"]
+    cycles = _row_cycles(batch, NORM_BACKWARD_CYCLES)
+    if batch.dtype == "float32":
+        cycles = np.maximum(cycles, NORM_BACKWARD_STREAM_CYCLES * batch.columns["rows"] * batch.columns["cols"])
     seconds: Array = cycles / issue_rate(gpu)
     return seconds
+
+
+def _row_cycles(batch: ProblemBatch, cycles: Mapping[bool, tuple[float, float]]) -> Array:
+    """Return multiprocessor cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
+    rows, columns = batch.columns["rows"], batch.columns["cols"]
+    by_element, by_row = cycles[batch.dtype == "float32"]
+    total: Array = rows * (by_element * columns + by_row * np.minimum(columns / SHORT_ROW, 1.0))
+    return total
 
 
 def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
@@ -424,9 +452,12 @@ register(
         families=(VECTOR,),
     ),
     # With channels last, neighbouring elements belong to different channels, so there is no block per channel: bytes
-    # determine the time.
-    by_element("batch_norm_last", 2, 1, 8),
-    by_element("batch_norm_last_backward", 4, 1, 14),
+    # or instructions determine the time.
+    replace(by_element("batch_norm_last", 2, 1, 8), floor=Floor(latency=_last_latency(BATCH_NORM_LAST_CYCLES[""]))),
+    replace(
+        by_element("batch_norm_last_backward", 4, 1, 14),
+        floor=Floor(latency=_last_latency(BATCH_NORM_LAST_CYCLES["_backward"])),
+    ),
     replace(
         by_element("group_norm", 2, 1, 8),
         floor=Floor(latency=_group_norm_latency(GROUP_NORM_CYCLES[""])),

@@ -29,6 +29,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import issue_rate, limited_transfer
 from lightning_predict.kernels.traffic import bytes_read, bytes_written
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 
@@ -53,12 +54,18 @@ rows)."""
 
 
 COMPARED_CYCLES: Final = 1.26
-"""Multiprocessor cycles of the backward pass of max pooling, per position and window that contains it, besides its
-traffic.
+"""Multiprocessor cycles of the backward pass of max pooling with channels last, per position and window that contains
+it, besides its traffic. 1.42 in all for windows of 2 x 2 at stride 2 in VGG-16 on the H200."""
 
-PyTorch's kernel compares the index of each window; it determines the windows of a position once for all images and
-channels. 2.9 and 2.8 cycles per position, with 2.25 windows of 3 x 3 at stride 2, in steps of ResNet-50 on the A100 and
-RTX 2080 Ti (chosen on these); the V100 takes 4.3, and 2.1 with torch 1.9."""
+MAX_BACKWARD_CYCLES: Final = (2.3, 0.23)
+AVG_BACKWARD_CYCLES: Final = (3.9, 0.75)
+"""Multiprocessor cycles of a position in the backward passes of max and average pooling: one figure for the position,
+and one for each window that contains it.
+
+PyTorch's kernels visit each position of the image and look up the windows around it. H200, torch 2.11, windows of 2 to
+7 at strides of 2 to 7 (own measurements, 2026-11-27): 2.5 cycles for one window and 5.1 for 12 of max pooling, 4.6 and
+13 of average pooling, the same in bfloat16 and float32. Max pooling also agrees with 2.9 and 2.8 cycles for 2.25
+windows in steps of ResNet-50 on the A100 and RTX 2080 Ti; the V100 takes 4.3, and 2.1 with torch 1.9."""
 
 
 def window_cycles(elements: float) -> float:
@@ -73,7 +80,25 @@ def _placed(batch: ProblemBatch, gpu: Gpu) -> Array:
     return seconds
 
 
-def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Columns], Array]) -> OperationKind:
+def _visited(cycles: tuple[float, float]) -> Callable[[ProblemBatch, Gpu], Array]:
+    """Make the latency function of a backward pass that visits each position of the image."""
+
+    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+        c = batch.columns
+        by_position, by_window = cycles
+        total = _image(c) * by_position + _pooled(c) * c["kernel_size"] ** 2 * by_window
+        seconds: Array = total / issue_rate(gpu)
+        return seconds
+
+    return latency
+
+
+def _kind(
+    name: str,
+    reads: Callable[[Columns], Array],
+    writes: Callable[[Columns], Array],
+    latency: Callable[[ProblemBatch, Gpu], Array] = _placed,
+) -> OperationKind:
     return OperationKind(
         name=name,
         shape=("batch", "channels", "height", "width", "kernel_size", "stride"),
@@ -84,7 +109,7 @@ def _kind(name: str, reads: Callable[[Columns], Array], writes: Callable[[Column
         reads=reads,
         writes=writes,
         proxy=as_transfer(),
-        floor=Floor(latency=_placed),
+        floor=Floor(latency=latency),
     )
 
 
@@ -97,8 +122,8 @@ register(
     _kind("avg_pool2d", _image, _pooled),
     _kind("max_pool2d", _image, _with_places),
     # The same tensors reversed: the gradient and the indices are read, the image is written.
-    _kind("avg_pool2d_backward", _pooled, _image),
-    _kind("max_pool2d_backward", _with_places, _image),
+    _kind("avg_pool2d_backward", _pooled, _image, _visited(AVG_BACKWARD_CYCLES)),
+    _kind("max_pool2d_backward", _with_places, _image, _visited(MAX_BACKWARD_CYCLES)),
 )
 
 
@@ -125,6 +150,10 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     if operation.name.startswith("aten::max") and "backward" in operation.name:
         return _max_backward(operation, taps)
     cycles = pooled.elements * window_cycles(float(taps))
+    if "backward" in operation.name:
+        by_position, by_window = AVG_BACKWARD_CYCLES
+        image = operation.inputs[1] if len(operation.inputs) > 1 else pooled
+        cycles = by_position * image.elements + by_window * pooled.elements * taps
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     return (limited_transfer(read, written, float(pooled.elements), cycles=cycles),) if pooled.elements else ()
 
@@ -135,7 +164,10 @@ def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None
     if not gradient.elements or not image.elements:
         return ()
     size, places = float(image.size_bytes), float(gradient.size_bytes + PLACE_BYTES * gradient.elements)
-    cycles = gradient.elements * taps * COMPARED_CYCLES
+    by_position, by_window = MAX_BACKWARD_CYCLES
+    cycles = by_position * image.elements + by_window * gradient.elements * taps
+    if operation.arguments.get(CHANNELS_LAST):
+        cycles = gradient.elements * taps * COMPARED_CYCLES
     moved = Problem("transfer", "float32", (places, 2 * size, float(image.elements)))
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
 
