@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.accuracy.__main__ import main as accuracy
 from benchmarks.result_files import (
     Figure,
     Result,
@@ -156,3 +158,11 @@ def test_every_run_names_a_module_that_is_there(run: Run) -> None:
     assert words[-2:] == ("--result", "results")
     assert run.command == f"python -m {run.module} {' '.join(run.words)}".rstrip()
     assert run.split == "held out" or run.fitted
+
+
+def test_every_part_of_the_accuracy_command_has_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        accuracy(["validation", "--of", "nothing"])
+    parts = re.findall(r"[\w-]+", capsys.readouterr().err.partition("choose from")[2])
+    assert len(parts) >= 30
+    assert [part for part in parts if part not in RUNS] == []
