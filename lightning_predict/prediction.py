@@ -35,8 +35,7 @@ from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, run_of
 from lightning_predict.step import Step
 from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.tracing.step_kinds import measured_seconds
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
 
 

@@ -52,8 +52,7 @@ from lightning_predict.tracing.recorded_on import (
     under_release,
     unknown_gpu_note,
 )
-from lightning_predict.tracing.step_kinds import measured_seconds, weighted_kinds
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_kinds
 
 if TYPE_CHECKING:
     from lightning_predict.distributed.layout_steps import SharedStep

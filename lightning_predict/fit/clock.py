@@ -31,8 +31,7 @@ from lightning_predict.fit.remaining import CheckpointClock
 from lightning_predict.fit.windows import WindowCount
 from lightning_predict.interval import Interval
 from lightning_predict.tracing.running_loop import BLOCK_BATCHES
-from lightning_predict.tracing.step_kinds import measured_seconds
-from lightning_predict.tracing.trace import Memory, Trace
+from lightning_predict.tracing.trace import Memory, Trace, measured_seconds
 from lightning_predict.tracing.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import duration, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_fingerprint_of
-from lightning_predict.tracing.step_kinds import measured_seconds
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 BATCHES_TO_LEARN_FROM: Final = 20

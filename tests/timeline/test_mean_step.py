@@ -13,8 +13,17 @@ from lightning_predict.run.history import fingerprint_of
 from lightning_predict.timeline.iteration import Iteration
 from lightning_predict.timeline.verdict import Verdict
 from lightning_predict.timeline.whole_steps import SameGpuCheck, kinds_note, mean_check, mean_step
-from lightning_predict.tracing.step_kinds import measured_seconds, weighted_kinds
-from lightning_predict.tracing.trace import Memory, Operation, OtherStep, Parameter, TensorInfo, Trace, anonymised
+from lightning_predict.tracing.trace import (
+    Memory,
+    Operation,
+    OtherStep,
+    Parameter,
+    TensorInfo,
+    Trace,
+    anonymised,
+    measured_seconds,
+    weighted_kinds,
+)
 
 DATA = TensorInfo((2048, 2048), "float32", id=0)
 PRODUCT = Operation(name="aten::mm", phase="forward", inputs=(DATA, DATA), outputs=(DATA,), module="secret")

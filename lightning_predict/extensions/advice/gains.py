@@ -21,8 +21,7 @@ from lightning_predict.prediction import predict_workload, steps_to_come
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.step import Step, layout_in_use
 from lightning_predict.tracing.recorded_on import gpu_in_use
-from lightning_predict.tracing.step_kinds import measured_seconds
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Trace, measured_seconds
 
 
 def predicted_with(

@@ -34,8 +34,7 @@ from lightning_predict.kernels.fabric import Interconnect
 from lightning_predict.prediction import steps_to_come
 from lightning_predict.step import Step
 from lightning_predict.ties import ordered
-from lightning_predict.tracing.step_kinds import weighted_kinds
-from lightning_predict.tracing.trace import Trace
+from lightning_predict.tracing.trace import Trace, weighted_kinds
 from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
