@@ -7,7 +7,8 @@ Without measured kernels, every item is predicted directly from its shape. With 
   work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and attention, whose
   kernels differ between GPUs. It is 0 if the two GPUs use different units, such as TF32 and float32. If models were
   trained on measurements of both GPUs, only residuals far beyond the models' errors count (`shrunk_residuals`). Wave
-  scaling serves operations without a model, such as the user's own kernels.
+  scaling serves operations without a model, such as the user's own kernels. Kernels without a known operation (CUDA
+  graphs, extensions) that do matrix work by their names are scaled by the rates of large products (`kernel_names.py`).
 * `mlp`: the plain ratio for all items, from rooflines if there is no trained model (Habitat's MLPs).
 * `wave`: wave scaling for all items (Habitat's equations alone).
 
@@ -34,7 +35,7 @@ from lightning_predict.kernels.corrections import attention_factors, gpu_effect,
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray, Problem, batch_of, operation_kind
 from lightning_predict.kernels.timing import KernelModels, TimedBy, float32_stands_in, problem_times, summed_by_owner
 from lightning_predict.kernels.translation import UNKNOWN_SPREAD, WorkItem, work_items
-from lightning_predict.tracing.trace import Kernel, Phase, Trace
+from lightning_predict.tracing.trace import Flags, Kernel, Phase, Trace
 
 Method = Literal["auto", "mlp", "wave"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
@@ -228,7 +229,7 @@ def _from_measurements(trace: Trace, direct: TimedWork, gpus: Sequence[Gpu], ori
         carried = exponent * np.where(known[:-1] & known[-1], shrunk, carried)
     least = np.array([PAIR_SPREAD[each] for each in KINSHIPS])[kinship]
 
-    by_waves = Interval.around(_wave_scaled(direct.items, kernels, gpus, origin), WAVE_SPREAD)
+    by_waves = Interval.around(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), WAVE_SPREAD)
     scaled = alone.seconds * np.exp(carried)
     whole = np.where(alone.seconds > 0, alone.seconds, 1.0)
     by_models = Interval(
@@ -354,19 +355,44 @@ def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
 
 
 def _wave_scaled(
-    items: Sequence[WorkItem], kernels: Sequence[tuple[Kernel, ...]], gpus: Sequence[Gpu], origin: Gpu
+    items: Sequence[WorkItem],
+    kernels: Sequence[tuple[Kernel, ...]],
+    gpus: Sequence[Gpu],
+    origin: Gpu,
+    trace: Trace,
+    method: Method,
 ) -> Array:
-    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are computed once."""
+    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are computed once.
+
+    Kernels outside the dispatcher's operations that do matrix work by their names are scaled by the rates of large
+    products, unless the method is `wave`.
+    """
     factors: dict[tuple[object, ...], Array] = {}
     seconds = np.zeros((len(gpus), len(items)))
+    by_name = set() if method == "wave" else {index for index, item in enumerate(items) if _is_outside(trace, item)}
     for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
         intensity, dtype = _intensity(item.problems)
         for kernel in launched:
+            if index in by_name and (matrix := _matrix_seconds(kernel, gpus, origin, trace.flags)) is not None:
+                seconds[:, index] += matrix
+                continue
             key = (kernel.grid, kernel.block, kernel.registers_per_thread, kernel.shared_memory_bytes, intensity, dtype)
             if key not in factors:
                 factors[key] = np.array([_wave_factor(kernel, intensity, dtype, origin, target) for target in gpus])
             seconds[:, index] += kernel.seconds * factors[key]
     return seconds
+
+
+def _is_outside(trace: Trace, item: WorkItem) -> bool:
+    """Return whether no operation of torch's own launched the kernels: a CUDA graph, an extension, a user's kernel."""
+    return not any(trace.operations[index].name.startswith("aten::") for index in item.operations)
+
+
+def _matrix_seconds(kernel: Kernel, gpus: Sequence[Gpu], origin: Gpu, flags: Flags) -> list[float] | None:
+    from lightning_predict.kernels.kernel_names import by_matrix_rates, matrix_dtype
+
+    dtype = matrix_dtype(kernel.name, tf32=flags.matmul_tf32)
+    return None if dtype is None else [by_matrix_rates(kernel, dtype, origin, target) for target in gpus]
 
 
 def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:

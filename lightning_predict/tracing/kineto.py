@@ -400,7 +400,8 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
         share = sum(kernel.seconds for kernel in inside) / total
         yield (
             f"CUDA graphs: {len(graphs)} with {len(inside)} kernels, {share:.1%} of the device time. Each costs the "
-            "host one launch; what the kernels compute is not in the trace, so they are scaled as bound by memory."
+            "host one launch. The trace has no shapes of their kernels. By name, products are scaled by the rates of "
+            "both GPUs, all others by bandwidth."
         )
 
 

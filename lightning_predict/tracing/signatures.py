@@ -211,6 +211,30 @@ SIGNATURES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = _parse(_TABLE)
 """Overloads of each listed operation, as argument names in schema order."""
 
 
+_EXTENSIONS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    name: (tuple(words.split()),)
+    for name, words in {
+        "flash_attn::_flash_attn_forward": "@q @k @v dropout_p softmax_scale causal window_size_left window_size_right "
+        "softcap @alibi_slopes return_softmax",
+        "flash_attn::_flash_attn_varlen_forward": "@q @k @v @cu_seqlens_q @cu_seqlens_k max_seqlen_q max_seqlen_k "
+        "dropout_p softmax_scale causal",
+        "flash_attn::_flash_attn_backward": "@dout @q @k @v @out @softmax_lse @dq @dk @dv dropout_p "
+        "softmax_scale causal",
+        "flash_attn::_flash_attn_varlen_backward": "@dout @q @k @v @out @softmax_lse @dq @dk @dv @cu_seqlens_q "
+        "@cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p softmax_scale causal",
+        **dict.fromkeys(
+            ("flash_attn_3::_flash_attn_forward", "flash_attn_3::fwd"),
+            "@q @k @v @k_new @v_new @qv @out @cu_seqlens_q @cu_seqlens_k @cu_seqlens_k_new @seqused_q @seqused_k "
+            "max_seqlen_q max_seqlen_k @page_table @kv_batch_idx @leftpad_k @rotary_cos @rotary_sin @seqlens_rotary "
+            "@q_descale @k_descale @v_descale softmax_scale causal",
+        ),
+        "flash_attn_3::bwd": "@dout @q @k @v @out @softmax_lse @dq @dk @dv @cu_seqlens_q @cu_seqlens_k @seqused_q "
+        "@seqused_k max_seqlen_q max_seqlen_k softmax_scale causal",
+    }.items()
+}
+"""Argument names of FlashAttention 2 and 3, up to the causal mask; trailing positions are not compared."""
+
+
 def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | None:
     """Return the overload that matches these positions; None if the table does not have it.
 
@@ -219,6 +243,9 @@ def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | 
         is_tensor: One entry per position: True for a tensor, False for another value, None if not given. Trailing
             positions may be omitted.
     """
+    for words in _EXTENSIONS.get(name, ()):
+        if all(kind is None or kind == word.startswith("@") for word, kind in zip(words, is_tensor, strict=False)):
+            return words
     for words in SIGNATURES.get(name, ()):
         given = zip(words, is_tensor, strict=False)
         if len(is_tensor) <= len(words) and all(kind is None or kind == word.startswith("@") for word, kind in given):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.gpus import gpu
+from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, recorded_host
 from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
 from lightning_predict.tracing.attribution import CUDA_GRAPH
@@ -37,8 +39,8 @@ def test_the_kernels_of_a_graph_are_one_operation_with_one_launch() -> None:
     assert launched == pytest.approx(60e-6)
     # 40 kernels of 12 us beside a copy of 2 us.
     assert trace.notes[0] == (
-        "CUDA graphs: 1 with 40 kernels, 99.6% of the device time. Each costs the host one launch; what the kernels "
-        "compute is not in the trace, so they are scaled as bound by memory."
+        "CUDA graphs: 1 with 40 kernels, 99.6% of the device time. Each costs the host one launch. The trace has no "
+        "shapes of their kernels. By name, products are scaled by the rates of both GPUs, all others by bandwidth."
     )
 
 
@@ -77,5 +79,8 @@ def test_a_replay_is_predicted_without_the_cost_of_its_launches() -> None:
     assert own.device_seconds == pytest.approx(482e-6)
     assert own.iteration_seconds == pytest.approx(482e-6, rel=0.01)
     assert own.host_seconds < 41 * 8e-6  # one copy and one launch, and what follows; the copy's launch alone takes 8 us
-    # Bound by memory, 1,555 GB/s against 3,350 GB/s, but for the start of 2 us of each kernel, and the copy of 2.
-    assert other.device_seconds == pytest.approx(2e-6 + 40 * (2e-6 + 10e-6 * 1555 / 3350), rel=0.01)
+    # 20 kernels bound by memory, 1,555 GB/s against 3,350 GB/s, and 20 float32 products by their rates.
+    # Each but for its start of 2 us, and the copy of 2.
+    rates = [sustained_flops(gpu(name), "float32") for name in ("A100-SXM-40GB", "H100-SXM-80GB")]
+    seconds = 2e-6 + 20 * (2e-6 + 10e-6 * 1555 / 3350) + 20 * (2e-6 + 10e-6 * rates[0] / rates[1])
+    assert other.device_seconds == pytest.approx(seconds, rel=0.01)

@@ -435,18 +435,33 @@ def _flexible(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None
     return _attention(operation, operation.inputs[:3], backward=backward)
 
 
+FLASH_EXTENSIONS: Final = (
+    "flash_attn::_flash_attn_forward",
+    "flash_attn::_flash_attn_backward",
+    "flash_attn::_flash_attn_varlen_forward",
+    "flash_attn::_flash_attn_varlen_backward",
+    "flash_attn_3::_flash_attn_forward",
+    "flash_attn_3::_flash_attn_backward",
+    "flash_attn_3::fwd",
+    "flash_attn_3::bwd",
+    "FlashAttnFunc",
+)
+"""Calls of the packages FlashAttention 2 and 3, whose tensors have the same order as in torch's own kernels."""
+
+
 @translates(
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
     "aten::_efficient_attention_forward",
     "aten::_efficient_attention_backward",
+    *FLASH_EXTENSIONS,
 )
 def _heads_last(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     """Translate (batch, seq, heads, head_dim), or sequences of different lengths in one row.
 
     Packed sequences are assumed to have the maximum length, with as many sequences as fill the row.
     """
-    backward = operation.name.endswith("_backward")
+    backward = operation.name.endswith(("_backward", "::bwd"))
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
     longest = [operation.arguments.get(f"max_{side}", operation.arguments.get(f"max_seqlen_{side}")) for side in "qkk"]
     swapped = []

@@ -286,6 +286,26 @@ def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     return _problems("linear", data, (1, math.prod(data.shape[:-1]), n, k), flags)
 
 
+@translates("_Linear", "_LayerNormLinear")
+def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+    """Translate a linear layer of TransformerEngine: the weight and the data are matrices with equal rows.
+
+    The order of the two differs between releases. In a layer with a norm, the norm's vectors lie between them. Products
+    in float8 are scaled by their kernels' names instead, because other GPUs compute them in 16 bits.
+    """
+    from lightning_predict.kernels.kernel_names import matrix_dtype
+
+    matrices = [tensor for tensor in operation.inputs if len(tensor.shape) >= 2][:2]
+    if len(matrices) < 2 or matrices[0].shape[-1] != matrices[1].shape[-1]:
+        return None
+    data, weight = matrices
+    if any(matrix_dtype(kernel.name) == "float8" for kernel in operation.kernels):
+        return None
+    return _problems(
+        "linear", data, (1, math.prod(data.shape[:-1]), math.prod(weight.shape[:-1]), data.shape[-1]), flags
+    )
+
+
 @translates("aten::mv", "aten::dot", "aten::vdot")
 def _vector_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
     left = operation.inputs[0]

@@ -1,0 +1,82 @@
+"""Kind of work of a kernel, by its name alone.
+
+CUDA graphs, extensions (TransformerEngine, FlashAttention) and Triton kernels run without an operation of the
+dispatcher, so their shapes are unknown. Names tell matrix work and its dtype: cuBLAS and cuDNN encode the operands
+(`nvjet_tst` is bfloat16, `nvjet_qqtst` float8), CUTLASS and FlashAttention have them as template arguments. Example::
+
+    >>> matrix_dtype("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_NNN")
+    'bfloat16'
+    >>> matrix_dtype("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::half_t>>")
+    'float16'
+    >>> matrix_dtype("_layer_norm_fwd_fused") is None  # memory-bound
+    True
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.roofline import sustained_flops
+from lightning_predict.kernels.wave_scaling import START_SECONDS
+from lightning_predict.tracing.trace import Kernel
+
+_MATRIX: Final = re.compile(
+    r"nvjet|xmma|gemm(?!_?reduce)|cutlass|flash|fmha|sdpa|_mma_|wgmma|triton_tem|winograd|implicit_convolve|[fdw](prop|grad)\d?_"
+)
+"""Matrix products, convolutions and fused attention."""
+
+_BESIDE: Final = re.compile(
+    r"at::native|splitkreduce|combine|convert|dot_do_o|preprocess|memcpy|memset|nhwc_?to_?nchw|nchw_?to_?nhwc|cast_transpose|"
+    r"scale_?kernel|elementwise|layer_?norm|softmax_(fwd|bwd|warp)|copy_kernel|generatewinogradtiles"
+)
+"""Memory-bound kernels of the same libraries."""
+
+_NVJET: Final = re.compile(r"nvjet_(?:sm\d+_)?([a-z]{3,6})_")
+
+_DTYPES: Final = (
+    ("float8", re.compile(r"e4m3|e5m2|fp8|float8|_qq")),
+    ("bfloat16", re.compile(r"bf16|bfloat16|_tst_")),
+    ("float16", re.compile(r"f16|fp16|half_t|__half|_hsh_|_hhh_|h1688|h884|h16816")),
+    ("float64", re.compile(r"dgemm|d884|f64f64|_ddd_")),
+    ("tf32", re.compile(r"tf32|s1688|tensorop_s")),
+    ("float32", re.compile(r"sgemm|simt|f32f32|_sss_|ffma")),
+)
+"""dtype by parts of a name, in lower case, in the order of search: s1688 alone is TF32, with fp16 it accumulates."""
+
+USUAL_DTYPE: Final = "bfloat16"
+"""dtype of matrix work whose name has none: most training, and float16 has nearly the same rates."""
+
+_WIDER: Final = {"float8": "bfloat16", "bfloat16": "float16", "tf32": "float32"}
+"""dtype that a GPU without the units computes in instead."""
+
+
+@lru_cache(maxsize=4096)
+def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
+    """Return the dtype of a kernel that does matrix work; None for other kernels.
+
+    Args:
+        name: The kernel's name, as the driver reports it.
+        tf32: Whether float32 products may use TF32, for kernels of float32 operands that do not say so.
+    """
+    lower = name.lower()
+    if _MATRIX.search(lower) is None or _BESIDE.search(lower) is not None:
+        return None
+    found = next((dtype for dtype, words in _DTYPES if words.search(lower)), USUAL_DTYPE)
+    return "tf32" if found == "float32" and tf32 and _NVJET.search(lower) else found
+
+
+def by_matrix_rates(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
+    """Scale a kernel's seconds by the sustained products of both GPUs, except its start."""
+    start = min(kernel.seconds, START_SECONDS)
+    return start + (kernel.seconds - start) * _rate(origin, dtype) / _rate(destination, dtype)
+
+
+def _rate(gpu: Gpu, dtype: str) -> float:
+    if dtype == "float64":
+        return gpu.peak(dtype) or gpu.lanes_peak(dtype)
+    while dtype not in gpu.peak_flops_per_second and dtype in _WIDER:
+        dtype = _WIDER[dtype]
+    return sustained_flops(gpu, dtype if dtype in gpu.peak_flops_per_second else "float32")
