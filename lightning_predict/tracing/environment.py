@@ -358,9 +358,16 @@ def makes_own_tensors() -> bool:
     while pending:
         kind = pending.pop()
         pending.extend(kind.__subclasses__())
-        if kind.__module__.split(".")[0] != "torch" and _is_made_by_torch(kind):
+        is_foreign = kind.__module__.split(".")[0] != "torch"
+        if is_foreign and _is_made_by_torch(kind) and not _is_abstract(kind):
             return True
     return False
+
+
+def _is_abstract(kind: type) -> bool:
+    """Return whether only subclasses with constructors of their own are created, as torchvision's `TVTensor` is."""
+    kinds = kind.__subclasses__()
+    return bool(kinds) and all("__new__" in one.__dict__ for one in kinds)
 
 
 _OTHER_CONSTRUCTORS: Final = frozenset({"as_subclass", "_make_subclass", "_make_wrapper_subclass"})

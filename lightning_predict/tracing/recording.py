@@ -29,7 +29,12 @@ from lightning_predict.errors import CaptureError, InvalidArgumentError, Lightni
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.environment import compilations
 from lightning_predict.tracing.followed import with_followed
-from lightning_predict.tracing.meta_device import autocast_of_absent_cuda, fused_optimizers_on_meta, replaced
+from lightning_predict.tracing.meta_device import (
+    CudaAutocasts,
+    autocast_of_absent_cuda,
+    fused_optimizers_on_meta,
+    replaced,
+)
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import FEWEST_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
@@ -96,15 +101,26 @@ def capture(
     before = _cuda_allocations()
     with fused_optimizers_on_meta(), autocast_of_absent_cuda():
         seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
-    session = CaptureSession(
-        device=_device_in_use(before if warmup_steps else []), compiled_before=compiled_before, step=own_step
-    )
-    session.start()
+    device = _device_in_use(before if warmup_steps else [])
+
+    def record(*, creates_subclasses: bool) -> tuple[CaptureSession, CudaAutocasts]:
+        session = CaptureSession(
+            device=device, compiled_before=compiled_before, step=own_step, creates_subclasses=creates_subclasses
+        )
+        session.start()
+        try:
+            with fused_optimizers_on_meta(), autocast_of_absent_cuda() as autocasts:
+                step()
+        finally:
+            session.stop()
+        return session, autocasts
+
     try:
-        with fused_optimizers_on_meta(), autocast_of_absent_cuda() as autocasts:
-            step()
-    finally:
-        session.stop()
+        session, autocasts = record(creates_subclasses=False)
+    except RuntimeError as error:
+        if _CREATES_SUBCLASS not in str(error):
+            raise
+        session, autocasts = record(creates_subclasses=True)
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
     trace = autocasts.told(trace)
@@ -149,6 +165,10 @@ def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
         return with_followed(trace, session.trace())
     except LightningPredictError as error:
         return replace(trace, notes=(*trace.notes, f"Tensors could not be followed: {str(error).rstrip('.')}."))
+
+
+_CREATES_SUBCLASS: Final = "already associated to a python object"
+"""torch's error for a tensor subclass that is created by torch's own constructor while a dispatch mode is active."""
 
 
 _HAS_NO_VALUE: Final = "cannot be called on meta tensors"

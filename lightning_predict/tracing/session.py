@@ -76,6 +76,8 @@ class CaptureSession:
         step: The function that runs the step, to search for compiled code if no model is given.
         lost: Errors of the profiler in earlier steps: after one it records no GPU, after two it is not used.
         follows: Record data flow with the dispatch modes, even on a GPU, where the profiler would time kernels.
+        creates_subclasses: The step creates tensor subclasses by torch's constructor, which a dispatch mode forbids.
+            None looks for such classes in the process, and takes the profiler if there is one.
     """
 
     def __init__(
@@ -89,9 +91,11 @@ class CaptureSession:
         step: Callable[[], object] | None = None,
         lost: Sequence[Exception] = (),
         follows: bool = False,
+        creates_subclasses: bool | None = None,
     ) -> None:
         self._device = device
         self._follows = follows
+        self._creates_subclasses = creates_subclasses
         self._model = model
         self._optimizers = tuple(optimizers)
         self._compiled = compiled
@@ -269,8 +273,11 @@ class CaptureSession:
     def _means(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
         """Recorders to try, best first."""
         is_cuda = self._device.type == "cuda"
+        creates = self._creates_subclasses
         needs_profiler = (
-            self._compiled or environment.has_fast_evaluation(self._model) or environment.makes_own_tensors()
+            self._compiled
+            or environment.has_fast_evaluation(self._model)
+            or (environment.makes_own_tensors() if creates is None else creates)
         )
         if self._follows:
             return [partial(DispatchRecorder, self._model)]

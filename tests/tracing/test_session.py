@@ -293,3 +293,88 @@ def test_the_highest_memory_is_read_off_the_recorded_allocations() -> None:
     events = [event(250, 50, 1), event(100, -200, 1), event(900, 900, 0), {"name": "aten::add"}]
     assert _peak_of({"traceEvents": events}) == 300
     assert _peak_of({"traceEvents": events[2:]}) is None
+
+
+IMPORTED = """
+import gc
+
+import torch
+
+import lightning_predict as lp
+from lightning_predict.tracing.environment import makes_own_tensors
+
+
+def recorded():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+        images = torch.empty(8, 3, 32, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(images).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace = lp.capture(step, precision="16-mixed")
+    return trace.recorder, trace.flags.autocast_dtype, lp.predict(trace, ["T4"], history=False)["T4"]
+
+
+before = recorded()
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Base(torch.Tensor):  # as torchvision's TVTensor: only its kinds are created
+    pass
+
+
+class Picture(Base):
+    def __new__(cls, data):
+        return torch.as_tensor(data).as_subclass(cls)
+
+
+kinds = Base, Tagged
+assert makes_own_tensors()
+after = recorded()
+assert before[:2] == ("dispatch", "float16"), before[:2]
+assert after == before
+del Tagged, kinds
+gc.collect()
+print(makes_own_tensors())
+"""
+
+
+def test_a_class_of_tensors_that_somebody_imported_changes_no_recording_on_the_meta_device() -> None:
+    ran = run(IMPORTED)
+    assert ran.stdout.split() == ["False"], ran.stderr
+
+
+CREATED = """
+import torch
+
+import lightning_predict as lp
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+model = torch.nn.Linear(3, 2)
+steps = []
+
+
+def step():
+    steps.append(1)
+    model(Labelled(torch.ones(4, 3)).as_subclass(torch.Tensor)).sum().backward()
+
+
+trace = lp.capture(step)
+print(trace.recorder, len(steps), "aten::addmm" in {one.name for one in trace.operations})
+"""
+
+
+def test_a_step_that_creates_such_tensors_is_recorded_by_the_profiler_at_a_second_attempt() -> None:
+    ran = run(CREATED)
+    assert ran.stdout.split() == ["profiler", "3", "True"], ran.stderr
