@@ -90,37 +90,6 @@ ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=r
 WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
 """The optional positional parameter of a command: a word directly after its name."""
 
-REMOVED: Final[Mapping[str, Mapping[str, str]]] = {
-    "predict": {
-        "--html": "--output report.html",
-        "--markdown": "--output report.md",
-        "--sky": "--output task.yaml",
-        "--nodes": "the layouts, as in --gpus 2x8xH100",
-        "--watts": "--usd-per-hour, kilowatts times your price of a kWh",
-        "--usd-per-kwh": "--usd-per-hour, kilowatts times your price of a kWh",
-        "--energy": "--grid, with your grid or its grams of CO2 per kWh",
-        "--grid-grams-per-kwh": "--grid",
-        "--zipf-alpha": "--skew",
-        "--indices": "--skew",
-        "--weights-cache": "the variable LIGHTNING_PREDICT_CACHE",
-    },
-    "shard": {"--zipf-alpha": "--skew", "--indices": "--skew"},
-    "simulate": {
-        "--output": "python -m benchmarks.planning, in a clone of the repository, for studies of planners",
-        "--workers": "python -m benchmarks.planning, in a clone of the repository, for studies of planners",
-    },
-}
-"""Options of earlier releases, by command, with their replacements."""
-
-REMOVED_COMMANDS: Final[Mapping[str, str]] = {
-    "evaluate": "use train, which prints the errors before and after on rows that no fit saw; weights are scored on "
-    "tables of others by python -m benchmarks.training evaluate, in a clone of the repository",
-}
-"""Commands of earlier releases, with their replacements."""
-
-_HOST: Final = {"--host-factor": "--host, which takes the factor, or fast, median or slow"}
-"""Options removed from every command, with their replacements."""
-
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
         "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
@@ -297,9 +266,6 @@ def _in_words(problem: str, name: str) -> str:
     if wrong is not None:
         return f"{wrong[1] or f'The word after {name}'} {wrong[3]}"
     unknown = re.match(r"unrecognized arguments: (--[\w-]+)", problem)
-    removed = _HOST | dict(REMOVED.get(name, {}))
-    if unknown is not None and unknown[1] in removed:
-        return f"{unknown[1]} was removed from {name}; use {removed[unknown[1]]}."
     if unknown is not None:
         near = difflib.get_close_matches(unknown[1], option_names(name), n=1)
         meant = f"Did you mean {near[0]}?" if near else f"See {PROGRAM} {name} --help."
@@ -311,8 +277,6 @@ def unknown_command(arguments: Sequence[str]) -> str | None:
     """Return an error for an unknown first word; None for a command or an option."""
     if not arguments or arguments[0] in (*COMMANDS, *ALIASES) or arguments[0].startswith("-"):
         return None
-    if arguments[0] in REMOVED_COMMANDS:
-        return f"{arguments[0]} was removed; {REMOVED_COMMANDS[arguments[0]]}."
     near = difflib.get_close_matches(arguments[0], [*COMMANDS, *ALIASES], n=1)
     meant = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
     return f"{arguments[0]!r} is not a command of {PROGRAM}. {meant}"

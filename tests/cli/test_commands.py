@@ -152,17 +152,9 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
             ["--host", "0"],
             "--host '0' is neither a class of hosts (fast, median, slow) nor a ratio of times",
         ),
-        (
-            ["--host-factor", "2"],
-            "--host-factor was removed from predict; use --host, which takes the factor",
-        ),
         (["--release", "new"], "--release 'new' is not a release of torch; give one as text"),
         (["--offers", "x.yaml", "--usd-per-hour", "1"], "Give one of --usd-per-hour and --offers"),
-        (
-            ["--watts", "3"],
-            "--watts was removed from predict; use --usd-per-hour, kilowatts times",
-        ),
-        (["--html", "r.html"], "--html was removed from predict; use --output report.html."),
+        (["--html", "r.html"], "--html is not an option of predict."),
         (
             ["--skew", "much"],
             "--skew 'much' is neither an exponent of Zipf's law (0: alike) nor a CSV file",
@@ -332,10 +324,6 @@ def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path
     assert ran.code == 2
     assert "name it with --replay plan/plan.json." in ran.err
     assert "python -m benchmarks.planning STUDY.yaml, in a clone" in ran.err
-    assert (
-        "--workers was removed from simulate; use python -m benchmarks.planning"
-        in run("simulate", "x", "--workers", "2").err
-    )
 
 
 def test_measuring_quickly_writes_a_gpu_that_predict_takes(run: Run, tmp_path: Path) -> None:
@@ -380,13 +368,6 @@ def test_train_writes_weights_that_predict_takes(
     found = run("predict", trace, "--gpus", "T4", "--weights", weights, "--json").json
     assert found["predictions"][0]["coverage"]["mlp"] > 0
     assert "No table of yours" in run("train", tmp_path / "nothing").err
-
-
-def test_a_removed_command_is_refused_with_the_one_to_use(run: Run, tmp_path: Path) -> None:
-    ran = run("evaluate", tmp_path)
-    assert ran.code == 2
-    assert "evaluate was removed; use train, which prints the errors before and after" in ran.err
-    assert "python -m benchmarks.training evaluate" in ran.err
 
 
 def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) -> None:

@@ -126,8 +126,5 @@ def test_both_commands_take_uneven_rows(dlrm: Path, run: Run, tmp_path: Path) ->
         run(*predict, *more).json["predictions"] for more in ((), ("--skew", "1.2"), ("--skew", sample))
     )
     assert even["iteration_seconds"] > sampled["iteration_seconds"] > uneven["iteration_seconds"]
-    for words in (shard, predict):
-        ran = run(*words[:-1], "--zipf-alpha", "1")
-        assert f"--zipf-alpha was removed from {words[0]}; use --skew." in ran.err
     ran = run("shard", dlrm, "--batch-size", "4096", "--timeline", tmp_path / "no.json")
     assert "--timeline shows the step as it was recorded; leave out --batch-size" in ran.err
