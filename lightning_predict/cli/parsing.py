@@ -1,7 +1,7 @@
 """Argument parser: argparse, filled from each command's type hints and docstring.
 
 Type hints are read as strings and never evaluated, so that `--help` does not import a command's dependencies. Numbers
-may be written as `1e6` and `1,000`, options with underscores. Example::
+may be written as `1e6`, `1,000` and `100k`, options with underscores. Example::
 
     >>> parsed("gpus", ["H100", "--min-memory-gib", "80"])["search"]
     'H100'
@@ -116,22 +116,47 @@ _WIDEST: Final = 100
 """Maximum width of help texts in columns; longer lines are hard to read."""
 
 
-def _whole_number(text: str) -> int:
-    """Parse `1000`, `1,000`, `1_000` or `1e3`."""
+_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+"""A number with commas between groups of three digits."""
+
+_SUFFIXES: Final[Mapping[str, float]] = {"k": 1e3, "K": 1e3, "M": 1e6}
+
+
+def _value(text: str) -> float | None:
+    """Parse `1000`, `1,000`, `1_000`, `1e3` or `1k`; None if it is no number.
+
+    Raises:
+        ArgumentTypeError: A comma may be a decimal point.
+    """
+    plain = text.strip()
+    if "," in plain:
+        if not _GROUPED.fullmatch(plain):
+            point, joined = plain.replace(",", "."), plain.replace(",", "")
+            if point.count(".") == 1 and re.fullmatch(r"[+-]?\d+", joined):
+                raise argparse.ArgumentTypeError(
+                    f"is {text!r}, which may be {point} or {joined}. Write it with a point, or without the comma."
+                )
+            return None
+        plain = plain.replace(",", "")
+    factor = _SUFFIXES.get(plain[-1:], 1.0)
     try:
-        value = float(text.replace(",", "").replace("_", ""))
+        return factor * float((plain[:-1] if factor > 1 else plain).replace("_", ""))
     except ValueError:
-        value = 0.5
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a whole number, for example 1000 or 1e6.")
+        return None
+
+
+def _whole_number(text: str) -> int:
+    value = _value(text)
+    if value is None or not value.is_integer():
+        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a whole number, for example 1000, 1e6 or 100k.")
     return int(value)
 
 
 def _number(text: str) -> float:
-    try:
-        return float(text.replace(",", "").replace("_", ""))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a number.") from None
+    value = _value(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"is {text!r}, but expected a number.")
+    return value
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:

@@ -366,7 +366,7 @@ def makes_own_tensors() -> bool:
 
 def _is_abstract(kind: type) -> bool:
     """Return whether only subclasses with constructors of their own are created, as torchvision's `TVTensor` is."""
-    kinds = kind.__subclasses__()
+    kinds: list[type] = kind.__subclasses__()
     return bool(kinds) and all("__new__" in one.__dict__ for one in kinds)
 
 

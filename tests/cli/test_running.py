@@ -125,9 +125,37 @@ def test_options_are_taken_with_hyphens_or_underscores_and_flags_without_a_value
     assert parsed("gpus", [])["search"] is None
 
 
-@pytest.mark.parametrize(("text", "number"), [("1000", 1000), ("1e6", 10**6), ("1,000", 1000), ("2_000", 2000)])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1000", 1000),
+        ("1e6", 10**6),
+        ("1,000", 1000),
+        ("1,234,567", 1_234_567),
+        ("2_000", 2000),
+        ("100k", 100_000),
+        ("2M", 2 * 10**6),
+        ("1.5k", 1500),
+    ],
+)
 def test_whole_numbers_as_people_write_them(text: str, number: int) -> None:
     assert parsed("predict", ["x", "--iterations", text])["iterations"] == number
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "readings"),
+    [
+        ("--storage-usd", "2,50", "2.50 or 250"),
+        ("--usd-per-hour", "0,5", "0.5 or 05"),
+        ("--iterations", "1,5", "1.5 or 15"),
+        ("--iterations", "1000,000", "1000.000 or 1000000"),
+    ],
+)
+def test_a_comma_that_may_be_a_point_is_refused_with_both_readings(
+    option: str, text: str, readings: str, run: Run
+) -> None:
+    error = run("predict", "x", option, text).err
+    assert f"{option} is '{text}', which may be {readings}. Write it with a point, or without the comma." in error
 
 
 def test_problems_are_told_in_the_words_of_the_command_line(run: Run, trace: Path) -> None:
