@@ -31,12 +31,25 @@ SEPARATORS: Final = re.compile(r"[\s_-]+")
 _SERIES: Final = re.compile(r"(?:[RG]TX|RX)[\s_-]+(?=\d)", re.IGNORECASE)
 """Series prefix that users omit: `4090` means RTX-4090, `7900 XTX` means RX-7900-XTX."""
 
-_SLICE: Final = re.compile(r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>\d+g\.\d+gb)\s*", re.IGNORECASE)
-"""Name that CUDA reports for a MIG slice."""
+_SLICE: Final = re.compile(
+    r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>(?:\d+c\.)?\d+g\.\d+gb)(?:\+\S+)?\s*", re.IGNORECASE
+)
+"""Name that CUDA reports for a MIG slice. An extension such as `+me` adds media engines only."""
 
 _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
 """Name that CUDA reports for a time-sliced virtual GPU, such as `NVIDIA A40-48Q` or `GRID T4-16C`. The parts are the
 board, its memory in GB and the licence series (NVIDIA, Virtual GPU Software User Guide)."""
+
+_VIRTUAL_BOARDS: Final = {
+    "A100X": "A100-SXM-40GB",
+    "A100D": "A100-PCIe-80GB",
+    "A100DX": "A100-SXM-80GB",
+    "H100L": "H100-NVL-94GB",
+    "H100XM": "H100-SXM-80GB",
+    "H800XM": "H800-SXM-80GB",
+    "H200X": "H200-SXM-141GB",
+}
+"""Boards whose virtual GPUs have names of their own (NVIDIA, Virtual GPU Software User Guide)."""
 
 _OTHER_MAKERS: Final = {
     "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
@@ -102,7 +115,7 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
     if candidates is None and (parts := _SLICE.fullmatch(name)) is not None:
         return slice_of(gpu(parts["gpu"], memory_bytes=None), parts["profile"])
     if candidates is None and (parts := _VIRTUAL.fullmatch(name)) is not None:
-        return _virtual(gpu(parts["gpu"]), int(parts["gib"]), parts["kind"])
+        return _virtual(gpu(_VIRTUAL_BOARDS.get(parts["gpu"].upper(), parts["gpu"])), int(parts["gib"]), parts["kind"])
     if candidates is None:
         raise UnknownGpuError(_unknown_message(name))
     if len(candidates) == 1:

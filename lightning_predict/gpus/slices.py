@@ -60,13 +60,18 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
 
     Args:
         whole: The GPU.
-        profile_name: The profile, for example `3g.20gb`.
+        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance with one of its three
+            compute slices, and all of its memory.
 
     Raises:
         UnknownGpuError: The GPU has no such profile.
     """
     profiles = _profiles().get(whole.name, {})
-    profile = profiles.get(profile_name.casefold())
+    compute_slices, _, instance = profile_name.casefold().rpartition("c.")
+    profile = profiles.get(instance)
+    if profile is not None and compute_slices:
+        share = int(compute_slices) / int(instance.partition("g.")[0])
+        profile = None if not 0 < share < 1 else _compute_instance(profile, profile_name.casefold(), share)
     if profile is None:
         known = f"it has {', '.join(profiles)}" if profiles else f"slices are known of {', '.join(_profiles())}"
         raise UnknownGpuError(f"{whole.name} has no slice {profile_name!r} in the catalogue; {known}.")
@@ -85,6 +90,10 @@ def slice_of(whole: Gpu, profile_name: str) -> Gpu:
         nvlink_bytes_per_second=None,
         power_watts=whole.power_watts * compute,
     )
+
+
+def _compute_instance(profile: SliceProfile, name: str, share: float) -> SliceProfile:
+    return replace(profile, name=name, multiprocessors=max(round(share * profile.multiprocessors), 1))
 
 
 @cache

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from lightning_predict.checked import MAX_INTEGER
-from lightning_predict.errors import TraceFormatError
+from lightning_predict.errors import InvalidArgumentError, TraceFormatError, UnknownGpuError
+from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.tracing.attribution import (
     CUDA_GRAPH,
     LOADER_MARK,
@@ -82,12 +83,37 @@ _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
 """Kernels that round float32 to TF32 for the tensor cores."""
 
 
-def _ran_tf32(operations: Sequence[Operation]) -> bool:
-    """Return whether float32 matmuls used TF32, judged by their kernels; only the TF32 flag permits it."""
-    products = (
+_UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")
+"""Kernels of float32 operands whose names do not tell TF32 from float32; Blackwell's cuBLAS uses them for both."""
+
+_ABOVE_PEAK: Final = 1.1
+"""Ratio to the GPU's float32 peak from which a product must have used TF32; boost clocks explain less."""
+
+
+def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
+    """Return whether float32 matmuls used TF32, judged by their kernels; only the TF32 flag permits it.
+
+    Args:
+        operations: Operations of the step.
+        peak: The GPU's float32 FLOP/s; None if the GPU is unknown.
+    """
+    products = [
         one for one in operations if one.name in _PRODUCTS and {each.dtype for each in one.inputs} == {"float32"}
-    )
-    return any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels)
+    ]
+    if any(_TF32_KERNEL.search(kernel.name) for one in products for kernel in one.kernels):
+        return True
+    return peak is not None and any(_rate_of(one) > _ABOVE_PEAK * peak for one in products)
+
+
+def _rate_of(product: Operation) -> float:
+    """Return the FLOP/s of a product with a kernel of an uncertain name; 0 for others."""
+    seconds = math.fsum(kernel.seconds for kernel in product.kernels)
+    left, right = product.inputs[-2:] if len(product.inputs) > 1 else (None, None)
+    if left is None or right is None or not right.shape or seconds <= 0:
+        return 0.0
+    if not any(_UNCERTAIN_TF32.search(kernel.name) for kernel in product.kernels):
+        return 0.0
+    return 2.0 * left.elements * right.shape[-1] / seconds
 
 
 _NO_SHAPES: Final = (
@@ -147,13 +173,40 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
         loader_seconds=(loading,) if loading else (),
         waits=tuple(_waits(profile)),
         optimizer_steps=len(updates),
-        flags=Flags(matmul_tf32=_ran_tf32(operations), autocast_dtype=_autocast_dtype(operations, profile)),
+        flags=Flags(
+            matmul_tf32=_ran_tf32(operations, _float32_peak(gpu)), autocast_dtype=_autocast_dtype(operations, profile)
+        ),
         compiled=any(call.name.startswith(_COMPILED) for call in profile.calls()),
         world_size=world_size,
         num_nodes=num_nodes,
         software=_software(profile),
-        notes=(*_notes(operations), *_profile_notes(profile, loading)),
+        notes=(*_notes(operations), *_lost_kernels(profile), *_profile_notes(profile, loading)),
     )
+
+
+def _float32_peak(row: dict[str, Any]) -> float | None:
+    """Return the float32 FLOP/s of the GPU in a file; None if the catalogue does not contain it."""
+    try:
+        return find_gpu(str(row["name"]), memory_bytes=row.get("totalGlobalMem")).peak_flops_per_second["float32"]
+    except (KeyError, UnknownGpuError, InvalidArgumentError):
+        return None
+
+
+_KERNEL_LAUNCH: Final = re.compile(r"_*(cuda|cu)LaunchKernel\w*")
+
+_FEW_LOST: Final = 0.01
+"""Share of launches without kernels that is not worth a note."""
+
+
+def _lost_kernels(profile: Profile) -> Iterator[str]:
+    """Yield a note on launches whose kernels the profiler lost, as it may at the start of a session."""
+    launches = [call for call in profile.calls() if call.is_launch and _KERNEL_LAUNCH.fullmatch(call.name)]
+    lost = sum(not call.device_work for call in launches)
+    if _FEW_LOST * len(launches) < lost < len(launches):
+        yield (
+            f"The profiler recorded no kernel for {lost:,} of {len(launches):,} kernel launches. Operations without "
+            "kernels are predicted from their shapes."
+        )
 
 
 @final

@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Protocol, final
 
@@ -216,8 +215,10 @@ def load_weights(gpu_names: Sequence[str], weights: AnyWeights = None, *, beside
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of this release's downloads."""
+    from lightning_predict import __version__  # an installed distribution is not required
+
     root = cache_dir or os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lightning-predict")
-    return Path(root).expanduser() / version("lightning-predict")
+    return Path(root).expanduser() / __version__
 
 
 def read_manifest(folder: Path) -> Manifest | None:

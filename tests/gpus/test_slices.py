@@ -53,3 +53,34 @@ def test_accelerators_of_other_makers_are_refused_as_such(name: str) -> None:
         match=rf"'{name}' is not made by NVIDIA; the catalogue holds NVIDIA's GPUs and some of AMD's. For an order of",
     ):
         gpu(name)
+
+
+def test_media_engines_change_nothing_and_a_compute_instance_has_a_part_of_the_multiprocessors() -> None:
+    plain, media = gpu("A100-SXM-40GB MIG 1g.5gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me")
+    assert media == plain
+    whole, part = gpu("A100-SXM-40GB MIG 3g.20gb"), gpu("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb")
+    assert part.name == "A100-SXM-40GB-MIG-1c.3g.20gb"
+    assert part.streaming_multiprocessors == 14  # a third of 42
+    assert part.memory_bytes == whole.memory_bytes
+    assert part.peak_flops_per_second["bfloat16"] == pytest.approx(whole.peak_flops_per_second["bfloat16"] / 3)
+
+
+@pytest.mark.parametrize("profile", ["3c.3g.20gb", "0c.3g.20gb", "1c.9g.20gb"])
+def test_a_compute_instance_has_fewer_slices_than_its_gpu_instance(profile: str) -> None:
+    with pytest.raises(UnknownGpuError, match="has no slice"):
+        gpu(f"A100-SXM-40GB MIG {profile}")
+
+
+@pytest.mark.parametrize(
+    ("name", "board", "gib"),
+    [
+        ("NVIDIA H100XM-80C", "H100-SXM-80GB", 80),
+        ("NVIDIA H100L-94C", "H100-NVL-94GB", 94),
+        ("GRID A100DX-40C", "A100-SXM-80GB", 40),
+    ],
+)
+def test_a_virtual_gpu_is_found_by_the_name_of_its_board(name: str, board: str, gib: int) -> None:
+    virtual = gpu(name)
+    assert virtual.name == f"{board}-{gib}C"
+    assert virtual.memory_bytes == gib * 2**30
+    assert virtual.streaming_multiprocessors == gpu(board).streaming_multiprocessors

@@ -1,0 +1,20 @@
+"""Weights load if the package is only on the path, not installed (PYTHONPATH alone)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from lightning_predict import __version__
+from lightning_predict.weights.store import cache_folder, load_weights
+
+
+def test_no_installed_distribution_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert load_weights(["T4"]).gpus
+    assert cache_folder(tmp_path) == tmp_path / __version__
