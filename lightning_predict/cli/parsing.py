@@ -58,8 +58,8 @@ _OWN: Final[Mapping[str, str]] = {
 """Commands of the core, each with the module of its function."""
 
 _ORDER: Final = (
-    "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure train "
-    "cache completion"
+    "predict run advise trace history regress shard parallel curve accuracy plan simulate gpus offers measure "
+    "first-hour train cache completion"
 ).split()
 """The order in which the help lists commands."""
 

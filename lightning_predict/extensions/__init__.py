@@ -47,6 +47,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "plan": "planning.commands",
     "simulate": "planning.commands",
     "measure": "own_weights.commands",
+    "first-hour": "own_weights.commands",
     "train": "own_weights.commands",
 }
 """Commands of the command line, each with the module of its function."""
@@ -59,4 +60,4 @@ def extension(name: str) -> Any:
 
 def command(name: str) -> Any:
     """Return the function of a registered command."""
-    return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), name.replace("-", "_"))

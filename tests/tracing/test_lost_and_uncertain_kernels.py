@@ -23,7 +23,7 @@ def trace_of(events: list[dict[str, Any]], *, name: str = "NVIDIA B200") -> Trac
 def product_at(rate: float, kernel: str) -> Trace:
     """A float32 product of 4096 x 4096 x 4096 at a rate in FLOP/s."""
     device = Device(shapes=False)
-    inputs = {"Input Dims": [[SIDE, SIDE], [SIDE, SIDE]], "Input type": ["float", "float"]}
+    inputs: dict[str, Any] = {"Input Dims": [[SIDE, SIDE], [SIDE, SIDE]], "Input type": ["float", "float"]}
     device.product(100, 2 * SIDE**3 / rate * 1e6, kernel=kernel, **inputs)
     return trace_of(device.events)
 

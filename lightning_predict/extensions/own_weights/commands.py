@@ -1,4 +1,4 @@
-"""`measure` and `train`: weights for a GPU of the user's own.
+"""`measure`, `first-hour` and `train`: weights for a GPU of the user's own.
 
 Example::
 
@@ -152,6 +152,32 @@ def _announced(problems: int, seconds: float | None, minutes: float | None) -> s
         limit, whole = duration(minutes_to_seconds(minutes)), duration(seconds)
         return f"Measuring for {limit}; all {problems:,} problems would take about {whole}."
     return f"Measuring {problems:,} problems, in about {duration(seconds)}."
+
+
+def first_hour(
+    output: Path = Path("first-hour.json"),
+    *,
+    minutes: float = 8.0,
+    preset: Literal["facts", "measurements", "all"] = "all",
+) -> CommandAnswer:
+    """Test recording and measure this machine's GPU, into one JSON file to attach to a report.
+
+    It downloads nothing and needs no clone of the repository. Without a CUDA device it names every part that it skips.
+
+    Args:
+        output: JSON file to write, after every part.
+        minutes: Minutes after which no part starts.
+        preset: Parts to run: facts tests recording and the launch queue; measurements times operations and whole steps.
+    """
+    from lightning_predict.extensions.own_weights.first_hour import first_hour as run_parts
+
+    report = run_parts(output, minutes=minutes, preset=preset, progress=lambda name: print(name, file=sys.stderr))
+    rows = [
+        [name, part["state"], part.get("reason", f"{part.get('seconds', 0.0):.1f} s")]
+        for name, part in report["parts"].items()
+    ]
+    text = f"{aligned(['part', 'state', ''], rows)}\nAttach {output} to a report."
+    return CommandAnswer(data=lambda: report, show=lambda: print(text))
 
 
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:

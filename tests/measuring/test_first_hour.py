@@ -1,0 +1,173 @@
+"""`first-hour`: a report to the end, whatever fails, and the parts that need no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.own_weights import first_hour as module
+from lightning_predict.extensions.own_weights.first_hour import (
+    MACHINE,
+    NETWORKS,
+    NO_CUDA,
+    PARTS,
+    _Part,
+    first_hour,
+    first_wait,
+    training_step,
+)
+from lightning_predict.extensions.own_weights.measuring.run import measure
+
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+
+
+@without_cuda
+def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path) -> None:
+    seen: list[str] = []
+    report = first_hour(tmp_path / "new" / "report.json", progress=seen.append)
+    assert seen == [part.name for part in PARTS]
+    assert json.loads((tmp_path / "new" / "report.json").read_text()) == report
+    machine = report["parts"].pop(MACHINE)
+    assert machine["state"] == "done"
+    assert machine["facts"]["torch"] == torch.__version__
+    assert set(report["parts"]) == {"recordings", "launch queue", "rates", "operators", "steps"}
+    assert all(part == {"state": "skipped", "reason": NO_CUDA} for part in report["parts"].values())
+
+
+@without_cuda
+@pytest.mark.parametrize(
+    ("preset", "names"),
+    [
+        ("facts", [MACHINE, "recordings", "launch queue"]),
+        ("measurements", [MACHINE, "rates", "operators", "steps"]),
+    ],
+)
+def test_a_preset_has_its_own_parts(preset: Any, names: list[str], tmp_path: Path) -> None:
+    assert list(first_hour(tmp_path / "report.json", preset=preset)["parts"]) == names
+
+
+def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    def fails(left: float) -> Mapping[str, Any]:
+        raise RuntimeError("CUDA error: no such luck")
+
+    def holds(left: float) -> Mapping[str, Any]:
+        return {"left": left}
+
+    parts = [
+        _Part("first", "facts", needs_cuda=False, find=fails),
+        _Part("second", "facts", needs_cuda=False, find=holds),
+    ]
+    ticks = iter([0.0, 1.0, 1.0, 3.0, 10.0, 10.0, 12.0])
+    report = first_hour(tmp_path / "report.json", minutes=1, parts=parts, clock=lambda: next(ticks))
+    assert report["parts"] == {
+        "first": {"state": "failed", "reason": "RuntimeError: CUDA error: no such luck", "seconds": 2.0},
+        "second": {"state": "done", "facts": {"left": 50.0}, "seconds": 2.0},
+    }
+
+
+def test_a_part_without_time_is_skipped_and_earlier_ones_are_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    def reads(left: float) -> Mapping[str, Any]:
+        return {"before": list(json.loads(path.read_text())["parts"]) if path.exists() else []}
+
+    parts = [_Part(name, "facts", needs_cuda=False, find=reads) for name in ("first", "second", "third")]
+    ticks = iter([0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 6.0, 61.0])
+    report = first_hour(path, minutes=1, parts=parts, clock=lambda: next(ticks))
+    assert report["parts"]["second"]["facts"] == {"before": ["first"]}
+    assert report["parts"]["third"] == {"state": "skipped", "reason": "no time left"}
+
+
+@pytest.mark.parametrize(("preset", "minutes"), [("some", 1.0), ("all", 0.0)])
+def test_bad_arguments_are_named(preset: Any, minutes: float, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected one of facts, measurements, all and a time above 0"):
+        first_hour(tmp_path / "report.json", preset=preset, minutes=minutes)
+
+
+def test_the_first_launch_that_waits_for_a_kernel_is_found() -> None:
+    ticks = [0.0]
+    for launch in range(2000):
+        ticks.append(ticks[-1] + (5e-3 if launch >= 1023 else 3e-6))
+    assert first_wait(ticks, 4e-3) == 1023
+    assert first_wait(ticks[:1000], 4e-3) is None
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_networks_of_whole_steps_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())  # the meta device has none
+    with torch.device("meta"):
+        network, data = NETWORKS[name]()
+    training_step(network, data, device=torch.device("meta"))()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_a_table_is_kept_as_columns_and_rows(tmp_path: Path) -> None:
+    (tmp_path / "own_add.csv").write_text("gpu,op\nT4,add\nT4,add_backward\n")
+    assert module._table(tmp_path / "own_add.csv") == {
+        "columns": ["gpu", "op"],
+        "rows": [["T4", "add"], ["T4", "add_backward"]],
+    }
+
+
+@pytest.fixture
+def as_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let the parts run on the CPU, as if it were a T4."""
+    row = SimpleNamespace(name="Tesla T4", total_memory=15 * 2**30, multi_processor_count=40, L2_cache_size=4 * 2**20)
+    monkeypatch.setattr(module, "_cuda", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: row)
+    monkeypatch.setattr(module, "STEPS", 2)
+    return monkeypatch
+
+
+def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatch) -> None:
+    facts = module._recordings(60.0)
+    assert facts["sessions"] == [facts["sessions"][0]] * module.SESSIONS
+    assert facts["sessions"][0]["products"] >= 24
+    assert facts["sessions"][0]["without_kernels"] == facts["sessions"][0]["products"]  # a CPU records none
+    assert facts["step_seconds_before"] > 0
+    assert facts["step_seconds_after"] > 0
+
+
+def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
+    for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("MOST_LAUNCHES", 10), ("QUEUED_SECONDS", 1e-9)):
+        as_cuda.setattr(module, name, value)
+    facts = module._launch_queue(60.0)
+    assert 0 < facts["product_seconds"] < 1
+    assert set(facts) == {"product_seconds", "launches_before_a_wait"}
+
+
+def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.MonkeyPatch) -> None:
+    words = {
+        "operations": ["add"],
+        "dtypes": ["float32"],
+        "problems": 2,
+        "device": "cpu",
+        "is_trial": True,
+        "gpu": "T4",
+    }
+    asked: list[float] = []
+
+    def tried(folder: str, *, minutes: float) -> Any:
+        asked.append(minutes)
+        return measure(folder, **words)
+
+    as_cuda.setattr(module, "measure", tried)
+    facts = module._operators(300.0)
+    assert asked == [pytest.approx(4.0)]  # a minute is kept for whole steps
+    assert len(facts["tables"]["own_add"]["rows"]) == facts["rows"]
+    assert facts["tables"]["own_add"]["columns"][:3] == ["gpu", "op", "dtype"]
+
+
+def test_whole_steps_are_compared_with_their_loops(as_cuda: pytest.MonkeyPatch) -> None:
+    as_cuda.setattr(module, "NETWORKS", {"tiny": lambda: (torch.nn.Linear(8, 8), torch.randn(4, 8))})
+    (tiny,) = module._steps(60.0).values()
+    assert tiny["error"] == pytest.approx(tiny["predicted_seconds"] / tiny["loop_seconds"] - 1)
