@@ -91,7 +91,7 @@ class Assumptions:
         if not isinstance(self.interconnect, Interconnect | None):
             raise InvalidArgumentError(
                 f"interconnect={shown(self.interconnect)} is not an Interconnect of lightning_predict.kernels.fabric; "
-                "give one, or None for what the names of the GPUs promise."
+                "give one, or None for the defaults of the GPUs."
             )
         check_release(self.release)
         if self.host is not None:

@@ -166,7 +166,7 @@ def test_a_faster_host_makes_a_launch_bound_step_faster() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
 def test_a_host_factor_that_is_none_is_refused(factor: float) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"nor a ratio of times; give a number above 0, for example 0\.5"):
+    with pytest.raises(InvalidArgumentError, match=r"or a ratio of times; give a number above 0, for example 0\.5"):
         lp.predict(TRACE, ["T4"], host=factor)
 
 

@@ -130,21 +130,19 @@ def test_the_network_of_the_machine_that_is_priced_counts() -> None:
     assert plain.offer is not None
     assert plain.offer.startswith("AWS p3dn.24xlarge")
     assert plain.iteration_seconds == named.iteration_seconds
-    words = "Between machines 100 Gbit/s each, as p3dn.24xlarge, whose price is taken, has (EFA; "
+    words = "Network: 100 Gbit/s between machines, as in p3dn.24xlarge, whose price is used, (EFA; "
     assert any(note.startswith(words) for note in plain.notes)
     # A price of one's own says nothing of a network, and a figure of one's own says it all.
     own = lp.predict(TRACE, gpus=["2x8xV100-SXM2-32GB"], usd_per_hour=1.0).items_in_order[0]
     assert own.iteration_seconds < plain.iteration_seconds
-    assert any(note.startswith("Between machines 400 Gbit/s each are assumed") for note in own.notes)
+    assert any(note.startswith("Assumed: 400 Gbit/s between machines") for note in own.notes)
     said = lp.predict(
         TRACE, gpus=["2x8xV100-SXM2-32GB"], interconnect=Interconnect(inter_node_bytes_per_second=0.9 * 50e9)
     )
     assert said.items_in_order[0].iteration_seconds == pytest.approx(own.iteration_seconds, rel=0.01)
     # One machine has no network, and the machine of an offer that no page describes has an assumed one.
     for name in ("8xV100-SXM2-32GB", "2x8xA100-SXM-80GB"):
-        assert not any(
-            "whose price is taken" in note for note in lp.predict(TRACE, gpus=[name]).items_in_order[0].notes
-        )
+        assert not any("whose price is used" in note for note in lp.predict(TRACE, gpus=[name]).items_in_order[0].notes)
 
 
 def test_the_search_takes_the_same_network_as_the_prediction() -> None:

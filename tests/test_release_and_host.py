@@ -136,7 +136,7 @@ def test_a_host_is_a_class_or_a_factor() -> None:
     assert half.over_measured == 0.5
     assert host_of("fast").factor < host_of("median").factor < host_of("slow").factor
     for wrong in ("quick", True, 0, object()):
-        with pytest.raises(InvalidArgumentError, match=r"neither a class of hosts \(fast, median, slow\) nor a ratio"):
+        with pytest.raises(InvalidArgumentError, match=r"not a CPU class \(fast, median, slow\) or a ratio"):
             host_of(wrong)  # type: ignore[arg-type]
 
 

@@ -55,8 +55,8 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
             raise InvalidArgumentError(f"{name}={length!r} is not a length; expected a whole number of at least 1.")
     if batches_per_epoch is not None and samples_per_epoch is not None:
         raise InvalidArgumentError(
-            f"batches_per_epoch={batches_per_epoch} and samples_per_epoch={samples_per_epoch} both say how long an "
-            "epoch is; give one of them."
+            f"batches_per_epoch={batches_per_epoch} and samples_per_epoch={samples_per_epoch} both set the length "
+            "of an epoch; give one of them."
         )
 
 
@@ -88,7 +88,7 @@ def check_file(
         raise InvalidArgumentError(f"{name}={str(path)!r} is a folder; expected a file in it, for example {example}.")
     above = next((folder for folder in file.absolute().parents if folder.exists()), None)
     if above is not None and not above.is_dir():
-        raise InvalidArgumentError(f"{name}={str(path)!r} lies below {str(above)!r}, which is a file and no folder.")
+        raise InvalidArgumentError(f"{name}={str(path)!r} lies below {str(above)!r}, which is a file, not a folder.")
 
 
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ def future_time(name: str, time: object) -> datetime:
     """
     try:
         if not isinstance(time, str | datetime):
-            raise ValueError("neither a text nor a datetime")
+            raise ValueError("not a string or a datetime")
         found = (time if isinstance(time, datetime) else datetime.fromisoformat(time)).astimezone()
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidArgumentError(

@@ -38,7 +38,7 @@ def installed_packages() -> tuple[ModuleType, ...]:
             continue
     if not modules:
         raise MissingDependencyError(
-            "The callbacks need Lightning, and neither 'lightning' nor 'pytorch_lightning' can be imported. "
+            "The callbacks need Lightning, but 'lightning' and 'pytorch_lightning' cannot be imported. "
             "Install it with: pip install lightning"
         )
     return tuple(modules)

@@ -61,7 +61,7 @@ def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tu
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
     except Exception as error:
-        warn(f"RuntimePredictor knows no largest batch size: {type(error).__name__}: {error}")
+        warn(f"RuntimePredictor found no largest batch size: {type(error).__name__}: {error}")
         return ()
 
 

@@ -111,13 +111,13 @@ def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
     """Warn once per fit that checkpoints are written without the used amounts."""
     if "state" not in budget._warned:
         budget._warned.add("state")
-        warn(f"CostBudget: this checkpoint does not say what was used: {type(error).__name__}: {error}")
+        warn(f"CostBudget: this checkpoint lacks the used amounts: {type(error).__name__}: {error}")
 
 
 def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
     """Warn that the used amounts of a checkpoint are ignored."""
     warn(
-        "CostBudget cannot read from the checkpoint what was used before, and counts from here: "
+        "CostBudget cannot read the used amounts from the checkpoint and counts from here: "
         f"{type(error).__name__}: {error}"
     )
 
@@ -449,7 +449,7 @@ class CostBudget(Callback):
         failure, fit = f"{type(error).__name__}: {error}", self._fit
         if fit is None or isinstance(fit.meetings, Alone):
             self._fit = None
-            warn(f"CostBudget is off, and training goes on without a budget: {failure}")
+            warn(f"CostBudget is off, and training continues without a budget: {failure}")
         else:
             fit.failure = fit.failure or failure
             fit.watch = fit.clock = fit.judge = None
@@ -492,12 +492,12 @@ class CostBudget(Callback):
         before, self._machine = self._machine, RentedMachine.of(trainer)
         if before is not None and before != self._machine:
             warn(
-                f"CostBudget: this run was on {before} before, and is on {self._machine} now. What was used counts as "
-                "it was paid for; the rest is forecast from steps on what is in use now."
+                f"CostBudget: this run moved from {before} to {self._machine}. Earlier use keeps its price; the rest "
+                "is forecast from steps on this machine."
             )
         minimums = unmet_minimums(trainer)
         if minimums and self.on_exceed == "stop":
-            warn(f"CostBudget cannot stop this run before {minimums}: Lightning trains on until then.")
+            warn(f"CostBudget cannot stop this run before {minimums}, which Lightning enforces.")
         fit.watch = BudgetWatch(
             limits,
             self._ledger,
@@ -506,8 +506,8 @@ class CostBudget(Callback):
         )
         if trainer.world_size > 1:
             rank_zero_info(
-                f"CostBudget: {trainer.world_size} ranks decide together, {duration(CHECK_SECONDS)} apart at most, or "
-                "one batch where that takes longer: so much later than its budget this run may end."
+                f"CostBudget: {trainer.world_size} ranks decide together every {duration(CHECK_SECONDS)} (or every "
+                "batch, if longer). The run may exceed its budget by that much."
             )
         fit.judge = lambda: judge_use(limits, 0.0)
         return self._decide(trainer, fit)
@@ -526,7 +526,7 @@ class CostBudget(Callback):
         if missing > 0:
             self._run = kept.run
             self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
-            rank_zero_info(f"CostBudget counts {duration(missing)} more than the checkpoint knew of, as {path} says.")
+            rank_zero_info(f"CostBudget adds {duration(missing)} that {path} records and the checkpoint does not.")
 
     def _keep_ledger(self, trainer: Trainer, fit: _Fit, elapsed: float) -> None:
         """Save the used amounts to the ledger file, once a minute."""
@@ -573,9 +573,9 @@ class CostBudget(Callback):
             if rest.forecast is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
-                what = "a warning comes" if self.on_exceed == "warn" else "it ends"
+                what = "a warning follows" if self.on_exceed == "warn" else "it ends"
                 rank_zero_info(
-                    f"CostBudget: the length of this run is not known; {what} once the budget is used up.{pace}"
+                    f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
                 )
         verdict = watch.judge(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
         if rest is not None or verdict.action == "stop":
@@ -643,7 +643,7 @@ class CostBudget(Callback):
         self.on_exceed, self.warmup_steps = common["on_exceed"], common["warmup_steps"]
         given, instead = (", ".join(f"{name}={value!r}" for name, value in one.items()) for one in (own, common))
         log_sentence(
-            f"CostBudget: this rank was given {given}, and rank zero {instead}; what rank zero was given counts on all."
+            f"CostBudget: this rank got {given}, but rank zero got {instead}. Rank zero's values apply on all ranks."
         )
 
     def _act(self, trainer: Trainer, fit: _Fit, decision: Decision, *, can_save: bool) -> None:
@@ -669,7 +669,7 @@ class CostBudget(Callback):
         if self.on_exceed == "stop":
             trainer.should_stop = True
         batches = "batch" if lost == 1 else f"{lost:,} batches"
-        saved = f" The gradients of the last {batches}, without an optimizer step yet, are lost." if lost else ""
+        saved = f" Gradients of the last {batches} without an optimizer step are lost." if lost else ""
         saved += self._save(trainer, fit) if can_save else ""
         if self.on_exceed == "raise":
             raise BudgetExceededError(f"CostBudget: {reason}.{saved}")
@@ -686,8 +686,8 @@ class CostBudget(Callback):
         batches = _validation_batches(trainer)
         of = "" if batches is None else f" of {batches:,}"
         raise BudgetExceededError(
-            f"CostBudget: {reason}, after {fit.validated_batches:,}{of} batches of a validation, whose metrics are "
-            f"dropped, as the rest would take too long.{saved}{saved and ' A resume goes on after this validation.'}"
+            f"CostBudget: {reason}. Validation stopped after {fit.validated_batches:,}{of} batches (the rest would "
+            f"take too long); its metrics are dropped.{saved}{saved and ' A resume continues after this validation.'}"
         )
 
     def _save(self, trainer: Trainer, fit: _Fit) -> str:
@@ -711,8 +711,8 @@ class CostBudget(Callback):
             if trainer.is_last_batch or resumes_data(trainer):
                 return where
             return (
-                f"{where} The loader has no state_dict: a resume trains as many batches as were left of this epoch, "
-                "but Lightning begins again with the epoch's first."
+                f"{where} The loader has no state_dict: a resume trains the remaining number of batches of this epoch, "
+                "but starts from the epoch's first batch."
             )
         except Exception as error:
             words = str(error) if isinstance(error, LightningPredictError) else f"{type(error).__name__}: {error}"
@@ -772,8 +772,8 @@ class Emissions:
             return None
         if grid is None:
             raise InvalidArgumentError(
-                f"kg_co2={kg_co2} depends on where the machines are; give grid, a place (europe-west3, Frankfurt) or "
-                "grams of CO2 per kWh."
+                f"kg_co2={kg_co2} depends on the location of the machines; give grid, a place (europe-west3, "
+                "Frankfurt) or grams of CO2 per kWh."
             )
         if not 1 <= pue < math.inf:
             raise InvalidArgumentError(f"pue={pue!r} is out of range; expected a number of at least 1.")
@@ -792,7 +792,7 @@ class Emissions:
         if watts is None and name is not None:
             watts = find_gpu(name).power_watts * trainer.world_size
         if watts is None:
-            warn("CostBudget: the power of this machine is not known, so kg_co2 has no effect; give watts.")
+            warn("CostBudget: the power of this machine is unknown, so kg_co2 has no effect; give watts.")
             return None
         grams = self.grid.grams_per_kwh
         data_centre = "" if self.pue == 1 else f", times {self.pue:g} for the data centre"

@@ -171,7 +171,7 @@ class FitRecording:
             return self._validation.trace()
         except CaptureError as error:
             self._validation = None
-            rank_zero_info(f"RuntimePredictor estimates validation, which could not be recorded: {error}")
+            rank_zero_info(f"RuntimePredictor could not record validation and estimates it: {error}")
             return None
 
     def forget_validation(self) -> None:

@@ -259,10 +259,10 @@ def _news(answer: Answer, instead_of_seconds: float | None) -> str:
     rest, used = answer.rest, answer.predictions.used_gpu
     forecast = rest.forecast
     if forecast is None:
-        return f"{rest.pace_in_words}; how many are left is not known, as the loader has no length"
+        return f"{rest.pace_in_words}. The number of remaining steps is unknown, because the loader has no length"
     instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
     if instead_of_seconds == 0:
-        instead = ", where it was to be over by now"
+        instead = ", later than predicted"
     limit = rest.workload.time_limit_seconds
     until = ", until its time limit," if limit is not None and forecast.middle >= limit else ""
     most = "at most " if rest.counts.at_most and not until else ""

@@ -151,8 +151,7 @@ class StoreMeetings:
             if not self._comes(f"{place}/all", self._wait_seconds):
                 missing = self._world_size - store.add(f"{place}/arrived", 0)
                 proposal = {
-                    "failure": f"{missing} of {self._world_size} ranks did not come to decide within "
-                    f"{self._wait_seconds:.0f} s"
+                    "failure": f"{missing} of {self._world_size} ranks did not answer within {self._wait_seconds:.0f} s"
                 }
             if store.check([f"{place}/failure"]):
                 proposal = {"failure": store.get(f"{place}/failure").decode()}
@@ -201,7 +200,7 @@ class BroadcastMeetings:
                 failure = f"{type(error).__name__}: {error}"
         decision, failure = self._trainer.strategy.broadcast((decision, failure))
         if failure is not None or decision is None:
-            raise LightningPredictError(failure or "rank zero said nothing")
+            raise LightningPredictError(failure or "rank zero sent nothing")
         return decision
 
 

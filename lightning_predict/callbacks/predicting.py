@@ -165,8 +165,8 @@ def predict_rest(
         predictions = within(longest, work_out)
     except TimeoutError:
         raise LightningPredictError(
-            f"the prediction took more than {longest:g} s, which is as long as it may keep the training waiting; ask "
-            "for fewer GPUs, or predict later from the recorded step (save_trace=...)"
+            f"the prediction took more than {longest:g} s, the limit during training. Ask for fewer "
+            "GPUs, or predict later from the recorded step (save_trace=...)"
         ) from None
     predictions = replace(
         predictions,
@@ -225,12 +225,12 @@ def _notes(trainer: Trainer, given: int | None, clock: RunClock, work: Workload)
     """Return notes about the basis of the total and the costs missing from it."""
     notes = []
     if given is not None:
-        notes.append(f"The loader has no length; an epoch is taken to have {given:,} batches, as you say.")
+        notes.append(f"The loader has no length. Assumed: {given:,} batches per epoch, as given.")
     elif math.isinf(trainer.num_training_batches) and clock.batches_per_epoch is not None:
         seen = clock.batches_per_epoch
-        notes.append(f"The loader has no length; an epoch is taken to have {seen:,} batches, as the last one had.")
+        notes.append(f"The loader has no length. Assumed: {seen:,} batches per epoch, as in the last epoch.")
     if work.training_iterations is not None and work.checkpoints.total_seconds is None:
-        notes.append("Total: checkpoints are left out, as their number or size is not known beforehand.")
+        notes.append("Total: checkpoints are not included, because their number or size is unknown.")
     if trainer.world_size > 1:
-        notes.append(f"Of {trainer.world_size} processes, this one was recorded.")
+        notes.append(f"Recorded on one of {trainer.world_size} processes.")
     return tuple(notes)

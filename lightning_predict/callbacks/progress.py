@@ -41,7 +41,7 @@ class ProgressFile:
         try:
             place = place_in_use()
         except InvalidArgumentError as error:
-            warn(f"RuntimePredictor keeps no file of its progress: {error}")
+            warn(f"RuntimePredictor cannot write its progress: {error}")
             return None
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 

@@ -271,7 +271,7 @@ class RuntimePredictor(Callback):
         if mode is not None:
             warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
         elif self._is_second(trainer):
-            rank_zero_info("This Trainer has another RuntimePredictor before this one, which keeps still.")
+            rank_zero_info("This Trainer has two RuntimePredictors; only the first one is active.")
         elif trainer.is_global_zero:
             device = trainer.strategy.root_device
             load_prediction()
@@ -429,9 +429,9 @@ class RuntimePredictor(Callback):
         if unfinished is not None:
             batches, windows = unfinished
             warn(
-                f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps), and "
+                f"RuntimePredictor recorded nothing: training ended after {batches} batches ({windows} steps). "
                 f"warmup_steps={self.warmup_steps} and capture_steps={self.capture_steps} need "
-                f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set fewer."
+                f"{self.warmup_steps + self.capture_steps} uninterrupted steps. Train longer, or set lower values."
             )
         if fit.following is not None:
             self._tell_advice(trainer, fit, fit.following)

@@ -103,7 +103,7 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
     try:
         return tuple(answered(wait_seconds(trainer, FILE_SECONDS), names, log))
     except TimeoutError as error:
-        return (f"What lightning-predict logs may be missing: {error}",)
+        return (f"Logged predictions may be missing: {error}",)
 
 
 def write_file(predictions: Predictions, trainer: Trainer, manner: Manner) -> None:
@@ -135,7 +135,7 @@ def print_beside(trainer: Trainer, text: Callable[[], str]) -> None:
     bar = shown_bar(trainer)
     failure = print_text(text, print if bar is None else bar.print)
     if failure is not None:
-        warn(f"RuntimePredictor could not print what it predicted: {failure}")
+        warn(f"RuntimePredictor could not print its predictions: {failure}")
 
 
 def shown_bar(trainer: Trainer) -> ProgressBar | None:
@@ -158,7 +158,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
             try:
                 logger.log_metrics(named, step=step)
             except Exception as error:  # loggers are other people's code, and often use a network
-                yield f"{type(logger).__name__} did not take {group}: {type(error).__name__}: {error}"
+                yield f"{type(logger).__name__} could not log {group}: {type(error).__name__}: {error}"
 
     return list(logged(trainer, lambda: list(log())))
 

@@ -122,5 +122,5 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
     for one in _learnt(records):
         named = str(one["model"] or "a model without parameters")[:MODEL_DIGITS]
         ratio = float(str(one["real_over_predicted"]))
-        lines.append(f"{named} on {one['gpu']}: {off(ratio)} beside its predictions ({_runs(int(str(one['runs'])))}).")
+        lines.append(f"{named} on {one['gpu']}: {off(ratio)} from predictions ({_runs(int(str(one['runs'])))}).")
     return [*lines, f"From {path}."]

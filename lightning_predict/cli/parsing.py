@@ -110,7 +110,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 }
 """Headings in the help of commands with many options, and their parameters; others come before the headings."""
 
-_DESCRIPTION: Final = "How long a training run takes, and what it costs, on the GPUs that you could rent."
+_DESCRIPTION: Final = "Predict the time, memory and cost of a training run on the GPUs that you could rent."
 
 _WIDEST: Final = 100
 """Maximum width of help texts in columns; longer lines are hard to read."""

@@ -203,12 +203,12 @@ class Prices:
         chosen = {layout.name: offer_for(layout, offers=listed) for layout in layouts}
         names = ", ".join(name for name, offer in chosen.items() if offer is not None and not offer.spot)
         interrupted = (
-            "Machines at spot prices may be taken away at any time: what is lost then is not counted here; "
-            "`lightning-predict parallel --spot --mtbf-hours` counts it."
+            "Spot machines may be interrupted; lost work is not included here. "
+            "`lightning-predict parallel --spot --mtbf-hours` includes it."
         )
         return (
             *([interrupted] if any(offer is not None and offer.spot for offer in chosen.values()) else []),
-            *([f"On demand, as no spot price that is listed is lower: {names}."] if names else []),
+            *([f"On-demand price, because no listed spot price is lower: {names}."] if names else []),
         )
 
 
@@ -240,7 +240,7 @@ class Findings:
         )
         if found is not None and first.num_gpus > 1 and first.memory_bytes is not None:
             each = f"each of {first.gpu} takes {gibibytes(first.memory_bytes)} GiB as predicted above"
-            found = replace(found, several=f"This is of one GPU that has all of the model; {each}.")
+            found = replace(found, several=f"For one GPU with the whole model; {each}.")
         return replace(self, memory=found)
 
     def with_advice(self, trace: Trace, assumptions: Assumptions, iterations: int | None) -> Findings:
@@ -338,7 +338,7 @@ class Findings:
         ranking = self.ranking
         chosen = ranking.cheapest if ranking.deadline_hours is None else ranking.within_deadline
         if chosen is None:
-            raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent; see the ranking.")
+            raise InvalidArgumentError("No GPU can be recommended, so there is no machine to rent. See the ranking.")
         return sky_task(machine_to_rent(chosen.prediction.layout, self.offers), prediction=chosen.prediction)
 
     def show(self, *, verbose: bool) -> None:

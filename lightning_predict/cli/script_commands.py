@@ -51,8 +51,8 @@ def run(
         predicted = seen.exists()
     if not predicted:
         print(
-            f"lightning-predict: {script} made no Lightning Trainer, so nothing was predicted. A loop of your own is "
-            "watched by lp.watch, Hugging Face's Trainer by RuntimePredictorCallback.",
+            f"lightning-predict: {script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for "
+            "your own loop, or RuntimePredictorCallback for Hugging Face's Trainer.",
             file=sys.stderr,
         )
     return CommandAnswer(
@@ -77,8 +77,7 @@ def _program(script: str) -> list[str]:
     found = shutil.which(script)
     if found is None:
         raise InvalidArgumentError(
-            f"{script!r} is neither a Python script (*.py) nor a program that is installed; give one of them, and what "
-            "belongs to it behind."
+            f"{script!r} is not a Python script (*.py) or an installed program; give one, followed by its arguments."
         )
     return [found]
 

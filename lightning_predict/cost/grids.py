@@ -65,8 +65,8 @@ def grid_of(name: str | float) -> PowerGrid:
         found = grids.get(_plain(str(name)))
         if found is None:
             raise InvalidArgumentError(
-                f"grid={name!r} is neither grams of CO2 per kWh nor a region or place that is known. "
-                f"{nearest(_plain(str(name)), grids)} Your provider, or electricitymaps.com, has the number of others."
+                f"grid={name!r} is not a known region or place, or grams of CO2 per kWh. "
+                f"{nearest(_plain(str(name)), grids)} Find other values at your provider or electricitymaps.com."
             ) from None
         return found
     if not (math.isfinite(grams) and grams >= 0):

@@ -400,7 +400,7 @@ class Charges:
         if not known:
             return None
         listed = " and ".join(filter(None, (", ".join(known[:-1]), known[-1])))
-        return f"Costs of GPUs that are not in use yet hold {listed}."
+        return f"Costs of other GPUs include {listed}."
 
 
 def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_hour: UserPrice = None) -> Offer | None:

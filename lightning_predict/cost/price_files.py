@@ -389,8 +389,8 @@ def read_offer_file(path: str | os.PathLike[str], *, region: str | None = None, 
     if file.suffix.lower() == CSV_SUFFIX:
         return read_sky_offers(file, region=region, date=date)
     raise CatalogueError(
-        f"{file.name} is neither YAML ({', '.join(YAML_SUFFIXES)}) nor a SkyPilot catalogue ({CSV_SUFFIX}); "
-        "rename it to what it is."
+        f"{file.name} is not YAML ({', '.join(YAML_SUFFIXES)}) or a SkyPilot catalogue ({CSV_SUFFIX}); give it the "
+        "suffix of its format."
     )
 
 

@@ -163,7 +163,7 @@ class SharedStep:
         self._work = launchings(trace, timed, timed.seconds)
         if has_backward(self._work) and not trace.parameters:
             raise InvalidArgumentError(
-                "The trace knows no parameters, so that what several GPUs exchange is not known; record it with "
+                "The trace has no parameters, so the communication of several GPUs is unknown. Record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
         self._host = anchor(trace, timed, origin, host).host

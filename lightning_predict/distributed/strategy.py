@@ -260,7 +260,7 @@ class Strategy:
         )
         yield (
             self.embedding is not None and (self.data != "ddp" or not self.is_whole),
-            f"embedding={self.embedding} shares tables beside layers that each GPU holds whole; choose ddp, without "
+            f"embedding={self.embedding} shares tables while each GPU holds all other layers; choose ddp, without "
             "other parallelism.",
         )
         yield (
@@ -321,14 +321,15 @@ class Strategy:
             )
         if layout.gpus_per_node % self.tensor and self.tensor % layout.gpus_per_node:
             raise InvalidArgumentError(
-                f"tensor={self.tensor} does not divide the {layout.gpus_per_node} GPUs of a machine of {layout.name}, "
-                "nor do they divide it; the GPUs that share a block are part of a machine, or whole machines."
+                f"tensor={self.tensor} does not divide the {layout.gpus_per_node} GPUs of a machine of "
+                f"{layout.name}, and is no multiple of them. GPUs that share a block must be part of one machine, or "
+                "whole machines."
             )
         replicas = layout.count // self.batch_parallel
         if self.groups not in (None, replicas):
             raise InvalidArgumentError(
                 f"{layout.name} has {layout.count} GPUs, {replicas} data-parallel group(s) of {self.batch_parallel}, "
-                f"and the strategy is written for {self.groups} (groups={self.groups}); ask for "
+                f"but the strategy has {self.groups} (groups={self.groups}). Ask for "
                 f"{self.groups * self.batch_parallel} GPUs, or leave the number open (data_parallel_size='auto', "
                 "data_parallel_shard_degree=-1)."
             )
@@ -361,8 +362,8 @@ class Strategy:
         wanted = inside if self.shard is None else self.shard
         if group % wanted or (wanted % inside and inside % wanted):
             raise InvalidArgumentError(
-                f"shard={wanted} does not fit the {group} GPUs of {layout.name} that hold the same part of the model, "
-                f"{inside} of them in a machine; choose a divisor of {inside}, or whole machines of them."
+                f"shard={wanted} does not fit the {group} GPUs of {layout.name} that hold the same part of the "
+                f"model, {inside} of them in a machine. Choose a divisor of {inside}, or whole machines of them."
             )
         return wanted
 

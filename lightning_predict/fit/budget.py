@@ -116,7 +116,7 @@ def price_of_run(
         return RunPrice(offer.usd_per_hour * machines, source=offer.label)
     if gpu is None:
         return RunPrice(
-            None, "the price of this machine is not known, so usd has no effect; give usd_per_hour or name an offer"
+            None, "the price of this machine is unknown, so usd has no effect; give usd_per_hour or an offer"
         )
     listed = offers_for(gpu, offers)
     if not listed:
@@ -127,8 +127,8 @@ def price_of_run(
     low, high = (price_in_words(one.usd_per_gpu_hour) for one in (listed[0], dearest))
     return RunPrice(
         dearest.usd_per_gpu_hour * world_size,
-        f"{gpu} is listed from {low} to {high}, and the highest counts ({dearest.label}); choose one with offer=... or "
-        "give usd_per_hour",
+        f"{gpu} prices range from {low} to {high}. The highest price is used ({dearest.label}); choose another with "
+        "offer=... or usd_per_hour",
     )
 
 
@@ -312,15 +312,15 @@ def judge_forecast(
         steps: Number of steps behind the forecast, for the message; None omits it.
     """
     verdict = GO_ON
-    from_steps = "" if steps is None else f", as {steps:,} step{'' if steps == 1 else 's'} tell"
+    from_steps = "" if steps is None else f", {steps:,} step{'' if steps == 1 else 's'} measured"
     for limit in limits:
         low = limit.used(elapsed_seconds + forecast.low)
         middle = limit.used(elapsed_seconds + forecast.middle)
         high = limit.used(elapsed_seconds + forecast.high)
         reason = (
-            f"the run is forecast to need {limit.show(middle)} ({limit.show(low)} to {limit.show(high)}), "
-            f"{limit.show(limit.used(elapsed_seconds))} of it used so far, and {limit.name} allows "
-            f"{limit.show(limit.total)}; {duration(forecast.middle)} are still to come{from_steps}"
+            f"forecast {limit.show(middle)} ({limit.show(low)} to {limit.show(high)}) exceeds the budget of "
+            f"{limit.show(limit.total)} ({limit.name}; {limit.show(limit.used(elapsed_seconds))} used{from_steps}, "
+            f"{duration(forecast.middle)} left)"
         )
         if low > limit.total:
             return BudgetVerdict("stop", reason)
@@ -338,7 +338,7 @@ def judge_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
             continue
         reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
         if at_end >= limit.total:
-            end = "" if used >= limit.total else f", and the validation that ends the run takes {duration(end_seconds)}"
+            end = "" if used >= limit.total else f", and the final validation takes {duration(end_seconds)}"
             return BudgetVerdict("stop", reason + end)
         if verdict is GO_ON:
             verdict = BudgetVerdict("warn", reason)
@@ -443,11 +443,11 @@ class BudgetWatch:
         if outlook.action == "go on":
             return use
         if may_end_earlier:
-            outlook = BudgetVerdict("warn", f"{outlook.reason}, unless early stopping ends it before")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. Early stopping may end the run sooner")
         elif question == "outlook":
-            outlook = BudgetVerdict("warn", f"{outlook.reason}; the run goes on until more steps say so")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run continues until more steps confirm this")
         elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.batch_times.is_settled):
-            outlook = BudgetVerdict("warn", f"{outlook.reason}; the run ends if twice as many say the same")
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run ends if twice as many steps confirm this")
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
     def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:

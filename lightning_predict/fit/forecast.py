@@ -116,7 +116,7 @@ class RestOfRun:
         if self.step is None or not self.step.middle:
             return None
         thousand, an_hour = duration_interval(self.step.scaled(STEPS_SAID)), hours_to_seconds(1.0) / self.step.middle
-        return f"{STEPS_SAID:,} steps take {thousand} on this machine, and an hour holds {significant(an_hour)}"
+        return f"{STEPS_SAID:,} steps take {thousand} on this machine ({significant(an_hour)} steps per hour)"
 
 
 @final
@@ -261,7 +261,7 @@ def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
     if not is_rough or rest.batch_times is None:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
-    return (f"This machine's time is rough, from {steps}; what to rent is said once more were seen.",)
+    return (f"Rough first estimate ({steps}). A recommendation follows after more steps.",)
 
 
 def _or_many(count: int | None) -> float:

@@ -112,16 +112,16 @@ def _to_come(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
     if ahead.state_bytes:
         yield worry(
             kind="optimizer",
-            subject=f"The first update of an optimizer whose state takes {gibibytes(ahead.state_bytes)} GiB",
+            subject=f"The first optimizer update ({gibibytes(ahead.state_bytes)} GiB of new state)",
             need=step.need(step.bytes + ahead.state_bytes),
-            remedy="A smaller batch or an optimizer with less state helps.",
+            remedy="Use a smaller batch or an optimizer with less state.",
         )
     samples, training = ahead.validation_samples, samples_per_batch(step.trace)
     if samples is not None and samples > training:
         passing, is_bound = step.validation_bytes(ahead.validation, samples)
         yield worry(
             kind="validation",
-            subject=f"A validation batch of {samples:,} samples, after {training:,} in training,",
+            subject=f"A validation batch of {samples:,} samples ({training:,} in training)",
             need=step.need(step.lasting_bytes + ahead.state_bytes + passing),
             is_bound=is_bound,
             remedy="Give the validation loader a smaller batch_size.",
@@ -129,9 +129,9 @@ def _to_come(trace: Trace, ahead: Ahead) -> Iterator[Worry]:
     if ahead.length and ahead.longest and ahead.longest > ahead.length:
         yield worry(
             kind="sequence",
-            subject=f"A batch of the longest sequence, {ahead.longest:,} after one of {ahead.length:,},",
+            subject=f"A batch with the longest sequence ({ahead.longest:,}, recorded: {ahead.length:,})",
             need=step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes),
-            remedy="Shorter sequences, or fewer to a batch of long ones, help.",
+            remedy="Use shorter sequences, or smaller batches of long ones.",
         )
 
 

@@ -139,15 +139,14 @@ class Outcome:
     def sentence(self) -> str:
         """The comparison as a sentence."""
         ratio = self.actual_seconds / self.predicted_seconds - 1.0
-        part = (
-            "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} batches that it trained"
-        )
+        part = "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} trained batches"
         where = "" if self.expected.gpu is None else f" on {self.expected.gpu}"
         low, high = self.predicted.low, self.predicted.high
         ends = "" if low == high else f" ({duration(low)} to {duration(high)})"
         return (
-            f"the rest of this run took {duration(self.actual_seconds)}{where}, and {duration(self.predicted_seconds)}"
-            f"{ends} were predicted{part} ({abs(ratio):.0%} {'more' if ratio >= 0 else 'less'}){self._costs()}"
+            f"the rest of this run took {duration(self.actual_seconds)}{where}, {abs(ratio):.0%} "
+            f"{'more' if ratio >= 0 else 'less'} than the predicted {duration(self.predicted_seconds)}{ends}{part}"
+            f"{self._costs()}"
         ).replace("%", " %")
 
     def metrics(self) -> dict[str, float]:
@@ -188,7 +187,7 @@ class Outcome:
             usd(seconds_to_hours(seconds) * price) for seconds in (self.actual_seconds, self.predicted_seconds)
         )
         offer = "" if self.expected.offer is None else f" (price: {self.expected.offer})"
-        return f"; it cost {actual}, and {predicted} were predicted{offer}"
+        return f". It cost {actual}, predicted {predicted}{offer}"
 
 
 @final

@@ -136,14 +136,12 @@ class Session(Protocol):
 
 
 _UNLIKE: Final = (
-    "{} of the {} batches of a step have other shapes than those that were recorded, or compute something else; "
-    "predictions take them to be like the last."
+    "{} of the {} batches of a step differ from the recorded ones. Predictions treat them like the last recorded one."
 )
 
 
 _NOTHING: Final = (
-    "{} of the first {} steps computed nothing, as where `training_step` returns None; totals count them like the "
-    "others."
+    "{} of the first {} steps computed nothing (`training_step` may return None). Totals count them like the others."
 )
 
 
@@ -681,8 +679,8 @@ class StepRecorder:
         trace = seen.trace_of(first, block)
         steps = tuple(OtherStep(share=shares[kind], trace=seen.trace_of(kind, block)) for kind in others)
         notes = tuple(
-            f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in any step that was "
-            f"recorded, in the first {self.count.batches} batches: its time and its memory are left out."
+            f"Optimizer {position} ({type(self._optimizers[position]).__name__}) made no update in the first "
+            f"{self.count.batches} batches. Its time and memory are not included."
             for position in self._optimizers_unseen()
         )
         if seen.empty:

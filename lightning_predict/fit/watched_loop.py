@@ -117,7 +117,7 @@ def watch(
 
 
 def _say_failure(error: Exception) -> None:
-    log_sentence(f"watch predicts no more, and the loop goes on: {type(error).__name__}: {error}")
+    log_sentence(f"watch stopped predicting; the loop continues: {type(error).__name__}: {error}")
 
 
 @final
@@ -256,7 +256,7 @@ class WatchedRun:
                 recorder.stop()
         self.fails(error)
         if self._terms[:2] != (None, None):
-            log_sentence("watch keeps no budget from here on, as it failed itself.")
+            log_sentence("watch failed: the budget is no longer enforced.")
 
     @property
     @gives_instead(lambda: None, give_up)
@@ -404,7 +404,7 @@ class WatchedRun:
     def _show(self, text: str) -> None:
         failure = None if self._print is None else print_text(lambda: text, self._print)
         if failure is not None:
-            log_sentence(f"watch could not print what it predicted: {failure}")
+            log_sentence(f"watch could not print its prediction: {failure}")
 
     def _prices(self) -> UserPrice:
         """Return the given prices, or the price of the GPU in use."""
@@ -426,7 +426,7 @@ class WatchedRun:
             self.should_stop, self.stopping_reason = True, verdict.reason
             if self._raises:
                 raise BudgetExceededError(f"watch: {verdict.reason}.")
-            log_sentence(f"watch: {verdict.reason}; stop this loop.")
+            log_sentence(f"watch: {verdict.reason}. Stop this loop.")
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

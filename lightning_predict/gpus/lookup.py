@@ -231,8 +231,8 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
     nearest = min(candidates, key=lambda row: abs(math.log(memory_bytes / row.memory_bytes)))
     if not SMALLEST_REPORTED_SHARE <= memory_bytes / nearest.memory_bytes <= LARGEST_REPORTED_SHARE:
         raise UnknownGpuError(
-            f"{name!r} with {bytes_to_gibibytes(memory_bytes):.1f} GiB of memory is none of the cards that report "
-            f"this name: {listed}. Ask for one of these names instead."
+            f"{name!r} with {bytes_to_gibibytes(memory_bytes):.1f} GiB of memory matches no card with this name: "
+            f"{listed}. Use one of these names instead."
         )
     return nearest
 

@@ -56,8 +56,8 @@ class FabricPredictor:
         limits = [name for name in ("usd", "hours") if self._options.get(name) is not None]
         if fabric.world_size > 1 and limits:
             raise InvalidArgumentError(
-                f"FabricPredictor({', '.join(limits)}=...) got {fabric.world_size} processes, of which only the first "
-                "would stop; leave the budget out, or train with a Trainer and CostBudget, whose ranks stop together."
+                f"FabricPredictor({', '.join(limits)}=...) got {fabric.world_size} processes, but only the first "
+                "would stop. Leave the budget out, or use a Trainer with CostBudget, whose ranks stop together."
             )
         if fabric.is_global_zero:
             self._begins(fabric, module)
@@ -74,7 +74,7 @@ class FabricPredictor:
         if self.run is not None:
             self.run.give_up(error)
         else:
-            log_sentence(f"FabricPredictor predicts nothing, and the loop goes on: {type(error).__name__}: {error}")
+            log_sentence(f"FabricPredictor is off; the loop continues: {type(error).__name__}: {error}")
 
     @never_raises
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:

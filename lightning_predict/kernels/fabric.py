@@ -220,24 +220,25 @@ def link_notes(layout: Layout, interconnect: Interconnect) -> tuple[str, ...]:
         several = replace(layout, gpus_per_node=part, nodes=layout.nodes * each // part).name
         who = "NVLink joins" if layout.gpu.name in NVLINK_DOMAINS else "A cloud's machine has"
         notes.append(
-            f"{who} {most} {layout.gpu.name} at most: {each} are taken as one all the same; {several} are several."
+            f"{who} {most} {layout.gpu.name} at most. {each} in one machine are predicted anyway; use {several} for "
+            "several machines."
         )
     if layout.gpus_per_node > 1 and layout.gpu.nvlink_bytes_per_second is None:
         known = interconnect.pcie is not None or interconnect.intra_node_bytes_per_second is not None
         found = pcie_machine(layout.gpu)
         if not known:
             notes.append(
-                f"{layout.gpu.name} in one machine are taken for {found.words}; machines differ by more than cards do. "
-                "Say which it is (--pcie switch, root, host or virtual), or what nccl-tests print there (--busbw)."
+                f"{layout.gpu.name} in one machine: assumed {found.words}. Set the PCIe type (--pcie switch, root, "
+                "host or virtual) or the bandwidth from nccl-tests (--busbw)."
             )
     if layout.nodes > 1 and interconnect.inter_node_bytes_per_second is None:
         gbits = bytes_to_gigabits(network_bytes_per_second(layout))
         if layout.network is None:
-            notes.append(f"Between machines {gbits:,.0f} Gbit/s each are assumed; --network-gbps says otherwise.")
+            notes.append(f"Assumed: {gbits:,.0f} Gbit/s between machines. Set another value with --network-gbps.")
         else:
             own = layout.network
-            whose = own.machine if layout.machine is not None else f"{own.machine}, whose price is taken,"
-            notes.append(f"Between machines {gbits:,g} Gbit/s each, as {whose} has ({own.kind}; {own.source}).")
+            whose = own.machine if layout.machine is not None else f"{own.machine}, whose price is used,"
+            notes.append(f"Network: {gbits:,g} Gbit/s between machines, as in {whose} ({own.kind}; {own.source}).")
     return tuple(notes)
 
 

@@ -324,9 +324,9 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
     texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MOST_NAMES]]
     others = f" and {len(named) - MOST_NAMES} more" if len(named) > MOST_NAMES else ""
     if len(named) == 1:
-        return (f"{texts[0]} is not known; it is timed as a copy of its tensors and may take far longer.",)
+        return (f"{texts[0]} is unknown. It is timed as a copy of its tensors and may take far longer.",)
     listed = ", ".join(texts) + others
-    return (f"{listed} are not known; they are timed as copies of their tensors and may take far longer.",)
+    return (f"{listed} are unknown. They are timed as copies of their tensors and may take far longer.",)
 
 
 def _range(shares: Array) -> str:
@@ -341,6 +341,6 @@ def translation_notes(trace: Trace, items: Iterable[WorkItem]) -> tuple[str, ...
         if item.error is not None:
             errors.setdefault(trace.operations[item.operations[0]].name, item.error)
     return tuple(
-        f"{name} could not be translated ({error}). It counts by the bytes that it touches, at least; please report it."
+        f"{name} could not be translated ({error}). It is timed by the bytes of its tensors. Please report this."
         for name, error in errors.items()
     )

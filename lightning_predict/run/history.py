@@ -104,8 +104,8 @@ class Correction:
         is_step = self.run == 1.0
         what, factor = ("step is", self.step) if is_step else ("total of every GPU is", self.run)
         sizes = ", ".join(map(str, self.batch_sizes))
-        where = f"on {gpu}" + (f" with batches of {sizes} samples, by a line through their times" if sizes else "")
-        return f"The {what} corrected by a factor of {factor:.2f}, learnt from {runs} of this model {where}."
+        where = f"on {gpu}" + (f" (interpolated from batches of {sizes} samples)" if sizes else "")
+        return f"The {what} corrected by a factor of {factor:.2f}, from {runs} of this model {where}."
 
 
 def fingerprint_of(trace: Trace) -> str:

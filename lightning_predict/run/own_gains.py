@@ -68,13 +68,13 @@ class OwnGain:
         is_with = now is self.after
         other = self.before if is_with else self.after
         told = self.foretold
-        said = "nothing was foretold, as that run was not asked for advice"
+        said = "no prediction, because that run asked for no advice"
         if told is not None:
             ends = "" if told.low == told.high else f" ({told.low:.2f} to {told.high:.2f})"
-            said = f"{told.middle:.2f}{ends} was foretold"
+            said = f"predicted {told.middle:.2f}{ends}"
         return (
-            f"{self.change} made steps {self.gain:.2f} times as fast on {now.layout}, measured against the run "
-            f"of {other.date} {'without' if is_with else 'with'} it; {said}"
+            f"{self.change} made steps {self.gain:.2f} times as fast on {now.layout}, compared with the run "
+            f"of {other.date} {'without' if is_with else 'with'} it ({said})"
         )
 
 

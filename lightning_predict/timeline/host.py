@@ -237,7 +237,7 @@ def host_of(host: str | float | Host | None) -> Host:
         factor = math.nan
     if not 0 < factor < math.inf:
         raise InvalidArgumentError(
-            f"host={shown(host)} is neither a class of hosts ({', '.join(HOSTS)}) nor a ratio of times; give a number "
+            f"host={shown(host)} is not a CPU class ({', '.join(HOSTS)}) or a ratio of times; give a number "
             "above 0, for example 0.5 for a host that is twice as fast."
         )
     return Host(factor)

@@ -408,9 +408,8 @@ def _beyond_operations(trace: Trace, own: Anchor, python: float) -> Iterator[str
         return
     share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""
     yield (
-        f"The {'measured' if is_measured else 'recorded'} step holds {seconds_to_milliseconds(seconds):.3g} ms{share} "
-        "beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time of the "
-        "host."
+        f"The {'measured' if is_measured else 'recorded'} step has {seconds_to_milliseconds(seconds):.3g} ms{share} "
+        "outside operations (Python work, data, waits). This counts as host time on every GPU."
     )
 
 
@@ -426,9 +425,9 @@ def _too_short(trace: Trace, own: Anchor) -> Iterator[str]:
     step = seconds_to_milliseconds(statistics.median(trace.measured_steps))
     kernels = seconds_to_milliseconds(own.device_seconds)
     yield (
-        f"The measured step of {step:.3g} ms is {1 / own.device_factor:.1f} times shorter than its recorded kernels, "
-        f"of {kernels:.3g} ms, allow: the recorded step may be another one, or hold another process's kernels. All "
-        "times are scaled to the measured one; record it again."
+        f"The measured step of {step:.3g} ms is {1 / own.device_factor:.1f} times shorter than its recorded kernels "
+        f"({kernels:.3g} ms). Times are scaled to the measured step. Record again: the recording may contain another "
+        "step or process."
     )
 
 
@@ -438,8 +437,8 @@ def _waited(trace: Trace, own: Anchor) -> Iterator[str]:
         return
     alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
     yield (
-        f"Steps were timed one by one, each until the GPU was done: {alone:.3g} ms. A training loop does not wait for "
-        f"it, and takes {own.running_share * alone:.3g} ms by the recorded launches and kernels."
+        f"Steps were timed with a synchronization after each: {alone:.3g} ms. A training loop takes "
+        f"{own.running_share * alone:.3g} ms, by the recorded launches and kernels."
     )
 
 
@@ -449,8 +448,8 @@ def _assumed(own: Anchor, target: Host, host_ends: tuple[float, float], host: fl
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
     yield (
-        f"Host assumed: nobody timed the host that launches the step. A {target.name} one takes {middle} ms, nine in "
-        f"ten take {low} to {high} ms, more than the device may need."
+        f"Host assumed: the CPU was not measured. A {target.name} CPU needs {middle} ms ({low} to {high} ms) to launch "
+        "the step, possibly more than the GPU."
     )
 
 
@@ -460,13 +459,13 @@ def _profiled(trace: Trace, own: Anchor, *, is_bound: bool) -> Iterator[str]:
         return
     if trace.has_python_stacks:
         yield (
-            "The host was timed under a profiler that kept Python's stacks, which slows it several times: without them "
-            f"a step that it bounds may be up to {STACKS_SPREAD:.0f} times as fast."
+            "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step "
+            f"may be up to {STACKS_SPREAD:.0f} times as fast without them."
         )
     else:
         yield (
-            "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to "
-            f"{PROFILED_SPREAD:.0f} times as fast."
+            "The host was timed under a profiler, which slows it. A host-bound step may be up to "
+            f"{PROFILED_SPREAD:.0f} times as fast without one."
         )
 
 

@@ -81,7 +81,7 @@ def left_out_collectives(trace: Trace) -> Trace:
     share = 1 - math.fsum(kernel.seconds for kernel in alone.kernels) / total if total > 0 else 0.0
     note = (
         f"The step exchanged data with other GPUs: {lost:,} kernels, {share:.1%} of the device time. The file does not "
-        "say with how many, so that is left out, and the step's own time with it: predictions are for a single GPU."
+        "contain their number, so communication and the measured step time are ignored. Predictions are for one GPU."
     )
     return replace(alone, notes=(*trace.notes, note))
 

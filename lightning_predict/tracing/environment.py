@@ -86,8 +86,8 @@ def check_listed(roots: Sequence[nn.Module]) -> None:
             name = type(root).__name__
             raise CaptureError(
                 f"The step ran, but {name} does not list its parameters: its named_modules, named_parameters or "
-                f"named_buffers raised {type(error).__name__}: {error}. They are asked once the step has run: let them "
-                f"list what there is by that time, or record a step that calls the modules inside {name} instead of it."
+                f"named_buffers raised {type(error).__name__}: {error}. They are called after the step: let them "
+                f"work by then, or record a step that calls the modules inside {name}."
             ) from error
 
 

@@ -170,6 +170,6 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
     if isinstance(document, dict) and document.get("format") == FORMAT:
         raise TraceFormatError(f"{source} is a trace of lightning-predict already; there is nothing to import.")
     raise TraceFormatError(
-        f"{source} is neither a Kineto JSON file (it has no 'traceEvents') nor an execution trace (it has no 'nodes'). "
+        f"{source} is not a Kineto JSON file (no 'traceEvents') or an execution trace (no 'nodes'). "
         "Export a profile with torch.profiler's export_chrome_trace."
     )

@@ -73,9 +73,9 @@ def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | 
     return trace
 
 
-_UNKNOWN_FLAGS: Final = "The file does not say whether TF32 was on; defaults are assumed."
+_UNKNOWN_FLAGS: Final = "The file does not contain the TF32 setting; the default is assumed."
 
-_TF32_BY_KERNELS: Final = "The file does not say whether TF32 was on; the kernels of its products say that it was."
+_TF32_BY_KERNELS: Final = "The file does not contain the TF32 setting; its matmul kernels show that it was on."
 
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
@@ -117,7 +117,7 @@ def _rate_of(product: Operation) -> float:
 
 
 _NO_SHAPES: Final = (
-    "The file has no shapes (it was recorded without record_shapes=True): what ran is known by its kernels only."
+    "The file has no shapes (it was recorded without record_shapes=True): operations are known by their kernels only."
 )
 
 _AMD: Final = ("amd ", "radeon", "instinct")
@@ -144,7 +144,7 @@ def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
     if profile.step is None:
         updates = len(_updates(profile))
         if updates > 1:
-            yield f"The file marks no steps: all of it is taken as one, with {updates} updates of an optimizer."
+            yield f"The file marks no steps: all of it counts as one step, with {updates} updates of an optimizer."
     elif asked is None and len(marked) > 1:
         yield (
             f"Step {profile.step} was taken, the median one by length of the {len(marked)} that the file marks "

@@ -84,8 +84,7 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if trace.gpu_reported_name is not None and is_of_another_maker(trace.gpu_reported_name):
         return (
             f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
-            "kernels follow other rules and are left out: every time is predicted from shapes, and of how fast this "
-            "GPU is beside the others nothing is known but its measured step."
+            "kernels are ignored: all times are predicted from shapes. Only its measured step is known of this GPU."
         )
     if not trace.kernels:
         return f"{what} Its measured step cannot be compared with a prediction."
@@ -111,8 +110,8 @@ def check_predictable(trace: Trace) -> None:
         return
     if not trace.has_measured_kernels:
         raise TraceError(
-            f"The trace holds {len(trace.operations):,} operations with neither shapes nor measured kernels, so that "
-            "nothing can be predicted. Record it with record_shapes=True, or with ProfilerActivity.CUDA on a GPU."
+            f"The trace holds {len(trace.operations):,} operations without shapes or measured kernels, so nothing "
+            "can be predicted. Record it with record_shapes=True, or with ProfilerActivity.CUDA on a GPU."
         )
     if gpu_in_use(trace) is None:
         raise UnknownGpuError(
@@ -171,8 +170,8 @@ def check_release(release: str | None) -> None:
     """
     if release is not None and (not isinstance(release, str) or _RELEASE.fullmatch(release) is None):
         raise InvalidArgumentError(
-            f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', or "
-            "None for that of the trace."
+            f"release={shown(release)} is not a release of torch; give one as text, for example '1.13' or '2.6.0', "
+            "or None for the release of the trace."
         )
 
 
@@ -295,6 +294,6 @@ def _of_compilation(trace: Trace) -> Iterator[str]:
         yield f"torch.compile took {trace.compile_seconds:.0f} s, once; predicted times leave it out."
     if not trace.has_measured_kernels:
         yield (
-            "The compiled step was recorded without its kernels: products and convolutions are predicted by their "
-            "shapes, fused kernels are not in the trace and count as nothing. Record on CUDA, or without torch.compile."
+            "The compiled step was recorded without its kernels: matmuls and convolutions are predicted by shape, "
+            "fused kernels are missing and count as zero. Record on CUDA, or without torch.compile."
         )

@@ -195,9 +195,9 @@ def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
             if _HAS_NO_VALUE not in str(error):
                 raise
             raise CaptureError(
-                f"{_asking_line(error)} asks for the value of a tensor, and tensors on the meta device have none "
-                f"({error}). Record on the CPU or a GPU, or leave out what is decided by values there: a mask that is "
-                "all ones, a check of indices, a loss that is logged."
+                f"{_asking_line(error)} reads the value of a tensor, which meta tensors do not have ({error}). "
+                "Record on the CPU or a GPU, or remove code that depends on values: an all-ones mask, an index "
+                "check, a logged loss."
             ) from error
 
     return run

@@ -411,8 +411,8 @@ class CaptureSession:
             return _NO_KERNELS
         errors = "; then ".join(f"{type(one).__name__}: {one}" for one in self._lost)
         return (
-            f"Recording with torch's profiler failed ({errors}), so the step was recorded without times of the GPU, "
-            "and times are predicted from shapes, not scaled from measurements."
+            f"Recording with torch's profiler failed ({errors}), so the step has no GPU times. Times are predicted "
+            "from shapes instead."
         )
 
 

@@ -108,8 +108,8 @@ class Download:
         content = self.content(name, entry.bytes)
         if sha256(content) != entry.sha256:
             raise WeightsHashError(
-                f"{self._address.shown}/{name} does not have the SHA-256 that its manifest promises ({entry.sha256}). "
-                "Nothing was kept. Ask whoever publishes these weights, or unset the address to use the bundled ones."
+                f"{self._address.shown}/{name} does not have the SHA-256 of its manifest ({entry.sha256}). Nothing "
+                "was kept. Ask the publisher of these weights, or unset the address to use the bundled ones."
             )
         return content
 

@@ -102,9 +102,7 @@ def weights_source(weights: AnyWeights) -> WeightsSource:
             _ = weights.address
         return weights
     if not isinstance(weights, str | PathLike):
-        raise InvalidArgumentError(
-            f"weights={shown(weights)} is neither a file, a folder, an address nor a WeightsSource."
-        )
+        raise InvalidArgumentError(f"weights={shown(weights)} is not a file, a folder, an address or a WeightsSource.")
     text = fspath(weights)
     if text.split("://", 1)[0].lower() in ("http", "https"):
         source = WeightsSource(url=text)
@@ -146,8 +144,8 @@ def address_of(
     is_allowed = allow_http or os.environ.get(HTTP_VARIABLE) == "1"
     if parts.scheme == "http" and not is_allowed and not _is_loopback(parts.hostname or ""):
         raise InvalidArgumentError(
-            f"{what} {shown_url(parts)!r} is not encrypted: whoever sits on the way could change what is "
-            f"fetched. Give its https:// address, or allow it with allow_http=True or {HTTP_VARIABLE}=1."
+            f"{what} {shown_url(parts)!r} is not encrypted, so the download could be changed on its way. Give its "
+            f"https:// address, or allow it with allow_http=True or {HTTP_VARIABLE}=1."
         )
     return Address(parts._replace(path=parts.path.rstrip("/"), fragment=""))
 

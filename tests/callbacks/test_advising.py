@@ -28,7 +28,7 @@ def test_advice_is_printed_in_three_lines_at_most_and_logged(
     assert advice is not None
     assert advice.on == "T4"  # the step was recorded on the CPU
     printed = capsys.readouterr().out
-    assert printed.count("Change first") + printed.count("No change is proven to gain here") == 1
+    assert printed.count("Change first") + printed.count("No change has a validated gain here") == 1
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         (row,) = [
             row

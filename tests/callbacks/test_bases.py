@@ -107,7 +107,7 @@ def test_without_any_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(bases, "import_module", missing)
     with pytest.raises(
-        MissingDependencyError, match=r"neither 'lightning' nor 'pytorch_lightning'.*pip install lightning"
+        MissingDependencyError, match=r"'lightning' and 'pytorch_lightning' cannot.*pip install lightning"
     ):
         bases.installed_packages()
 

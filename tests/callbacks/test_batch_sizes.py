@@ -80,7 +80,7 @@ def test_a_meta_step_that_fails_costs_no_prediction(small: Small, tmp_path: Path
     def failing(batch_size: int) -> Callable[[], None]:
         raise KeyError("the user's own")
 
-    with pytest.warns(LightningPredictWarning, match='knows no largest batch size: KeyError: "the user\'s own"'):
+    with pytest.warns(LightningPredictWarning, match='found no largest batch size: KeyError: "the user\'s own"'):
         predictor, _ = fit(small, tmp_path, failing)
     assert predictor.predictions is not None
     assert predictor.outcome is not None

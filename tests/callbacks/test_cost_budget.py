@@ -68,8 +68,8 @@ def test_it_ends_a_run_whose_forecast_breaks_the_budget_by_far(
         model = fit(small, tmp_path, budget, model=timed_model(small, time), batches=80, **{"max_epochs": 5} | options)
     assert model.batches_trained == batches
     assert budget.stopping_reason is not None
-    assert "and usd allows $38.00" in budget.stopping_reason
-    assert re.search(r"are still to come, as \d\d steps tell$", budget.stopping_reason)
+    assert "exceeds the budget of $38.00 (usd; " in budget.stopping_reason
+    assert re.search(r" used, \d\d steps measured, .* left\)$", budget.stopping_reason)
     assert f"CostBudget ends this run: {budget.stopping_reason}." in caplog.text
     checkpoint = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=True)
     assert checkpoint["callbacks"]["lightning_predict.CostBudget"]["usd"] == float(batches)
@@ -91,7 +91,7 @@ def test_a_limit_in_co2_is_used_up_by_the_power_of_the_machines(
     assert model.batches_trained == 6
     assert budget.stopping_reason == "0.00600 kg CO2 of 0.00550 kg CO2 (kg_co2) are used"
     assert "CostBudget counts 3,000 W, times 1.2 for the data centre at 1000 g/kWh." in caplog.text
-    with pytest.warns(LightningPredictWarning, match="the power of this machine is not known, so kg_co2 has no effect"):
+    with pytest.warns(LightningPredictWarning, match="the power of this machine is unknown, so kg_co2 has no effect"):
         assert fit(lightning, tmp_path, CostBudget(kg_co2=1e-9, grid="Paris")).batches_trained == 10
 
 
@@ -107,13 +107,13 @@ def test_a_run_that_ends_within_a_window_says_what_it_loses(
     small: Small, tmp_path: Path, time: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Batches of a second, an update after each third, and a budget of so many seconds.
-    for batches, lost in ((1, "the last batch,"), (2, "the last 2 batches,"), (3, None)):
+    for batches, lost in ((1, "the last batch"), (2, "the last 2 batches"), (3, None)):
         caplog.clear()
         budget = hours_of(batches - 0.1)
         with caplog.at_level(logging.INFO):
             model = fit(small, tmp_path, budget, model=timed_model(small, time), accumulate_grad_batches=3)
         assert model.batches_trained == batches
-        words = f"The gradients of {lost} without an optimizer step yet, are lost. Its checkpoint is "
+        words = f"Gradients of {lost} without an optimizer step are lost. Its checkpoint is "
         assert (words in caplog.text) == (lost is not None)
         assert ("are lost" in caplog.text) == (lost is not None)
 
@@ -145,9 +145,9 @@ def test_the_middle_over_the_budget_warns_and_the_low_end_stops(lightning: Small
     with pytest.warns(LightningPredictWarning) as warned:
         model = fit(lightning, tmp_path, hours_of(98.0), model=timed_model(lightning, time), batches=100)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
-    assert re.search(r"forecast to need 1 min 40 s \(1 min 3\d s to .*\), 16.0 s of it", said[0])
+    assert re.search(r"forecast 1 min 40 s \(1 min 3\d s to .*\) exceeds .*; 16.0 s used", said[0])
     assert model.batches_trained == 98  # it is used up
-    with pytest.warns(LightningPredictWarning, match="the run ends if twice as many say the same"):
+    with pytest.warns(LightningPredictWarning, match="The run ends if twice as many steps confirm this"):
         model = fit(lightning, tmp_path, hours_of(75.0), model=timed_model(lightning, time), batches=100)
     assert model.batches_trained == 32
 
@@ -244,7 +244,7 @@ def test_early_stopping_may_end_it_before(lightning: Small, tmp_path: Path, time
             trainer.should_stop = True
 
     trainer.callbacks.append(Stop())
-    with pytest.warns(LightningPredictWarning, match="unless early stopping ends it before"):
+    with pytest.warns(LightningPredictWarning, match="Early stopping may end the run sooner"):
         trainer.fit(model, lightning.loader(20), lightning.loader(2))
     assert model.batches_trained == 20
 
@@ -267,14 +267,14 @@ def test_a_run_of_unknown_length_is_tracked(lightning: Small, tmp_path: Path, ti
     with caplog.at_level(logging.INFO):
         trainer.fit(timed_model(lightning, time), lightning.stream(20))
     # Steps of a second, without a wait: 3,600 an hour.
-    assert "not known; it ends once the budget is used up. 1,000 steps take 16 min 40 s (" in caplog.text
-    assert "on this machine, and an hour holds 3,600." in caplog.text
+    assert "unknown; it ends once the budget is used up. 1,000 steps take 16 min 40 s (" in caplog.text
+    assert "on this machine (3,600 steps per hour)." in caplog.text
 
 
 @pytest.mark.parametrize(
     ("options", "on_exceed", "said"),
     [
-        ({}, "warn", "not known; a warning comes once the budget is used up."),
+        ({}, "warn", "unknown; a warning follows once the budget is used up."),
         ({"max_time": timedelta(hours=1)}, "stop", None),
     ],
 )
@@ -291,7 +291,7 @@ def test_an_end_that_nobody_knows_is_said_as_what_then_comes(
     with caplog.at_level(logging.INFO):
         trainer = lightning.trainer(tmp_path, max_epochs=1, callbacks=budget, **options)
         trainer.fit(timed_model(lightning, time), lightning.stream(20))
-    assert ("the length of this run is not known" in caplog.text) == (said is not None)
+    assert ("the length of this run is unknown" in caplog.text) == (said is not None)
     assert said is None or said in caplog.text
 
 
@@ -304,7 +304,7 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
         fit(small, tmp_path, budget, model=model, batches=60, logger=logger)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
     assert len(said) == 2
-    assert "forecast to need" in said[0]
+    assert " exceeds the budget of " in said[0]
     assert "are used" in said[1]
     assert model.batches_trained == 20 + 22  # 20 + 66 s are the first that are over 85 s
     assert budget.stopping_reason == "1 min 26 s of 1 min 25 s (hours) are used"
@@ -353,14 +353,14 @@ def test_a_jump_of_the_wall_clock_changes_nothing(
 
 
 def test_without_a_price_dollars_have_no_effect(small: Small, tmp_path: Path) -> None:
-    with pytest.warns(LightningPredictWarning, match="price of this machine is not known, so usd has no") as warned:
+    with pytest.warns(LightningPredictWarning, match="price of this machine is unknown, so usd has no") as warned:
         model = fit(small, tmp_path, CostBudget(usd=1e-9))
     assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
     assert model.batches_trained == 10
 
 
 def test_without_a_price_hours_still_count(lightning: Small, tmp_path: Path) -> None:
-    with pytest.warns(LightningPredictWarning, match="price of this machine is not known"):
+    with pytest.warns(LightningPredictWarning, match="price of this machine is unknown"):
         assert fit(lightning, tmp_path, CostBudget(usd=1000, hours=1e-9)).batches_trained == 1
 
 
@@ -484,7 +484,8 @@ def test_the_data_order_begins_again_with_any_other_loader_and_it_is_said(
     resumed, whole = ended_and_resumed(small, tmp_path, lambda: small.loader(8), caplog)
     assert not torch.equal(weights_of(resumed), weights_of(whole))
     assert (
-        "The loader has no state_dict: a resume trains as many batches as were left of this epoch, but" in caplog.text
+        "The loader has no state_dict: a resume trains the remaining number of batches of this epoch, but"
+        in caplog.text
     )
 
 
@@ -519,9 +520,7 @@ def test_going_on_on_another_machine_is_said_and_nothing_is_lost(
 
     model = timed_model(small, time)
     trainer = small.trainer(tmp_path, max_epochs=1, callbacks=hours_of(5.9))
-    with pytest.warns(
-        LightningPredictWarning, match=f"this run was on {before} before, and is on 1 x cpu now|are used"
-    ):
+    with pytest.warns(LightningPredictWarning, match=f"this run moved from {before} to 1 x cpu|are used"):
         trainer.fit(model, small.loader(10), ckpt_path=str(path))
     assert model.batches_trained == 3  # the 3 s of before count, as in the test above
 
@@ -595,8 +594,8 @@ def test_a_validation_that_would_exceed_the_budget_by_far_ends_the_run_by_an_exc
     assert budget.stopping_reason == "11 min 10 s of 10 min 10 s (hours) are used"
     path = tmp_path / CHECKPOINT_NAME
     assert str(raised.value) == (
-        "CostBudget: 11 min 10 s of 10 min 10 s (hours) are used, after 11 of 20 batches of a validation, whose "
-        f"metrics are dropped, as the rest would take too long. Its checkpoint is {path}. A resume goes on "
+        "CostBudget: 11 min 10 s of 10 min 10 s (hours) are used. Validation stopped after 11 of 20 batches (the "
+        f"rest would take too long); its metrics are dropped. Its checkpoint is {path}. A resume continues "
         "after this validation."
     )
     state = torch.load(path, weights_only=False)["callbacks"][budget.state_key]
@@ -627,7 +626,7 @@ def test_a_known_rest_that_exceeds_the_budget_by_far_is_not_begun(
         tmp_path, callbacks=[budget, stopping], num_sanity_val_steps=0, max_epochs=2, min_epochs=0
     )
     budget.warmup_steps = 11  # asleep until the second epoch
-    with pytest.raises(BudgetExceededError, match=r"after \d+ of 20 batches of a validation"):
+    with pytest.raises(BudgetExceededError, match=r"after \d+ of 20 batches \(the rest"):
         trainer.fit(model, lightning.loader(10), lightning.loader(20))
     assert budget._ledger.seconds == 75.0
 
@@ -665,7 +664,7 @@ def test_the_best_checkpoint_and_the_metrics_survive_a_validation_that_ends_the_
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that most of the budget is used
-        with pytest.raises(BudgetExceededError, match="of 20 batches of a validation"):
+        with pytest.raises(BudgetExceededError, match=r"of 20 batches \(the rest"):
             trainer.fit(model, small.loader(10), small.loader(20))
     assert model.validated > 20
     (path,) = (tmp_path / "best").iterdir()
@@ -706,12 +705,10 @@ def test_the_run_ends_before_the_validation_that_ends_it_is_over_the_budget(
     model, budget = slow_validation(small, time, 2.0), hours_of(75.0)
     stopping = small.lightning.callbacks.EarlyStopping("val_loss", patience=10**6)
     trainer = small.trainer(tmp_path, callbacks=[budget, stopping], num_sanity_val_steps=0, max_epochs=2)
-    with pytest.raises(BudgetExceededError, match="after 12 of 20 batches of a validation"):
+    with pytest.raises(BudgetExceededError, match=r"after 12 of 20 batches \(the rest"):
         trainer.fit(model, small.loader(10), small.loader(20))
     assert model.batches_trained == 10 + 1
-    assert budget.stopping_reason == (
-        "51.0 s of 1 min 15 s (hours) are used, and the validation that ends the run takes 40.0 s"
-    )
+    assert budget.stopping_reason == ("51.0 s of 1 min 15 s (hours) are used, and the final validation takes 40.0 s")
     state = torch.load(tmp_path / CHECKPOINT_NAME, weights_only=False)["callbacks"][budget.state_key]
     assert state["seconds"] == 51.0 + 40.0  # that validation came after its checkpoint
     assert model.validated == 20 + 12  # 75 s are used up 24 s later
@@ -722,7 +719,7 @@ def test_a_state_that_cannot_be_written_does_not_reach_the_checkpoint(
 ) -> None:
     budget = CostBudget(hours=1)
     monkeypatch.setattr(Ledger, "elapsed_seconds", property(lambda self: 1 / 0))
-    with pytest.warns(LightningPredictWarning, match="does not say what was used: ZeroDivisionError"):
+    with pytest.warns(LightningPredictWarning, match="lacks the used amounts: ZeroDivisionError"):
         assert budget.state_dict() == {}
 
 
@@ -738,7 +735,7 @@ def test_a_state_that_cannot_be_written_does_not_reach_the_checkpoint(
 )
 def test_a_state_that_cannot_be_read_counts_nothing(state: dict[str, Any]) -> None:
     budget = CostBudget(hours=1)
-    with pytest.warns(LightningPredictWarning, match="cannot read from the checkpoint what was used before"):
+    with pytest.warns(LightningPredictWarning, match="cannot read the used amounts from the checkpoint"):
         budget.load_state_dict(state)
     assert budget.state_dict()["seconds"] == 0.0
 
@@ -754,7 +751,7 @@ def test_warnings_as_errors_do_not_reach_the_training(
         assert fit(small, tmp_path, budget).batches_trained == 10
     assert [one.split(":")[0] for one in said] == [
         "CostBudget",
-        "CostBudget is off, and training goes on without a budget",
+        "CostBudget is off, and training continues without a budget",
     ]
     said.clear()
 
@@ -802,7 +799,7 @@ def test_what_fails_elsewhere_switches_it_off(
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr(cost_budget, "unmet_minimums", fails)
-    with pytest.warns(LightningPredictWarning, match="training goes on without a budget: ZeroDivisionError"):
+    with pytest.warns(LightningPredictWarning, match="training continues without a budget: ZeroDivisionError"):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
 
 
@@ -817,7 +814,9 @@ def test_a_logger_that_fails_does_not_keep_it_going(lightning: Small, tmp_path: 
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
             raise ConnectionError("the server is gone")
 
-    with pytest.warns(LightningPredictWarning, match="Broken did not take budget: ConnectionError: the server is gone"):
+    with pytest.warns(
+        LightningPredictWarning, match="Broken could not log budget: ConnectionError: the server is gone"
+    ):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9), logger=Broken(tmp_path)).batches_trained == 1
 
 
@@ -863,9 +862,9 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"usd": 1, "warmup_steps": 0}, InvalidArgumentError, "warmup_steps=0 is not a number of steps"),
         ({"deadline": "tomorrow"}, InvalidArgumentError, "deadline='tomorrow' is not a time; expected ISO format"),
         ({"deadline": "2020-01-01"}, InvalidArgumentError, "deadline='2020-01-01' has passed"),
-        ({"kg_co2": 1}, InvalidArgumentError, "kg_co2=1 depends on where the machines are; give grid, a place"),
+        ({"kg_co2": 1}, InvalidArgumentError, "kg_co2=1 depends on the location of the machines; give grid, a place"),
         ({"kg_co2": 0, "grid": 400}, InvalidArgumentError, "kg_co2=0 is not a limit; expected a number above 0"),
-        ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is neither grams of CO2 per kWh"),
+        ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is not a known region or place"),
         ({"kg_co2": 1, "grid": 400, "pue": 0.9}, InvalidArgumentError, "pue=0.9 is out of range; expected a number"),
         ({"usd": 1, "grid": 400}, InvalidArgumentError, "grid, watts and pue are for a limit in CO2; give it with kg"),
         ({"usd": 1, "setup_minutes": -1}, InvalidArgumentError, "setup_minutes=-1 is out of range; expected a number"),
@@ -910,7 +909,7 @@ def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
         return float(again.state_dict()["seconds"])
 
     assert resumed() == kept.seconds
-    assert "CostBudget counts 1 min 40 s more than the checkpoint knew of" in caplog.text
+    assert "CostBudget adds 1 min 40 s that " in caplog.text
     assert resumed(scope="run") == 0.0
 
 

@@ -169,8 +169,8 @@ def test_an_optimizer_that_never_steps_is_named(lightning: Small, tmp_path: Path
     assert predictor.predictions is not None
     # The fourth batch is recorded, and 64 are waited for from there.
     words = (
-        f"Optimizer 1 (Adam) made no update in any step that was recorded, in the first {3 + WATCHED_BATCHES} batches: "
-        "its time and its memory are left out."
+        f"Optimizer 1 (Adam) made no update in the first {3 + WATCHED_BATCHES} batches. "
+        "Its time and memory are not included."
     )
     assert words in predictor.predictions.notes
 
@@ -193,7 +193,7 @@ def test_a_run_that_ends_first_is_predicted_in_its_last_step(
     (call,) = calls
     assert call.workload.training_iterations == 0
     assert predictor.predictions is not None
-    assert any(note.startswith("Optimizer 1 (Adam) made no update in any step") for note in call.trace.notes)
+    assert any(note.startswith("Optimizer 1 (Adam) made no update in the first") for note in call.trace.notes)
 
 
 def test_a_stream_that_ends_first_is_predicted_at_its_end(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:

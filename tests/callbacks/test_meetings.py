@@ -67,7 +67,7 @@ def test_what_rank_zero_cannot_say_is_a_failure(answer: Any) -> None:
 
 
 def test_a_rank_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
-    words = "1 of 3 ranks did not come to decide within 0 s"
+    words = "1 of 3 ranks did not answer within 0 s"
     assert decided(lambda meetings, rank: meetings.decide(dict), ranks=(0, 2), seconds=0.05) == 2 * [words]
 
 
@@ -142,7 +142,7 @@ def test_without_a_store_the_strategy_broadcasts() -> None:
     with pytest.raises(LightningPredictError, match="ZeroDivisionError"):
         found.decide(lambda: {"action": 1 / 0})
     trainer.is_global_zero = False  # what is broadcast then is what it came with
-    with pytest.raises(LightningPredictError, match="rank zero said nothing"):
+    with pytest.raises(LightningPredictError, match="rank zero sent nothing"):
         found.decide(lambda: {"action": "stop"})
 
 

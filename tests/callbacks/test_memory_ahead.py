@@ -75,7 +75,7 @@ def test_a_validation_batch_that_is_larger(small: Small, tmp_path: Path) -> None
             Claimed(2**28),
             num_sanity_val_steps=checks,
         )
-        assert sentence.startswith("A validation batch of 268,435,456 samples, after 4 in training, needs about ")
+        assert sentence.startswith("A validation batch of 268,435,456 samples (4 in training) needs about ")
         assert sentence.endswith("a chance of 0 %. Give the validation loader a smaller batch_size.")
         found = re.search(r"about ([\d.]+) of ([\d.]+) GiB on this T4", sentence)
         assert found is not None
@@ -112,8 +112,8 @@ def two_optimizers(small: Small, elements: int) -> Any:
 def test_the_state_of_an_optimizer_that_has_made_no_update(small: Small, tmp_path: Path) -> None:
     (sentence,) = said(small, tmp_path, two_optimizers(small, 2**31), small.loader(8))
     # Two values of 4 bytes for each of 2^31: 16 GiB, beside the parameter and its gradient, 8 GiB each.
-    assert sentence.startswith("The first update of an optimizer whose state takes 16.0 GiB needs about 32")
-    assert sentence.endswith("A smaller batch or an optimizer with less state helps.")
+    assert sentence.startswith("The first optimizer update (16.0 GiB of new state) needs about 32")
+    assert sentence.endswith("Use a smaller batch or an optimizer with less state.")
     assert said(small, tmp_path, two_optimizers(small, 2**20), small.loader(8)) == []
 
 
@@ -147,7 +147,7 @@ def test_the_longest_sequence_on_a_gpu_whose_peak_was_measured(tmp_path: Path, m
             trainer.fit(device.drives(model), loader)
     (sentence,) = [str(one.message) for one in caught if "memory: " in str(one.message)]
     # Nearly all of the 1 GiB goes with the length: 60 times as much of it, 3 % reserved beyond, and the context.
-    assert "A batch of the longest sequence, 360 after one of 6, needs about 62" in sentence
+    assert "A batch with the longest sequence (360, recorded: 6) needs about 62" in sentence
     assert "of 32.0 GiB on this V100" in sentence
 
 

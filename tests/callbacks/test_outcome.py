@@ -44,8 +44,8 @@ def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:
 def test_a_run_that_went_to_its_end() -> None:
     ended = outcome(EXPECTED, seconds=66.0, batches=100)
     assert ended.sentence == (
-        "the rest of this run took 1 min 6 s on T4, and 1 min (48.0 s to 1 min 12 s) were predicted (10 % more); "
-        "it cost $0.07, and $0.06 were predicted (price: AWS g4dn.xlarge (2026-09-17))"
+        "the rest of this run took 1 min 6 s on T4, 10 % more than the predicted 1 min (48.0 s to 1 min 12 s). "
+        "It cost $0.07, predicted $0.06 (price: AWS g4dn.xlarge (2026-09-17))"
     )
     assert ended.metrics() == {
         "actual_hours": pytest.approx(66 / 3600),
@@ -60,15 +60,15 @@ def test_a_run_that_went_to_its_end() -> None:
 def test_a_run_that_ended_early_is_compared_for_what_it_trained() -> None:
     ended = outcome(EXPECTED, seconds=15.0, batches=50)
     assert ended.predicted_seconds == 30.0
-    assert "for the 50 of 100 batches" in ended.sentence
-    assert "(50 % less)" in ended.sentence
+    assert "for the 50 of 100 trained batches" in ended.sentence
+    assert "50 % less than" in ended.sentence
 
 
 def test_an_unknown_length_is_compared_by_the_batch() -> None:
     unknown = replace(EXPECTED, batches=None, total_seconds=None, shown=None, usd_per_hour=None, gpu=None)
     ended = outcome(unknown, seconds=10.0, batches=20)
     assert ended.predicted_seconds == 20 * 0.5
-    assert ended.sentence == "the rest of this run took 10.0 s, and 10.0 s were predicted (0 % more)"
+    assert ended.sentence == "the rest of this run took 10.0 s, 0 % more than the predicted 10.0 s"
     assert ended.record() is None
 
 
@@ -160,7 +160,7 @@ def test_a_later_run_of_the_same_model_learns(small: Small, tmp_path: Path, call
     before, after = first.predictions["T4"], second.predictions["T4"]
     assert after.total_seconds == pytest.approx(1.5 * (before.total_seconds or 0.0))
     assert after.iteration_seconds == before.iteration_seconds == 1.0  # measured in this run
-    note = "The total of every GPU is corrected by a factor of 1.50, learnt from 1 earlier run of this model on T4."
+    note = "The total of every GPU is corrected by a factor of 1.50, from 1 earlier run of this model on T4."
     assert note in second.predictions.notes
     # What lengthened the run goes for every GPU: the comparison stays what it was.
     other = first.predictions["L4"].total_seconds

@@ -332,7 +332,7 @@ def test_a_logger_that_hangs_keeps_no_run_waiting(
     monkeypatch.setattr(showing, "FILE_SECONDS", 0.01)
     predictor, model = RuntimePredictor(GPUS, print_table=False), lightning.model()
     trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor, logger=Hung(tmp_path))
-    words = "What lightning-predict logs may be missing: Hung (did not answer within 0.01 s|has not answered yet)"
+    words = "Logged predictions may be missing: Hung (did not answer within 0.01 s|has not answered yet)"
     with pytest.warns(LightningPredictWarning, match=words):
         trainer.fit(model, lightning.loader(4))
     done.set()

@@ -32,8 +32,8 @@ ENDS: Final = {
     "rank 0 cannot begin": "off, .* rank 0: ZeroDivisionError: by zero",
     "rank 0 has no clock": "off, .* rank 0: ZeroDivisionError: by zero",
     "rank 1 cannot open its ledger": "off, .* rank 1: ZeroDivisionError: by zero",
-    "rank 1 cannot count": "off, .* 1 of 2 ranks did not come to decide within 3 s",
-    "rank 1 cannot meet": "off, .* 1 of 2 ranks did not come to decide within 3 s",
+    "rank 1 cannot count": "off, .* 1 of 2 ranks did not answer within 3 s",
+    "rank 1 cannot meet": "off, .* 1 of 2 ranks did not answer within 3 s",
     "rank 1 watches nothing": "",
     "rank 0 cannot write its progress": "",
     "rank 0 fails at its progress": "",
@@ -78,8 +78,8 @@ def test_all_ranks_end_after_the_same_batch_for_the_same_reason(seen: Seen, scen
 def test_how_far_apart_ranks_decide_is_said_once(seen: Seen) -> None:
     first, second = seen["ok"]
     assert first["informed"] == [
-        "CostBudget: 2 ranks decide together, 0 ms apart at most, or one batch where that takes longer: so much later "
-        "than its budget this run may end."
+        "CostBudget: 2 ranks decide together every 0 ms (or every batch, if longer). The run may exceed its budget by "
+        "that much."
     ]
     assert second["informed"] == []
 
@@ -91,8 +91,8 @@ def test_settings_that_differ_by_rank_are_said_and_those_of_rank_zero_count(seen
     assert (first["ended"], second["ended"]) == ("", "")
     assert first["reason"] == second["reason"]
     assert second["said"] == [
-        "CostBudget: this rank was given on_exceed='raise', warmup_steps=3, and rank zero on_exceed='stop', "
-        "warmup_steps=4; what rank zero was given counts on all."
+        "CostBudget: this rank got on_exceed='raise', warmup_steps=3, but rank zero got on_exceed='stop', "
+        "warmup_steps=4. Rank zero's values apply on all ranks."
     ]
     assert first["said"] == []
 
@@ -103,7 +103,7 @@ def test_a_validation_that_uses_the_budget_up_ends_all_ranks(seen: Seen) -> None
     # The first validation tells what a batch takes; of the second, the hook of the batch that ends it is left out.
     assert (first["validated"], second["validated"]) == (3 + 1, 3 + 1)
     assert first["reason"] == second["reason"] == "it is used up"
-    words = "BudgetExceededError: CostBudget: it is used up, after 2 of 3 batches of a validation, whose metrics are"
+    words = "BudgetExceededError: CostBudget: it is used up. Validation stopped after 2 of 3 batches (the rest"
     assert first["ended"] == second["ended"]
     assert first["ended"].startswith(words)
     assert first["said"] == second["said"] == []

@@ -72,7 +72,7 @@ def test_once_enough_was_seen_the_rest_and_the_advice_are_said_and_later_only_wh
     assert calls[1].trace.step_seconds == pytest.approx((1.0, 1.0), rel=0.05)
     table, _, advice = capsys.readouterr().out.partition("RuntimePredictor: after 16 steps, the rest of this run is")
     assert "Rent" not in table
-    assert "This machine's time is rough, from 3 steps" in " ".join(table.split())
+    assert "Rough first estimate (3 steps)" in " ".join(table.split())
     assert re.match(
         r" predicted to take 6 min \d+ s \(\d min \d+ s to \d min \d+ s\) on this machine; T4 ",
         " ".join(advice.split("\n  ")),
@@ -103,7 +103,7 @@ def test_a_run_that_was_to_be_over_by_now_is_said_to_be(
         Watching(lightning, ()).fit(tmp_path, timed_model(lightning, time, [1.0] * 16 + [10.0]), 40)
     (line,) = [message for message in caplog.messages if "is predicted to take" in message]
     assert "after 32 steps" in line
-    assert " on this machine, where it was to be over by now; " in line
+    assert " on this machine, later than predicted; " in line
 
 
 def test_what_moves_in_the_last_seconds_is_not_said(
@@ -245,10 +245,13 @@ def test_a_loader_without_a_length_has_one_after_its_first_epoch(
         left, predictions = streamed(small, tmp_path, time, 60, max_epochs=3)
     # Steps of 1 s; 2 epochs of 60 were left after the first.
     assert left == {16: None, 59: None, 61: pytest.approx(119.0, rel=0.02), 100: pytest.approx(80.0, rel=0.02)}
-    assert any("an epoch is taken to have 60 batches, as the last one had" in note for note in predictions.notes)
+    assert any("Assumed: 60 batches per epoch, as in the last epoch" in note for note in predictions.notes)
     said = " ".join(capsys.readouterr().out.split())
     assert "after 16 steps, 1,000 steps take 16 min 40 s (" in said
-    assert "on this machine, and an hour holds 3,600; how many are left is not known, as the loader has no len" in said
+    assert (
+        "on this machine (3,600 steps per hour). The number of remaining steps is unknown, because the loader has no "
+        "len" in said
+    )
     assert "RuntimePredictor: after 60 steps, the rest of this run is predicted to take 2 min" in caplog.text
 
 

@@ -246,7 +246,7 @@ def test_a_run_of_one_batch_is_too_short(small: Small, tmp_path: Path) -> None:
     predictor = RuntimePredictor(GPUS)
     with pytest.warns(
         LightningPredictWarning,
-        match=r"recorded nothing: training ended after 1 batches \(1 steps\), and warmup_steps=3 and capture_steps=1",
+        match=r"recorded nothing: training ended after 1 batches \(1 steps\)\. warmup_steps=3 and capture_steps=1",
     ):
         fit(small, tmp_path, predictor, batches=1)
     assert predictor.predictions is None
@@ -304,7 +304,7 @@ def test_the_learning_rate_finder_is_not_predicted(lightning: Small, tmp_path: P
         ({"usd_per_hour": {"T5": 1.0}}, UnknownGpuError, "'T5' is not a GPU"),
         ({"save_trace": "step.txt"}, InvalidArgumentError, r"save_trace='step.txt' does not end in .json or .json.gz"),
         ({"save_trace": 3}, InvalidArgumentError, "save_trace=3 is not a path; expected a file, for example 'step."),
-        ({"save_trace": f"{__file__}/step.json"}, InvalidArgumentError, "which is a file and no folder"),
+        ({"save_trace": f"{__file__}/step.json"}, InvalidArgumentError, "which is a file, not a folder"),
     ],
 )
 def test_what_can_be_put_right_is_refused_at_once(

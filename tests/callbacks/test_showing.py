@@ -98,7 +98,7 @@ def test_what_nobody_reads_is_one_sentence_and_training_goes_on(
         if has_ended:
             with pytest.raises(BrokenPipeError):
                 output.write("what is left in its buffer cannot be written when it is flushed\n")
-        with pytest.warns(LightningPredictWarning, match="could not print what it predicted: BrokenPipeError"):
+        with pytest.warns(LightningPredictWarning, match="could not print its predictions: BrokenPipeError"):
             predictor = fit(lightning, tmp_path)
         with pytest.raises(BrokenPipeError):
             os.write(theirs, b"it is still the pipe")

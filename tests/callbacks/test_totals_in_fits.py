@@ -201,7 +201,7 @@ def test_checkpoints_by_the_clock_are_left_out_and_it_is_said(lightning: Small, 
     )
     assert predictor.predictions is not None
     assert predictor.predictions["T4"].checkpoint_seconds is None
-    assert "checkpoints are left out" in str(predictor.predictions)
+    assert "checkpoints are not included" in str(predictor.predictions)
 
 
 def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, calls: list[Call]) -> None:
@@ -310,7 +310,7 @@ def test_a_named_length_gives_a_total(
     trainer = fit(small, tmp_path, small.stream(9), predictor=predictor, max_epochs=2)
     assert trainer.global_step == 2 * batches
     assert calls[0].workload.training_iterations == 2 * batches - 3
-    assert "an epoch is taken to have 9 batches, as you say" in str(predictor.predictions)
+    assert "Assumed: 9 batches per epoch, as given" in str(predictor.predictions)
 
 
 def assert_a_thousand_steps_take_1000_seconds(predictor: RuntimePredictor) -> None:
@@ -339,7 +339,7 @@ def test_an_unknown_length_says_what_steps_and_an_epoch_take(lightning: Small, t
     [
         ({"batches_per_epoch": 0}, "batches_per_epoch=0 is not a length; expected a whole number of at least 1"),
         ({"samples_per_epoch": 1.5}, "samples_per_epoch=1.5 is not a length"),
-        ({"batches_per_epoch": 2, "samples_per_epoch": 8}, "both say how long an epoch is; give one of them"),
+        ({"batches_per_epoch": 2, "samples_per_epoch": 8}, "both set the length of an epoch; give one of them"),
         ({"deadline_hours": -1.0}, "deadline_hours=-1.0 is not a limit"),
     ],
 )

@@ -86,7 +86,7 @@ def test_predict_counts_what_a_machine_costs_beside_training(trace: Path, run: R
     )
     assert more == pytest.approx(plain + 1 + 2)  # 20 minutes at $3 an hour, and $2
     said = run(*words, "--setup-minutes", "20").out
-    assert "Costs of GPUs that are not in use yet hold 20 min of setup." in said
+    assert "Costs of other GPUs include 20 min of setup." in said
     assert run(*words, "--pue", "1.2").err.startswith("lightning-predict: error: --pue is for the energy of the run;")
 
 
@@ -135,8 +135,8 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
     assert "spot" in found["predictions"][0]["offer"]
     assert found["notes"][-2].endswith("whose accelerator is not in the catalogue: Gaudi2 (1).")
     assert found["notes"][-1] == (
-        "Machines at spot prices may be taken away at any time: what is lost then is not counted here; "
-        "`lightning-predict parallel --spot --mtbf-hours` counts it."
+        "Spot machines may be interrupted; lost work is not included here. "
+        "`lightning-predict parallel --spot --mtbf-hours` includes it."
     )
 
 
@@ -150,18 +150,18 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
         (["--deadline-hours", "0"], "--deadline-hours 0.0 is not a deadline"),
         (
             ["--host", "0"],
-            "--host '0' is neither a class of hosts (fast, median, slow) nor a ratio of times",
+            "--host '0' is not a CPU class (fast, median, slow) or a ratio of times",
         ),
         (["--release", "new"], "--release 'new' is not a release of torch; give one as text"),
         (["--offers", "x.yaml", "--usd-per-hour", "1"], "Give one of --usd-per-hour and --offers"),
         (["--html", "r.html"], "--html is not an option of predict."),
         (
             ["--skew", "much"],
-            "--skew 'much' is neither an exponent of Zipf's law (0: alike) nor a CSV file",
+            "--skew 'much' is not an exponent of Zipf's law (0: uniform) or an existing CSV file",
         ),
         (
             ["--grid", "atlantis"],
-            "--grid 'atlantis' is neither grams of CO2 per kWh nor a region or place",
+            "--grid 'atlantis' is not a known region or place, or grams of CO2 per kWh",
         ),
         (["--region", "r"], "--region is for a price file of your own"),
         (["--offers", "none.yaml"], "none.yaml does not exist"),
@@ -268,7 +268,7 @@ def test_spot_says_what_is_cheaper_on_demand(trace: Path, run: Run) -> None:
     (h100, l4) = ran["predictions"]
     assert "spot" not in h100["offer"]
     assert "spot" in l4["offer"]
-    assert ran["notes"][-1] == "On demand, as no spot price that is listed is lower: H100-SXM-80GB."
+    assert ran["notes"][-1] == "On-demand price, because no listed spot price is lower: H100-SXM-80GB."
     own = run("predict", trace, "--gpus", "H100-SXM-80GB", "--spot", "--usd-per-hour", "1", "--json").json
     assert not any(note.startswith("On demand") for note in own["notes"])
 
@@ -387,7 +387,7 @@ def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) ->
 def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "train_own", lambda *_, **__: ())
     ran = run("train", tmp_path, "--output", tmp_path / "weights")
-    assert ran.out.startswith("No score: of each operation 15 % of the problems are held out")
+    assert ran.out.startswith("No score: no row was held out")
 
 
 def test_the_memory_of_one_gpu_is_told_from_that_of_several(run: Run, tmp_path: Path) -> None:
@@ -398,4 +398,4 @@ def test_the_memory_of_one_gpu_is_told_from_that_of_several(run: Run, tmp_path: 
     memory = card.read_text(encoding="utf-8").split("## Where the memory goes")[1]
     (row,) = run(*words, "--json").json["predictions"]
     size = f"{row['memory_bytes'] / 2**30:.1f}"
-    assert f"This is of one GPU that has all of the model; each of 8xH100-SXM-80GB takes {size} GiB as pre" in memory
+    assert f"For one GPU with the whole model; each of 8xH100-SXM-80GB takes {size} GiB as pre" in memory

@@ -39,8 +39,8 @@ def test_runs_stand_beside_their_predictions_with_what_was_learnt(file: Path, ru
     assert lines[2].split() == "2026-11-20 01234567 T4 16 250 ms 1 min 40 s 1 min 50 s +10 %".split()
     assert lines[4].split() == "2026-11-22 - 8xL4 - 250 ms 1 min 40 s 1 min 30 s -10 %".split()
     # The median of 1.1 and 1.3 times the predicted time.
-    assert "01234567 on T4: +20 % beside its predictions (2 runs)." in lines
-    assert "a model without parameters"[:8] + " on 8xL4: -10 % beside its predictions (1 run)." in lines
+    assert "01234567 on T4: +20 % from predictions (2 runs)." in lines
+    assert "a model without parameters"[:8] + " on 8xL4: -10 % from predictions (1 run)." in lines
     assert lines[-1] == f"From {file}."
     assert "The latest 1 of 3 runs; --count shows more." in run("history", "--count", "1").out
     found = run("history", "--gpu", "8xL4", "--json").json

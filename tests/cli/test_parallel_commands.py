@@ -86,7 +86,7 @@ def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> Non
     assert "budget_usd=1e-09 pays for no strategy that fits: the cheapest costs $" in ran.err
     ran = run(*words, "--budget", "5")
     assert ran.code == 2
-    assert "--budget 5 pays for steps still to come; say how many (--iterations), or leave it out." in ran.err
+    assert "--budget 5 needs the number of remaining steps; give --iterations, or leave the budget out." in ran.err
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,8 @@ def test_what_costs_more_than_the_budget_is_left_out(gpt: Path, run: Run) -> Non
         ("--global-batch 7", "No strategy makes --global-batch 7 on 4xH100-SXM-80GB out of batches of 8 recorded"),
         (
             "--machine p4d.24xlarge",
-            "--gpus 4xH100-SXM-80GB beside --machine 'p4d.24xlarge': expected how many GPUs such machines have, as 64.",
+            "--gpus 4xH100-SXM-80GB with --machine 'p4d.24xlarge': expected a number of GPUs in such machines, for "
+            "example 64.",
         ),
     ],
 )
@@ -132,7 +133,7 @@ def test_failures_count_in_everything_that_is_said_of_the_run(gpt: Path, run: Ru
     assert rough["tokens_per_second"] == calm["tokens_per_second"]  # while it trains
     said = run(*words, "--restart-minutes", "10").out  # one of the three options turns all on
     assert "4xH100-SXM-80GB: a failure every 527 d 21 h; a checkpoint of " in said  # 54 d x 16,384 / 419 / 4
-    assert "Goodput is the share of the time that failures and checkpoints leave" in said
+    assert "Goodput: share of the time left after failures, checkpoints and repeated work" in said
 
 
 def test_interruptible_machines_are_priced_with_what_they_lose(gpt: Path, run: Run) -> None:

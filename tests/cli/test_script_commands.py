@@ -63,7 +63,7 @@ def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_pat
     script.write_text("import sys; sys.exit(3)")
     ran = run("run", script)
     assert ran.code == 3
-    assert f"{script} made no Lightning Trainer, so nothing was predicted. A loop of your own is watched by" in ran.err
+    assert f"{script} created no Lightning Trainer, so nothing was predicted. Use lp.watch for" in ran.err
     killed = tmp_path / "killed.py"
     killed.write_text("import os; os.kill(os.getpid(), 9)")
     assert run("run", killed).code == 128 + signal.SIGKILL
@@ -75,7 +75,7 @@ def test_its_exit_code_is_the_scripts_and_silence_is_explained(run: Run, tmp_pat
     ("words", "problem"),
     [
         (["trian.py"], "trian.py is not a file; expected a Python script, seen from "),
-        (["no-such-program"], "'no-such-program' is neither a Python script (*.py) nor a program that is installed"),
+        (["no-such-program"], "'no-such-program' is not a Python script (*.py) or an installed program"),
         (["--gpus", "T5", "true"], "'T5' is not a GPU of the catalogue."),
         (["--usd", "-1", "true"], "--usd -1 is no budget; expected US dollars above 0."),
         (["--usd-per-hour", "1", "true"], "--usd-per-hour is the price for a budget; give the budget with --usd."),

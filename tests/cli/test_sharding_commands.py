@@ -87,9 +87,9 @@ def test_shard_says_what_joins_machines_and_takes_what_you_say(dlrm: Path, run: 
         run("shard", dlrm, "--gpus", *words.split())
         for words in ("2xp4d.24xlarge", "2x8xA100-SXM-40GB", "2x8xA100-SXM-40GB --network-gbps 1600")
     )
-    assert "2x8xA100-SXM-40GB: Between machines 400 Gbit/s each, as p4d.24xlarge has (EFA v1, 4x100;" in named.out
-    assert "as p4d.24xlarge, whose price is taken, has" in priced.out
-    assert "Between machines" not in own.out
+    assert "2x8xA100-SXM-40GB: Network: 400 Gbit/s between machines, as in p4d.24xlarge (EFA v1, 4x100;" in named.out
+    assert "as in p4d.24xlarge, whose price is used," in priced.out
+    assert "between machines" not in own.out
     table = [text.out.split("\n\n")[0] for text in (named, priced, own)]
     assert table[0] == table[1] != table[2]
     assert all(len(line) <= 120 for line in own.out.splitlines())

@@ -50,9 +50,7 @@ def test_what_a_machine_costs_beside_training() -> None:
     # Two hours and 30 minutes at $2 an hour, and $1.50.
     charges = Charges(setup_minutes=30, storage_usd=1.5)
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=charges).cost_usd == pytest.approx(6.5)
-    assert charges.sentence == (
-        "Costs of GPUs that are not in use yet hold 30 min of setup and $1.50 for storage and transfer."
-    )
+    assert charges.sentence == ("Costs of other GPUs include 30 min of setup and $1.50 for storage and transfer.")
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=180)).cost_usd == 6.0
     assert price_of(TWO_HOURS, T4, offers=[OFFER], charges=Charges(minimum_minutes=60)).cost_usd == 4.0
     assert Charges().sentence is None

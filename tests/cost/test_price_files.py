@@ -383,7 +383,7 @@ def test_the_cheapest_of_many_regions(
 def test_files_that_are_neither(tmp_path: Path) -> None:
     with pytest.raises(CatalogueError, match=r"nowhere\.yaml does not exist; give a YAML file"):
         read_offers(tmp_path / "nowhere.yaml")
-    with pytest.raises(CatalogueError, match=r"prices\.txt is neither YAML \(\.yaml, \.yml\) nor a SkyPilot catalogue"):
+    with pytest.raises(CatalogueError, match=r"prices\.txt is not YAML \(\.yaml, \.yml\) or a SkyPilot catalogue"):
         read_offers(written(tmp_path, "x", "prices.txt"))
     with pytest.raises(InvalidArgumentError, match=r"each offer of prices\.yaml has its own date"):
         read_offers(written(tmp_path, TWO_OFFERS), date="2026-11-01")

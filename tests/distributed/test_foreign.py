@@ -69,8 +69,8 @@ def test_arguments_say_what_the_words_do(arguments: str, expected: Strategy) -> 
             "the argument --num-layers-per-virtual-pipeline-stage has no word here, .* Understood are tensor",
         ),
         ("--tensor-model-parallel-size 8 --ub-tp-comm-overlap", "the argument --ub-tp-comm-overlap has no word here"),
-        ("--global-batch-size 64", "--global-batch-size is not said here: .* Leave it out, and say accumulate=16"),
-        ("--bf16 --micro-batch-size 1", "--micro-batch-size is not said here: each data-parallel group works on what"),
+        ("--global-batch-size 64", "--global-batch-size is not supported: .* Leave it out, and set accumulate=16"),
+        ("--bf16 --micro-batch-size 1", "--micro-batch-size is not supported: each data-parallel group processes the"),
         ("--tensor-model-parallel-size", "--tensor-model-parallel-size has no value; expected one behind it"),
         ("--recompute-granularity half", "--recompute-granularity half; expected full or selective"),
         ("--tensor-model-parallel-size eight", "tensor='eight' is not a number"),
@@ -139,7 +139,7 @@ def test_sizes_that_do_not_make_the_gpus_asked_for_are_refused(module: str, line
     found = made(module, "ModelParallelStrategy", {"data_parallel_size": 4, "tensor_parallel_size": 2})
     with pytest.raises(
         InvalidArgumentError,
-        match=r"4xT4 has 4 GPUs, 2 data-parallel group\(s\) of 2, and the strategy is written for 4 \(groups=4\); ask "
+        match=r"4xT4 has 4 GPUs, 2 data-parallel group\(s\) of 2, but the strategy has 4 \(groups=4\)\. Ask "
         r"for 8 GPUs, or leave the number open \(data_parallel_size='auto'",
     ):
         lp.predict(linear_step, ["4xT4"], strategy=found, history=False)

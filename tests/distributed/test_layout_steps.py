@@ -139,7 +139,7 @@ def test_inference_exchanges_nothing() -> None:
 
 def test_a_trace_without_parameters_says_what_to_do() -> None:
     nameless = replace(TRACE, parameters=())
-    with pytest.raises(InvalidArgumentError, match=r"knows no parameters.*record it with lightning_predict\.capture"):
+    with pytest.raises(InvalidArgumentError, match=r"has no parameters.*Record it with lightning_predict\.capture"):
         on_layouts(nameless, TIMED, [A100], [STEP], [Layout(A100, 2)], Strategy())
     assert on_layouts(nameless, TIMED, [A100], [STEP], [Layout(A100)], Strategy()) == (STEP,)
 

@@ -109,7 +109,9 @@ def test_a_pipeline_of_two_stages() -> None:
     # A GPU computes in four of the five turns.
     assert found.device_seconds == pytest.approx(2 * 7.3 + UPDATE / 2, rel=NORMS_REL)
     assert found.forward_seconds == pytest.approx(5 * 2 * FORWARD / 4, rel=0.1)  # norms are more of it
-    assert any("2 stages cut what was recorded into 4 micro-batches" in note and "20 %" in note for note in found.notes)
+    assert any(
+        "2 stages split the recorded batch into 4 micro-batches" in note and "20 %" in note for note in found.notes
+    )
 
 
 def test_the_longest_stage_sets_the_pace() -> None:

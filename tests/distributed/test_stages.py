@@ -101,7 +101,7 @@ def test_what_is_assumed_is_said() -> None:
     assert len(whole.notes) == 1
     assert "Together they take as many samples as were recorded" in whole.notes[0]
     assert stages(Strategy(micro_batches=4))[0].notes == (
-        "What was recorded is cut into 4 micro-batches, one behind the other.",
+        "The recorded batch is split into 4 sequential micro-batches.",
     )
     both = stages(Strategy(tensor=2, pipeline=2, micro_batches=4))
     assert all("equal stages wait for 20 % of the passes' time" in stage.notes[1] for stage in both)

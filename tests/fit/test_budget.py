@@ -25,8 +25,7 @@ def test_it_stops_where_the_low_end_breaks_it_and_says_why() -> None:
     verdict = judge_forecast([DOLLARS], 100.0, Interval(900.0, 1000.0, 1900.0))
     assert verdict.action == "stop"
     assert verdict.reason == (
-        "the run is forecast to need $12.00 ($11.00 to $21.00), $2.00 of it used so far, and usd allows $10.00; "
-        "16 min 40 s are still to come"
+        "forecast $12.00 ($11.00 to $21.00) exceeds the budget of $10.00 (usd; $2.00 used, 16 min 40 s left)"
     )
 
 
@@ -34,7 +33,7 @@ def test_a_limit_that_stops_beats_one_that_warns() -> None:
     tight = Limit(name="hours", total=1.0, per_second=1.0, show=str)
     verdict = judge_forecast([DOLLARS, tight], 100.0, Interval(799.0, 801.0, 2000.0))
     assert verdict.action == "stop"
-    assert "hours allows 1.0" in verdict.reason
+    assert "exceeds the budget of 1.0 (hours; " in verdict.reason
 
 
 @pytest.mark.parametrize(

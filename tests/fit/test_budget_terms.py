@@ -39,7 +39,7 @@ def test_the_whole_machines_of_a_named_offer_are_paid_for() -> None:
 
 
 def test_dollars_without_a_price_are_no_limit_and_it_is_said() -> None:
-    with pytest.warns(LightningPredictWarning, match="price of this machine is not known, so usd has no effect"):
+    with pytest.warns(LightningPredictWarning, match="price of this machine is unknown, so usd has no effect"):
         limits = Terms.checked(usd=10.0, hours=2.0).limits_of(trainer(), Ledger(clock=lambda: 0.0))
     assert [(limit.name, limit.total) for limit in limits] == [("hours", 2.0)]
 

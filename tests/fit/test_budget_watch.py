@@ -88,7 +88,7 @@ def test_what_it_takes_to_end_is_kept_back() -> None:
     assert [run.batch() for _ in range(6)][-1] == "use"
     verdict = run.watch.judge("use", None)
     assert verdict.action == "stop"
-    assert "the validation that ends the run takes 4.00 s" in verdict.reason
+    assert "the final validation takes 4.00 s" in verdict.reason
 
 
 def test_a_minute_after_a_forecast_the_outlook_is_asked_for() -> None:
@@ -124,7 +124,7 @@ def test_it_says_from_how_many_steps_and_what_may_end_it_before() -> None:
     run = Run(seconds=100.0)
     run.batch()
     verdict = run.watch.judge("forecast", rest(100.0, 120.0), may_end_earlier=True)
-    assert "are still to come, as 16 steps tell, unless early stopping ends it before" in verdict.reason
+    assert "Early stopping may end the run sooner" in verdict.reason
 
 
 def test_a_forecast_is_warned_about_once() -> None:

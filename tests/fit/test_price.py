@@ -48,8 +48,8 @@ def test_of_several_prices_the_highest_counts_and_is_named() -> None:
     found = price(gpu="T4", world_size=2)
     assert found.usd_per_hour == 2 * highest
     assert found.warning is not None
-    assert found.warning.startswith("T4 is listed from $")
-    assert "choose one with offer=... or give usd_per_hour" in found.warning
+    assert found.warning.startswith("T4 prices range from $")
+    assert "choose another with offer=... or usd_per_hour" in found.warning
 
 
 def test_a_single_price_is_no_reason_to_warn() -> None:
@@ -66,7 +66,7 @@ def test_without_a_gpu_there_is_no_price() -> None:
     found = price()
     assert found.usd_per_hour is None
     assert found.warning == (
-        "the price of this machine is not known, so usd has no effect; give usd_per_hour or name an offer"
+        "the price of this machine is unknown, so usd has no effect; give usd_per_hour or an offer"
     )
 
 

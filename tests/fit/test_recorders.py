@@ -418,8 +418,7 @@ def test_waiting_ends_with_the_run() -> None:
     assert [number for number, trace in enumerate(traces) if trace is not None] == [7]
     assert traces[7] is not None
     assert traces[7].notes == (
-        "Optimizer 1 (object) made no update in any step that was recorded, in the first 8 batches: its time and its "
-        "memory are left out.",
+        "Optimizer 1 (object) made no update in the first 8 batches. Its time and memory are not included.",
     )
 
 
@@ -571,8 +570,8 @@ def test_what_had_to_be_taken_like_another_batch_is_said(profiles: bool) -> None
         traces = [loop.batch(1.0, shapes=length, full_windows_after=0) for length in (64, 64, 64, 32)]
     assert traces[-1] is not None
     assert traces[-1].notes == (
-        "2 of the 4 batches of a step have other shapes than those that were recorded, or compute something else; "
-        "predictions take them to be like the last.",
+        "2 of the 4 batches of a step differ from the recorded ones. Predictions treat them like the last recorded "
+        "one.",
     )
 
 

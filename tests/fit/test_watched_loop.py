@@ -72,7 +72,7 @@ def test_the_table_the_advice_and_the_outcome(time: Clock, capsys: pytest.Captur
     assert printed.startswith("Rest of this run: 396 steps")
     assert "After 16 steps: " in printed
     assert "Rent a T4" in printed
-    assert "were predicted" in printed.splitlines()[-1]
+    assert "than the predicted" in printed.splitlines()[-1]
 
 
 def test_at_the_last_step_nothing_is_said_to_be_left(time: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_a_budget_stops_the_loop_or_raises(time: Clock, caplog: pytest.LogCaptur
     loop = Loop(time)
     run = loop.watched(400, usd=35.0, usd_per_hour=3600.0, print_table=False)
     assert loop.steps == 16
-    assert "usd allows $35.00" in run.stopping_reason
+    assert "exceeds the budget of $35.00 (usd; " in run.stopping_reason
     loop = Loop(time)
     with pytest.raises(BudgetExceededError, match=r"watch: 5\.00 s of 4\.50 s"):
         loop.watched(10, hours=4.5 / 3600, on_exceed="raise", print_table=False)
@@ -157,7 +157,7 @@ def test_what_fails_in_predicting_does_not_reach_the_loop(
     monkeypatch.setattr("lightning_predict.fit.watched_loop.predict_workload", lambda *args, **options: 1 / 0)
     run = Loop(time).watched(20, print_table=False)
     assert run.predictions is None
-    assert "watch predicts no more, and the loop goes on: ZeroDivisionError" in caplog.text
+    assert "watch stopped predicting; the loop continues: ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), StopIteration(), GeneratorExit()])
@@ -186,9 +186,9 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
     assert not run.should_stop
     assert _get_current_dispatch_mode_stack() == []
     if not place.endswith("StepRecorder.stop"):  # which is not called again once the step was recorded
-        assert caplog.text.count("watch predicts no more, and the loop goes on: ") == 1
+        assert caplog.text.count("watch stopped predicting; the loop continues: ") == 1
         assert type(error).__name__ in caplog.text
-        assert caplog.text.count("watch keeps no budget") == 1
+        assert caplog.text.count("watch failed: the budget is no longer enforced") == 1
         assert run.outcome is None
 
 
@@ -199,7 +199,7 @@ def test_what_is_left_is_not_known_where_it_fails(
     assert run.remaining is not None
     monkeypatch.setattr("lightning_predict.fit.watched_loop.Outlook.left", lambda *args: 1 / 0)
     assert run.remaining is None
-    assert "the loop goes on: ZeroDivisionError" in caplog.text
+    assert "the loop continues: ZeroDivisionError" in caplog.text
 
 
 def test_an_error_of_the_loop_passes_even_where_ours_fails_at_the_end(
@@ -208,7 +208,7 @@ def test_an_error_of_the_loop_passes_even_where_ours_fails_at_the_end(
     monkeypatch.setattr("lightning_predict.fit.watched_loop.Ledger.close", lambda *args: 1 / 0)
     with pytest.raises(KeyError, match="of the loop"), lp.watch(total_steps=20, print_table=False):
         raise KeyError("of the loop")
-    assert "the loop goes on: ZeroDivisionError" in caplog.text
+    assert "the loop continues: ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("given", [{"usd": 0}, {"hours": -1.0}, {"total_steps": 0}, {"on_exceed": "cry"}])
@@ -257,5 +257,5 @@ def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: p
             run.step()
     # Two states of 4 bytes for each of 2^31 values: 16 GiB of the T4's 14.5; and the length, a million times.
     assert [(one.kind, one.gpu) for one in run.worries] == [("optimizer", "T4"), ("sequence", "T4")]
-    assert "watch, memory: The first update of an optimizer whose state takes 16.0 GiB" in caplog.text
-    assert "watch, memory: A batch of the longest sequence, 6,000,000 after one of 6, needs" in caplog.text
+    assert "watch, memory: The first optimizer update (16.0 GiB of new state)" in caplog.text
+    assert "watch, memory: A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text

@@ -181,7 +181,7 @@ def test_cards_that_report_one_name_are_named_when_memory_is_not_given() -> None
 
 
 def test_memory_of_none_of_them_is_refused() -> None:
-    words = r"'GeForce RTX 3080' with 20.0 GiB of memory is none of the cards that report this name: RTX-3080 \(10"
+    words = r"'GeForce RTX 3080' with 20.0 GiB of memory matches no card with this name: RTX-3080 \(10"
     with pytest.raises(UnknownGpuError, match=words):
         gpu("GeForce RTX 3080", memory_bytes=20 * 2**30)
 

@@ -112,7 +112,7 @@ def test_nothing_of_ours_that_fails_reaches_the_loop(
     for one, other in zip(with_it[:2], trained(None, None, 12)[:2], strict=True):
         assert torch.equal(one, other)
     assert with_it[2] == 12
-    assert caplog.text.count("the loop goes on: ZeroDivisionError") == 1
+    assert caplog.text.count("the loop continues: ZeroDivisionError") == 1
 
 
 def test_an_update_that_cannot_be_noted_goes_on() -> None:
@@ -166,7 +166,7 @@ def test_what_may_not_fit_is_said_before_training_goes_on(time: Clock, caplog: p
     assert predictor.run is not None
     # What lies between the layers, 2 x 6 x 64 values of 4 bytes and their gradients, grows a million times: gigabytes.
     assert [(one.kind, one.gpu) for one in predictor.run.worries] == [("sequence", "T4")]
-    assert "A batch of the longest sequence, 6,000,000 after one of 6, needs" in caplog.text
+    assert "A batch with the longest sequence (6,000,000, recorded: 6) needs" in caplog.text
 
 
 def test_nothing_is_said_where_all_that_comes_fits(time: Clock) -> None:

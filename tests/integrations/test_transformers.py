@@ -182,7 +182,7 @@ def test_a_budget_stops_the_trainer(tmp_path: Path, time: Clock) -> None:
     trainer = trained(tmp_path, predictor, steps=400, time=time)
     assert trainer.state.global_step == 16
     assert predictor.stopping_reason is not None
-    assert "usd allows $35.00" in predictor.stopping_reason
+    assert "exceeds the budget of $35.00 (usd; " in predictor.stopping_reason
 
 
 def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
@@ -194,7 +194,7 @@ def test_an_evaluation_that_may_not_fit_is_said_while_training_goes_on(
     # 8 tokens of 50 logits, 4 bytes each, are 1,600 bytes a sample: 400 GiB.
     (worry,) = predictor.worries
     assert (worry.kind, worry.gpu) == ("validation", "T4")
-    assert "watch, memory: A validation batch of 268,435,456 samples, after 4 in training, needs" in caplog.text
+    assert "watch, memory: A validation batch of 268,435,456 samples (4 in training) needs" in caplog.text
     silent = RuntimePredictorCallback(gpus=["T4"], print_table=False)
     with recordings_on("T4"):
         trained(tmp_path, silent)

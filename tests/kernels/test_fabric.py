@@ -165,11 +165,11 @@ def test_a_named_machine_brings_its_network() -> None:
     said = Interconnect(inter_node_bytes_per_second=45e9)
     assert seconds("all_gather", 10e9, named, said) == pytest.approx(10 * 31 / 32 / 45 + hops(4), rel=0.01)
     assert link_notes(named, CATALOGUE) == (
-        "Between machines 400 Gbit/s each, as p4d.24xlarge has (EFA v1, 4x100; "
+        "Network: 400 Gbit/s between machines, as in p4d.24xlarge (EFA v1, 4x100; "
         "https://github.com/stas00/ml-engineering).",
     )
     assert link_notes(reference, CATALOGUE) == (
-        "Between machines 1,600 Gbit/s each are assumed; --network-gbps says otherwise.",
+        "Assumed: 1,600 Gbit/s between machines. Set another value with --network-gbps.",
     )
     assert link_notes(named, said) == link_notes(EIGHT, CATALOGUE) == ()
 
@@ -215,7 +215,7 @@ def test_cards_whose_machine_nobody_knows_reach_no_more_than_their_link_in_a_wid
     assert 0.05 <= bus / layout.gpu.pcie_bytes_per_second <= 0.8
     assert found.high[0] / found.low[0] == pytest.approx(4.0)
     (note,) = link_notes(layout, CATALOGUE)
-    assert f"{name} in one machine are taken for" in note
+    assert f"{name} in one machine: assumed" in note
     assert "--pcie switch, root, host or virtual" in note
     assert "--busbw" in note
 
@@ -245,15 +245,19 @@ def test_trays_of_one_rack_are_one_machine() -> None:
     [
         (
             "16xH100",
-            "A cloud's machine has 8 H100-SXM-80GB at most: 16 are taken as one all the same; 2x8xH100-SXM-80GB are "
-            "several.",
+            "A cloud's machine has 8 H100-SXM-80GB at most. 16 in one machine are predicted anyway; use "
+            "2x8xH100-SXM-80GB for several machines.",
         ),
         (
             "12xH100",
-            "A cloud's machine has 8 H100-SXM-80GB at most: 12 are taken as one all the same; 2x6xH100-SXM-80GB are "
-            "several.",
+            "A cloud's machine has 8 H100-SXM-80GB at most. 12 in one machine are predicted anyway; use "
+            "2x6xH100-SXM-80GB for several machines.",
         ),
-        ("80xGB200", "NVLink joins 72 GB200 at most: 80 are taken as one all the same; 2x40xGB200 are several."),
+        (
+            "80xGB200",
+            "NVLink joins 72 GB200 at most. 80 in one machine are predicted anyway; use 2x40xGB200 for several "
+            "machines.",
+        ),
         ("16xA100-SXM-40GB", None),  # GCP's a2-megagpu-16g
         ("8xH100", None),
         ("72xGB200", None),

@@ -287,7 +287,7 @@ def test_a_translators_bug_is_a_note_and_a_wide_interval_in_the_field(monkeypatc
     (note,) = (note for note in predictions.notes if "addmm" in note)
     assert note == (
         "aten::addmm could not be translated (KeyError: 'mat3'; its tensors: [4096] float32, [4096, 4096] float32, "
-        "[4096, 4096] float32). It counts by the bytes that it touches, at least; please report it."
+        "[4096, 4096] float32). It is timed by the bytes of its tensors. Please report this."
     )
     monkeypatch.undo()
     meant = lp.predict(trace, gpus=["H100-SXM-80GB"])["H100-SXM-80GB"]

@@ -65,7 +65,7 @@ def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
     (note,) = unknown_operation_notes(items, seconds, np.ones_like(seconds))
     # scan: 3 of 10 and 4 of 10; rest: 19.5 and 9.5 %; little: 0.5 %, which is not worth a line.
     assert note == (
-        "mine::scan (30–40 % of the time), mine::rest (10–20 % of the time) are not known; they are timed as copies of "  # noqa: RUF001
+        "mine::scan (30–40 % of the time), mine::rest (10–20 % of the time) are unknown. They are timed as copies of "  # noqa: RUF001
         "their tensors and may take far longer."
     )
     # Where kernels were measured, nothing had to be guessed.
@@ -75,7 +75,7 @@ def test_unknown_operations_are_named_with_their_share_of_the_time() -> None:
 def test_a_prediction_names_an_operator_of_ones_own() -> None:
     predictions = lp.predict(trace_of("mine::scan"), ["T4", "L4"], history=False)
     expected = (
-        "mine::scan (100 % of the time) is not known; it is timed as a copy of its tensors and may take far longer."
+        "mine::scan (100 % of the time) is unknown. It is timed as a copy of its tensors and may take far longer."
     )
     for one in predictions.values():
         assert expected in one.notes

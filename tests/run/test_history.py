@@ -145,7 +145,7 @@ def test_a_predicted_step_is_corrected_to_what_was_measured() -> None:
     step = STEP.scaled(correction.step, note=correction.note(STEP.gpu))
     # 0.6 s were measured where 0.5 s are predicted.
     assert (step.seconds, step.low_seconds, step.high_seconds) == pytest.approx((0.6, 0.4 * 1.2, 0.75 * 1.2))
-    assert step.notes == ("The step is corrected by a factor of 1.20, learnt from 1 earlier run of this model on T4.",)
+    assert step.notes == ("The step is corrected by a factor of 1.20, from 1 earlier run of this model on T4.",)
     assert correction.run == 1.0
 
 
@@ -178,8 +178,8 @@ def test_runs_with_other_batch_sizes_give_the_step_by_a_line() -> None:
     assert correction is not None
     assert correction.step == pytest.approx(0.7 / 0.5)  # 0.7 s by the line; 0.5 s are predicted
     assert correction.note("T4") == (
-        "The step is corrected by a factor of 1.40, learnt from 2 earlier runs of this model on T4 with batches of "
-        "8, 16 samples, by a line through their times."
+        "The step is corrected by a factor of 1.40, from 2 earlier runs of this model on T4 (interpolated "
+        "from batches of 8, 16 samples)."
     )
     # A run of this very step knows better.
     exact = correction_for([*records, RECORD], "f", STEP, is_measured=False, model="m", samples=24)
@@ -247,7 +247,7 @@ def test_predict_learns_from_other_batch_sizes() -> None:
         append_record(replace(RECORD, model=model, samples=samples, step_seconds=0.01 * samples))
     learnt = lp.predict(trace, ["T4"])["T4"]
     assert learnt.iteration_seconds == pytest.approx(0.32)
-    assert "with batches of 16, 64 samples" in learnt.notes[-1]
+    assert "from batches of 16, 64 samples" in learnt.notes[-1]
 
 
 def test_predict_learns_unless_it_is_told_not_to() -> None:

@@ -42,17 +42,17 @@ def test_a_run_that_differs_by_a_change_says_what_it_gained_and_what_was_foretol
     assert found.gain == pytest.approx(0.02 / 0.0125)
     assert found.foretold == Interval(1.6, 2.1, 2.8)
     assert found.sentence(after) == (
-        f"bf16-mixed made steps 1.60 times as fast on {GPU}, measured against the run of 2026-11-20 without it; "
-        "2.10 (1.60 to 2.80) was foretold"
+        f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-20 without it "
+        "(predicted 2.10 (1.60 to 2.80))"
     )
     back = own_gain([replace(after, date="2026-11-19")], before)  # the change is taken away
     assert back is not None
     assert back.sentence(before).startswith(
-        f"bf16-mixed made steps 1.60 times as fast on {GPU}, measured against the run of 2026-11-19 with it"
+        f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-19 with it"
     )
     silent = own_gain([replace(before, foretold={})], after)
     assert silent is not None
-    assert silent.sentence(after).endswith("nothing was foretold, as that run was not asked for advice")
+    assert silent.sentence(after).endswith("(no prediction, because that run asked for no advice)")
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,13 @@ def test_one_gpu_is_left_as_it_is(step: Trace) -> None:
 def test_predict_says_how_tables_are_shared_and_its_critical_path(step: Trace) -> None:
     found = lp.predict(step, ["4xA100-SXM-80GB"], strategy="embedding=table_wise", history=False)["4xA100-SXM-80GB"]
     tables, path = found.step.notes[-2:]
-    assert tables.startswith("Embedding tables: table_wise, updated by sgd as their gradients come; ")
+    assert tables.startswith("Embedding tables: table_wise, updated by sgd in the backward pass; ")
     assert (
-        "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer"
+        "Predicted for torch's modules with one kernel per table. Fused look-ups are faster: TorchRec publishes"
         in tables
     )
     # "speedup" in TorchRec's benchmarks/README.md: 2.7 to 3.1 for 10 tables, 8.4 to 11.9 for 100, of one V100.
-    assert "TorchRec publishes 3 times their rate for 10 tables and 10 times for 100" in tables
+    assert "TorchRec publishes 3 times their rate for 10 tables, 10 times for 100" in tables
     assert path.startswith("Critical path: all-to-all of indices ")
     assert "look-ups" in path
 
@@ -252,7 +252,7 @@ def test_a_plan_file_is_what_auto_chose(step: Trace, tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"tables": []}, "shards 0 tables, and the step looks up 4"),
-        ({"rows": 7}, "table 0 has 7 rows of 64, but that of the step, 'tables.0', has 500,000 of 64"),
+        ({"rows": 7}, "table 0 has 7 rows of 64, but in the step, 'tables.0' has 500,000 of 64"),
         ({"kind": "diagonal"}, "'diagonal'"),
         ({"gpu": 9}, "A table_wise table is on GPU 9; expected 0 to 3"),
         ({"optimizer": "lion"}, "'lion'"),
@@ -274,7 +274,7 @@ def test_a_plan_for_other_tables_is_refused(
 
 
 def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"embedding='plan\.nowhere' is neither auto, table_wise"):
+    with pytest.raises(InvalidArgumentError, match=r"embedding='plan\.nowhere' is not auto, table_wise"):
         lp.predict(step, ["4xT4"], strategy="embedding=plan.nowhere", history=False)
     with pytest.raises(InvalidArgumentError, match="tables of one batch, and this step has 2"):
         lp.predict(
@@ -285,7 +285,7 @@ def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
         )
     with pytest.raises(InfeasiblePlanError, match="No sharding of the 4 table"):
         lp.predict(recorded(rows=200_000_000), ["2xT4"], strategy="embedding=auto", history=False)
-    with pytest.raises(InvalidArgumentError, match="shares tables beside layers that each GPU holds whole; choose ddp"):
+    with pytest.raises(InvalidArgumentError, match="shares tables while each GPU holds all other layers; choose ddp"):
         strategy_of("fsdp,embedding=auto")
     with pytest.raises(InvalidArgumentError, match="embedding= says nothing"):
         strategy_of("embedding=")

@@ -170,8 +170,8 @@ def test_python_work_is_seen_on_every_gpu() -> None:
     for step in found.values():
         assert step.host_seconds > 0.03
         assert step.notes == (
-            "The measured step holds 30 ms (51%) beyond its operations (Python work in the step, data, waits); they "
-            "are carried to every GPU as time of the host.",
+            "The measured step has 30 ms (51%) outside operations (Python work, data, waits). This counts as host time "
+            "on every GPU.",
         )
         assert step.low_seconds > 0.03 / MACHINE_SPREAD  # a profiler without stacks does not slow Python code
     assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
@@ -256,12 +256,12 @@ def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None
     # So fast a host may be done before the device, which then decides.
     assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MACHINE_SPREAD, rel=0.1)
     assert plain.notes == (
-        "The host was timed under a profiler, which slows it: without one a step that it bounds may be up to 2 times "
-        "as fast.",
+        "The host was timed under a profiler, which slows it. A host-bound step may be up to 2 times as fast without "
+        "one.",
     )
     assert stacks.notes == (
-        "The host was timed under a profiler that kept Python's stacks, which slows it several times: without them a "
-        "step that it bounds may be up to 5 times as fast.",
+        "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step may be "
+        "up to 5 times as fast without them.",
     )
     assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
 
@@ -322,12 +322,12 @@ def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
     assert running == pytest.approx(400 * (70e-6 + GAP))
     measured = predicted(live)["SMALL"]
     assert measured.seconds == running
-    assert not any("one by one" in note for note in measured.notes)
+    assert not any("synchronization" in note for note in measured.notes)
     derived = predicted(replace(live, host_seconds_unprofiled=(), running_step_seconds=None))["SMALL"]
     assert derived.seconds == pytest.approx(running)
     assert derived.notes[-1] == (
-        "Steps were timed one by one, each until the GPU was done: 33.4 ms. A training loop does not wait for it, and "
-        "takes 28.4 ms by the recorded launches and kernels."
+        "Steps were timed with a synchronization after each: 33.4 ms. A training loop takes 28.4 ms, by the recorded "
+        "launches and kernels."
     )
 
 
@@ -349,7 +349,7 @@ def test_a_wait_at_the_ends_of_less_than_two_percent_is_left_in() -> None:
     assert (1 - FLAT) * standing < running < standing
     shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
     assert shown.seconds == standing
-    assert not any("one by one" in note for note in shown.notes)
+    assert not any("synchronization" in note for note in shown.notes)
 
 
 def test_a_host_that_takes_longer_than_its_recording_works_longer_on_every_gpu() -> None:
@@ -386,9 +386,8 @@ def test_a_step_far_shorter_than_its_kernels_is_said_to_be_another_one() -> None
     # 400 products of 70 us and their gaps are 28.4 ms; 6.31 is 4.5 times less, without the gaps 4.44 times.
     found = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
     assert found["BIG"].notes == (
-        "The measured step of 6.31 ms is 4.4 times shorter than its recorded kernels, of 28.4 ms, allow: the recorded "
-        "step may be another one, or hold another process's kernels. All times are scaled to the measured one; record "
-        "it again.",
+        "The measured step of 6.31 ms is 4.4 times shorter than its recorded kernels (28.4 ms). Times are scaled to "
+        "the measured step. Record again: the recording may contain another step or process.",
     )
     assert predicted(recorded(400, 70e-6, steps=(0.0284 * 0.9,)))["BIG"].notes == ()
 

@@ -138,8 +138,8 @@ def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
     assumed, said = other.notes
     assert assumed.startswith("Host assumed: ")
     assert said == (
-        "The measured step holds 1.88 ms (38%) beyond its operations (Python work in the step, data, waits); they are "
-        "carried to every GPU as time of the host."
+        "The measured step has 1.88 ms (38%) outside operations (Python work, data, waits). This counts as host time "
+        "on every GPU."
     )
     # A host twice as fast launches each within 11.65 us, so that the device bounds the step.
     (half,) = iterations(trace, work, [BIG], origin=SMALL, host=Host(0.5))
@@ -157,8 +157,8 @@ def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
         return found
 
     said = (
-        "Host assumed: nobody timed the host that launches the step. A median one takes 2.33 ms, nine in ten take 1.16 "
-        "to 3.49 ms, more than the device may need.",
+        "Host assumed: the CPU was not measured. A median CPU needs 2.33 ms (1.16 to 3.49 ms) to launch the step, "
+        "possibly more than the GPU.",
     )
     short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 3e-3, 6e-3))
     verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]

@@ -211,7 +211,7 @@ def test_a_trace_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"holds no operations.*Record a step that runs the model"):
         lp.predict(Trace(operations=(), device="cuda", recorder="kineto"), ["T4"])
     neither = import_trace(write(tmp_path / "p.json", [event("aten::convolution", 0, 20)]))
-    with pytest.raises(TraceError, match=r"1 operations with neither shapes nor measured kernels.*record_shapes=True"):
+    with pytest.raises(TraceError, match=r"1 operations without shapes or measured kernels.*record_shapes=True"):
         lp.predict(neither, ["T4"])
 
 
@@ -251,7 +251,7 @@ def test_an_unmarked_file_says_how_many_updates_it_holds(tmp_path: Path) -> None
         device.product(start, 50)
         device.events.append(event("Optimizer.step#SGD.step", start + 50, 20, "user_annotation"))
     trace = import_trace(write(tmp_path / "p.json", device.events))
-    assert trace.notes[0] == "The file marks no steps: all of it is taken as one, with 2 updates of an optimizer."
+    assert trace.notes[0] == "The file marks no steps: all of it counts as one step, with 2 updates of an optimizer."
 
 
 def old_training_step() -> list[dict[str, Any]]:

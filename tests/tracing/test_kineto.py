@@ -174,7 +174,7 @@ def test_the_gpu_and_the_software_are_read_from_the_head(cuda: Trace) -> None:
     assert cuda.gpu_memory_bytes == 42405855232
     assert cuda.software["cuda_runtime_version"] == "12060"
     assert cuda.optimizer_steps == 1
-    assert "does not say whether TF32 was on" in cuda.notes[-1]
+    assert "does not contain the TF32 setting" in cuda.notes[-1]
 
 
 def test_another_step_of_the_file() -> None:

@@ -75,7 +75,7 @@ class _Masked(nn.Module):
 def test_a_step_that_asks_for_a_value_names_the_line() -> None:
     with torch.device("meta"):
         model, data = _Masked(), torch.empty(4, 8)
-    words = r"`if \(data > 0\)\.all\(\):` \(test_meta_defects\.py, line \d+, in forward\) asks for the value"
+    words = r"`if \(data > 0\)\.all\(\):` \(test_meta_defects\.py, line \d+, in forward\) reads the value"
     with pytest.raises(CaptureError, match=words) as caught:
         lp.capture(lambda: model(data).sum().backward())
     assert "Record on the CPU or a GPU" in str(caught.value)

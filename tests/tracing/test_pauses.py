@@ -256,12 +256,11 @@ def test_an_environment_of_30_ms_is_seen_on_every_gpu(step_clocks: Clocks) -> No
         assert step.iteration_seconds > without[gpu].iteration_seconds + 0.02
         assert step.verdict is not None
         assert step.verdict.bound_by == "host"
-        assert step.notes[-1].startswith("The recorded step holds ")
+        assert step.notes[-1].startswith("The recorded step has ")
         assert step.notes[-1].endswith(
-            " ms beyond its operations (Python work in the step, data, waits); they are carried to every GPU as time "
-            "of the host."
+            " ms outside operations (Python work, data, waits). This counts as host time on every GPU."
         )
-    assert not any("beyond its operations" in note for note in without["T4"].notes)
+    assert not any("outside operations" in note for note in without["T4"].notes)
 
 
 class Slow(torch.optim.SGD):

@@ -34,8 +34,7 @@ def test_of_another_makers_gpu_it_is_said_what_is_not_known_and_no_other_is_prop
     )
     note = unknown_gpu_note(trace)
     assert note == (
-        "Recorded on AMD Radeon Graphics 42, which is not NVIDIA's. Its 0 measured kernels follow other rules and are "
-        "left out: every time is predicted from shapes, and of how fast this GPU is beside the others nothing is known "
-        "but its measured step."
+        "Recorded on AMD Radeon Graphics 42, which is not NVIDIA's. Its 0 measured kernels are ignored: all times "
+        "are predicted from shapes. Only its measured step is known of this GPU."
     )
     assert "V100" not in note

@@ -157,7 +157,7 @@ def test_a_module_that_does_not_list_what_it_holds_is_named(method: str, device:
     lazy = type("Lazy", (nn.Linear,), {method: fails})(4, 4, device=device)
     words = (
         r"The step ran, but Lazy does not list its parameters: its named_modules, .* raised RuntimeError: made at the "
-        r"first call\. They are asked once the step has run: .* the modules inside Lazy instead of it\."
+        r"first call\. They are called after the step: .* the modules inside Lazy\."
     )
     with pytest.raises(CaptureError, match=words):
         capture(lambda: lazy(torch.ones(2, 4, device=device)).sum().backward(), warmup_steps=0)

@@ -14,9 +14,10 @@ from lightning_predict.errors import MissingDependencyError
 from lightning_predict.extensions.advice.layers import LayerTable, layer_lines
 from lightning_predict.extensions.advice.table import CHANGES, change_named
 from lightning_predict.interval import Interval
-from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, usd
+from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
+from lightning_predict.reports.table import MOST_NOTES
 from lightning_predict.ties import ordered
 
 if TYPE_CHECKING:
@@ -141,7 +142,15 @@ class Advice(Mapping[str, Advised]):
         return len(self.changes)
 
     def __str__(self) -> str:
-        return "\n".join(advice_lines(self))
+        return self.text()
+
+    def text(self, *, verbose: bool = False) -> str:
+        """Return the advice as lines of at most 120 columns.
+
+        Args:
+            verbose: Add all notes: the evidence of each gain, and why other changes do not apply.
+        """
+        return "\n".join(advice_lines(self, verbose=verbose))
 
     def __repr__(self) -> str:
         """Show the lines at a prompt, instead of all fields."""
@@ -222,12 +231,22 @@ def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
 
 # Text and HTML.
 
-NOTHING_GAINS: Final = "No change is proven to gain here."
+NOTHING_GAINS: Final = "No change has a validated gain here."
+SLOWER: Final = "Slower here"
+UNTESTED: Final = "Worth testing (simulated; never validated)"
+ALIKE: Final = "Similar gain"
+NOISE: Final = "Gain within the noise"
+CLOSED: Final = "Not applicable"
 HEAD: Final = ("Change one thing", "step", "faster (90 %)", "saves", "price you pay")
 
 
-def advice_lines(advice: Advice) -> Iterator[str]:
-    """Format the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent."""
+def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
+    """Format the advice as lines: changes, the chain, rejected changes, time by module, and the GPU to rent.
+
+    Args:
+        advice: The advice.
+        verbose: Add all notes instead of the `MOST_NOTES` most important ones.
+    """
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
     rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
     if advice.chain is not None and len(advice.chain.names) > 1:
@@ -237,7 +256,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
         yield from _grid([(" " * 3 + HEAD[0], *HEAD[1:]), *rows])
     else:
         yield NOTHING_GAINS
-    for sentence in _sentences(advice):
+    for sentence in _full_notes(advice) if verbose else _notes(advice):
         yield from _wrapped(sentence)
     if advice.layers.rows:
         yield ""
@@ -259,16 +278,16 @@ def short_lines(advice: Advice) -> tuple[str, ...]:
     elif told:
         lines = [f"Change first: {told[0].words}, {_ends(told[0])} as fast; {told[0].note}."]
     else:
-        untested = ", ".join(one.name for one in advice.changes if one.verdict == "untested")
-        lines = [NOTHING_GAINS.removesuffix(".") + (f"; to be tried: {untested}." if untested else ".")]
+        untested = listed([one.name for one in advice.changes if one.verdict == "untested"])
+        lines = [NOTHING_GAINS + (f" Worth testing: {untested}." if untested else "")]
     if harm:
-        lines.append(f"Slower, do not: {'; '.join(harm)}.")
+        lines.append(f"{SLOWER}: {listed(harm)}.")
     return (*lines, *list(_rent(advice))[-1:])
 
 
 def _heading(advice: Advice) -> str:
     first = advice.before.items_in_order[0]
-    wait = f", of which {duration(first.cycle_seconds - first.iteration_seconds)} wait for the loader"
+    wait = f", including {duration(first.cycle_seconds - first.iteration_seconds)} of waits for the loader"
     loading = wait if first.cycle_seconds > 1.005 * first.iteration_seconds else ""
     verdict = first.step.verdict
     bound = "" if verdict is None else f", bound by the {verdict.bound_by}"
@@ -328,8 +347,32 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _sentences(advice: Advice) -> Iterator[str]:
-    """Yield sentences about the changes without a row of their own, with reasons."""
+def _notes(advice: Advice) -> Iterator[str]:
+    """Yield the most important notes on changes without a row of their own, each with few names."""
+
+    def named(verdict: str) -> list[Advised]:
+        return [one for one in advice.changes if one.verdict == verdict]
+
+    alike = [one for one in named("faster") if one not in numbered(advice)]
+    untested = [
+        one.name if one.simulated_gain is None else f"{one.name} {_times(one.simulated_gain)}"
+        for one in named("untested")
+    ]
+    notes = [
+        (SLOWER, [f"{one.name} {_ends(one)}" for one in named("slower") if one.gain is not None]),
+        (UNTESTED, untested),
+        (ALIKE, [f"{one.name} {_ends(one)}" for one in alike]),
+        (NOISE, [f"{one.name} {_ends(one)}" for one in named("noise") if one.gain is not None]),
+        (CLOSED, [one.name for one in named("no")]),
+    ]
+    known = [f"{head}: {listed(texts)}." for head, texts in notes if texts]
+    yield from known[:MOST_NOTES]
+    if list(_full_notes(advice)) != known:
+        yield "verbose adds the evidence, the reasons and all names."
+
+
+def _full_notes(advice: Advice) -> Iterator[str]:
+    """Yield all notes on the changes: evidence, and those without a row of their own, with reasons."""
     slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
@@ -340,21 +383,21 @@ def _sentences(advice: Advice) -> Iterator[str]:
         if one.evidence is not None:
             stands.setdefault(one.evidence, []).append(one.name)
     for evidence, names in stands.items():
-        yield f"Rests on ({', '.join(names)}): {evidence}."
+        yield f"Evidence ({', '.join(names)}): {evidence}."
     if alike:
-        yield "Much the same: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
+        yield f"{ALIKE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in alike) + "."
     if slower:
-        yield "Slower, do not: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
+        yield f"{SLOWER}: " + "; ".join(f"{one.name} {_ends(one)}" for one in slower) + "."
     if noise:
-        yield "Inside the noise: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
+        yield f"{NOISE}: " + "; ".join(f"{one.name} {_ends(one)}" for one in noise) + "."
     if untested:
         told = "; ".join(f"{one.name} ({_simulated(one)})" for one in untested)
-        yield f"Try it, no evidence of how well such gains are foretold: {told}."
+        yield f"{UNTESTED}: {told}."
     if closed:
         reasons: dict[str | None, list[str]] = {}
         for one in closed:
             reasons.setdefault(one.why_not, []).append(one.name)
-        yield "Not here: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
+        yield f"{CLOSED}: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
 
 
 def _ends(one: Advised) -> str:
@@ -374,7 +417,7 @@ def _rent(advice: Advice) -> Iterator[str]:
     if short:
         yield from short
         return
-    yield f"Rent: as it stands {now}."
+    yield f"Rent without changes: {now}."
     if advice.chain is not None:
         then = _priced(advice.before, advice.chain.gains)
         if then is not None:
@@ -412,7 +455,7 @@ def advice_html(advice: Advice) -> str:
     )
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in HEAD)
     table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_sentences(advice), *_rent(advice)))
+    sentences = "".join(f"<p>{escape(line)}</p>" for line in (*_full_notes(advice), *_rent(advice)))
     return (
         f"<section><h2>What to change first</h2><p>{escape(_heading(advice))}</p>"
         f"{table if rows else f'<p>{NOTHING_GAINS}</p>'}{sentences}</section>"

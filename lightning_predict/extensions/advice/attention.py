@@ -177,8 +177,8 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
         return "the step holds no attention that is written out"
     if not knows_tensors(trace):
         return (
-            "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
-            "capture the same step on the meta device (or the CPU) and give that trace as `followed`"
+            "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
+            "as `followed`"
         )
     return None if _attentions(trace) else "the step holds no attention that is written out"
 

@@ -315,7 +315,7 @@ def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:
     if trace.samples is None:
         return "how many samples a step holds is not known; give samples_per_step to capture()"
     if not any(one.outputs for one in trace.operations):
-        return "the recording does not hold which tensor goes where; capture the step on the meta device as `followed`"
+        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
     if trace.compiled:
         return "the step was recorded compiled, which hides its operations"
     return None

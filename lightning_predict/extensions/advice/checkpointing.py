@@ -161,7 +161,7 @@ def kept(trace: Trace) -> Trace:
 def _why_not_kept(trace: Trace, gpu: Gpu | None) -> str | None:
     del gpu
     if not any(one.outputs for one in trace.operations):
-        return "the recording does not hold which tensor goes where; capture the step on the meta device as `followed`"
+        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
     return None if recomputed(trace) else "the backward pass computes nothing again"
 
 

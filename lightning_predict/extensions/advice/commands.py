@@ -9,6 +9,8 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +34,7 @@ def advise(
     weights: str | None = None,
     try_: str | None = None,
     script: str | None = None,
+    verbose: bool = False,
     output: Path | None = None,
 ) -> CommandAnswer:
     """Recommend changes of a recorded step, with their gains, and the GPU to rent with them.
@@ -50,6 +53,7 @@ def advise(
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
             measured gain; needs --script.
         script: FILE:FUNCTION, a function that makes a training step from a batch size: train.py:make_step.
+        verbose: Also print the evidence of each gain, and why other changes do not apply.
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
@@ -82,9 +86,11 @@ def advise(
     tried = None if try_ is None or function is None else _tried(try_, function, found, step)
     more = {} if tried is None else {"tried": tried.as_dict()}
     if output is None:
-        lines = [str(found)] if tried is None else [str(found), "", f"Tried: {tried}"]
+        text = found.text(verbose=verbose)
+        lines = [text] if tried is None else [text, "", f"Tried: {tried}"]
         return CommandAnswer(data=lambda: found.as_dict() | more, show=lambda: print(*lines, sep="\n"))
-    forms = {".html": found.to_html, ".json": found.to_json, ".txt": found.__str__}
+    full = partial(found.text, verbose=True)
+    forms: dict[str, Callable[[], str]] = {".html": found.to_html, ".json": found.to_json, ".txt": full}
     output.write_text(forms[output.suffix](), encoding="utf-8")
     written = [f"Written: {output}"] if tried is None else [f"Tried: {tried}", f"Written: {output}"]
     return CommandAnswer(

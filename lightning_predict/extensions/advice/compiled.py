@@ -16,8 +16,8 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
         return "the step runs compiled already"
     if not knows_tensors(trace):
         return (
-            "the recording does not hold which operation hands which tensor to which, as the profiler does not see it; "
-            "capture the same step on the meta device (or the CPU) and give that trace as `followed`"
+            "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
+            "as `followed`"
         )
     if gpu is not None and not gpu.generation.has_tensor_cores:
         return f"{gpu.name} is too old for Triton, which torch.compile writes its kernels in"

@@ -124,7 +124,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     if sum(one.name == _BAG for one in trace.operations) < 2:
         return "the step looks up less than two embedding bags"
     if not any(one.outputs for one in trace.operations):
-        return "the recording does not hold which tensor goes where; capture the step on the meta device as `followed`"
+        return "the recording lacks the data flow; capture the step on the meta device and pass it as `followed`"
     return None
 
 

@@ -180,8 +180,8 @@ def _bisected(
         low, high = high, 2 * high if high == low else max(_reached(low, high, spare_bytes), high + 1)
         if high > LARGEST:
             raise InvalidArgumentError(
-                f"{low:,} samples would fit {layout}, which is beyond belief: the recording does not show which "
-                "tensors hold samples; the first dimension of the data must be the samples of the step."
+                f"{low:,} samples would fit {layout}, which is implausible: the recording does not show which "
+                "tensors hold samples. The first dimension of the data must be the samples."
             )
     while not fits(low):
         if low == 1:

@@ -154,8 +154,8 @@ def _run(step: Callable[[], object]) -> None:
         if "meta" not in str(error):
             raise
         raise CaptureError(
-            "the step holds tensors of the meta device that cannot be replaced, such as those of a global name or of "
-            f"an object of its own; make them on the device to try it on ({error})"
+            "the step uses meta tensors that cannot be replaced, for example global ones; create them on the tested "
+            "device ({error})"
         ) from error
 
 

@@ -370,8 +370,8 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenP
         size = (row.member("rows").integer(minimum=1), row.member("dim").integer(minimum=1))
         if size != (table.rows, table.dim):
             raise InvalidArgumentError(
-                f"{path}: table {number} has {size[0]:,} rows of {size[1]}, but that of the step, "
-                f"{table.name or number!r}, has {table.rows:,} of {table.dim}; shard this step again."
+                f"{path}: table {number} has {size[0]:,} rows of {size[1]}, but in the step, "
+                f"{table.name or number!r} has {table.rows:,} of {table.dim}; shard this step again."
             )
         kind = row.member("kind").choice(tuple(KINDS))
         gpu = None if row.member("gpu").value is None else row.member("gpu").integer()

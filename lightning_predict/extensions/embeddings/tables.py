@@ -279,7 +279,7 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
     except ValueError:
         if not Path(words).is_file():
             raise InvalidArgumentError(
-                f"skew={words!r} is neither an exponent of Zipf's law (0: alike) nor a CSV file that exists."
+                f"skew={words!r} is not an exponent of Zipf's law (0: uniform) or an existing CSV file."
             ) from None
         return read_skew(Path(words), trace)
 

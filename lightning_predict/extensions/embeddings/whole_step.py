@@ -134,7 +134,7 @@ def possible_plans(
     path = Path(embedding)
     if not path.is_file():
         raise InvalidArgumentError(
-            f"strategy: embedding={embedding!r} is neither {AUTO}, {', '.join(KINDS)} nor a file; write a plan with "
+            f"strategy: embedding={embedding!r} is not {AUTO}, {', '.join(KINDS)} or a file; write a plan with "
             "lightning-predict shard TRACE --output plan.json."
         )
     written = read_sharding_plan(path, traced.tables)
@@ -501,11 +501,11 @@ def _whole_step(
     whole = WholeStep(found, events, chosen)
     plan = chosen.plan
     notes = (
-        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} as their gradients come; {plan.reason}. "
-        "Torch's own modules are meant, a kernel for each table; look-ups fused over tables, with their optimizer, are "
-        "faster: TorchRec publishes 3 times their rate for 10 tables and 10 times for 100 (its benchmarks, one V100).",
-        f"Critical path: {whole.critical_path}; the rest of the step is waiting for the slowest GPU, "
-        "and what exchanges beside it cost computing.",
+        f"Embedding tables: {plan.name}, updated by {chosen.optimizer} in the backward pass; {plan.reason}. "
+        "Predicted for torch's modules with one kernel per table. Fused look-ups are faster: TorchRec publishes 3 "
+        "times their rate for 10 tables, 10 times for 100 (one V100).",
+        f"Critical path: {whole.critical_path}; the rest is waiting for the slowest GPU and the slowdown by "
+        "overlapping communication.",
     )
     return replace(whole, step=replace(found, notes=(*step.notes, *notes)))
 

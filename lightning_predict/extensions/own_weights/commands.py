@@ -16,8 +16,8 @@ from lightning_predict.cli.answers import CommandAnswer, aligned, json_value
 from lightning_predict.units import minutes_to_seconds
 
 NO_SCORES: Final = (
-    "No score: of each operation 15 % of the problems are held out, drawn by a hash of the shape, and in so few rows "
-    "none was. Measure more problems of an operation (`measure --problems 200`)."
+    "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more problems of an "
+    "operation (`measure --problems 200`)."
 )
 """Text in place of an empty table of scores."""
 

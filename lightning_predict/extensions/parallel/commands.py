@@ -90,7 +90,7 @@ def parallel(
         raise InvalidArgumentError(f"budget={budget:g}; expected dollars above 0.")
     if budget is not None and iterations is None:
         raise InvalidArgumentError(
-            f"budget={budget:g} pays for steps still to come; say how many (--iterations), or leave it out."
+            f"budget={budget:g} needs the number of remaining steps; give --iterations, or leave the budget out."
         )
     said = {"mtbf_hours": mtbf_hours, "checkpoint_gbps": checkpoint_gbps, "restart_minutes": restart_minutes}
     given = {name: value for name, value in said.items() if value is not None}
@@ -344,6 +344,6 @@ def _failures(found: Sequence[RankedLayout]) -> Iterator[str]:
             )
     if any(one.goodput is not None for one in found):
         yield (
-            "Goodput is the share of the time that failures and checkpoints leave, less what is done again; totals, "
-            "costs and what a dollar buys count it."
+            "Goodput: share of the time left after failures, checkpoints and repeated work. Totals and costs include "
+            "it."
         )

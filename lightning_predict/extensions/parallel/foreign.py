@@ -95,9 +95,8 @@ def strategy_of_arguments(text: str) -> str:
             overlaps = _is_set(words)
         elif known in _BATCHES:
             raise InvalidArgumentError(
-                f"strategy: {name} is not said here: each data-parallel group works on what was recorded. Leave it "
-                "out, and say accumulate=16 for 16 such batches between two updates (the global batch divided by what "
-                "was recorded and by the groups)."
+                f"strategy: {name} is not supported: each data-parallel group processes the recorded batch. Leave it "
+                "out, and set accumulate=16 for 16 such batches per update (global batch / recorded batch / groups)."
             )
         elif (name.startswith("-") or f"{name}=" in text) and any(part in known for part in _SHARING):
             understood = ", ".join((*_NUMBERS, *_CHOICES, *_FLAGS, "use-distributed-optimizer", "overlap-grad-reduce"))
@@ -390,8 +389,8 @@ def strategy_of_object(found: object) -> str:
         bucket = getattr(found, "_ddp_kwargs", {}).get("bucket_cap_mb")
         return "ddp" if bucket is None else f"ddp,bucket_cap_mb={bucket}"
     raise InvalidArgumentError(
-        f"strategy={shown(found)} is neither words, as 'ddp', nor a Strategy, nor a strategy of Lightning's that "
-        "shares work among GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
+        f"strategy={shown(found)} is not a string such as 'ddp', a Strategy, or a Lightning strategy for several "
+        "GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
     )
 
 

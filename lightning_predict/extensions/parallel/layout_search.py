@@ -147,7 +147,7 @@ def best_layouts(
     if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
         raise InvalidArgumentError(
             f"budget_usd={budget_usd!r} with iterations={iterations!r}; expected dollars above 0, and the number of "
-            "steps still to come, which they have to pay for."
+            "remaining steps."
         )
     if count < 1:
         raise InvalidArgumentError(f"count={count}; expected at least 1.")
@@ -278,7 +278,8 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
     for words in [str(each)] if gpus is None else gpus:
         if not words.isdigit():
             raise InvalidArgumentError(
-                f"gpus={words} beside machine={machine!r}: expected how many GPUs such machines have, as {8 * each}."
+                f"gpus={words} with machine={machine!r}: expected a number of GPUs in such machines, for example "
+                f"{8 * each}."
             )
         if int(words) < each or int(words) % each:
             raise InvalidArgumentError(

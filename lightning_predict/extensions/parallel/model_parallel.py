@@ -343,8 +343,8 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         yield "Each expert's products are launched by themselves, in float8 behind a cast of each operand."
     if strategy.fp8 is not None:
         yield (
-            f"Products of the blocks run in float8 with {strategy.fp8} scales, at the rate that large ones reach "
-            "beside half precision's, and their factors are scaled and cast in passes of their own."
+            f"Products of the blocks run in float8 with {strategy.fp8} scales, at the speed-up of large products "
+            "over half precision. Their inputs are scaled and cast in extra passes."
         )
     if strategy.recompute != "none":
         yield f"The backward pass computes {_AGAIN[strategy.recompute]} again."
@@ -358,7 +358,7 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         if strategy.virtual > 1:
             each += f" of {strategy.virtual} parts each, interleaved,"
         order = {
-            "1f1b": f"forward and backward in turn; equal stages wait for {idle_words} % of the passes' time, "
+            "1f1b": f"alternating forward and backward; equal stages wait for {idle_words} % of the passes' time, "
             "others for the slowest",
             "gpipe": f"all forward, then all backward; equal stages wait for {idle_words} % of the passes' time, "
             "others for the slowest",
@@ -367,10 +367,10 @@ def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator
         if strategy.accumulate > 1:
             yield f"{each} work through {micro_batches * strategy.accumulate} micro-batches, {order}."
         else:
-            cut = f"cut what was recorded into {micro_batches} micro-batches"
-            yield f"{each} {'work through what was recorded at once' if micro_batches == 1 else cut}, {order}."
+            cut = f"split the recorded batch into {micro_batches} micro-batches"
+            yield f"{each} {'process the recorded batch at once' if micro_batches == 1 else cut}, {order}."
     elif micro_batches > 1:
-        yield f"What was recorded is cut into {micro_batches} micro-batches, one behind the other."
+        yield f"The recorded batch is split into {micro_batches} sequential micro-batches."
     if strategy.accumulate > 1:
         yield f"A step is {strategy.accumulate} batches as large as the recorded one, whose gradients add up."
     unknown = sum(not item.problems for item in timed.items)

@@ -358,6 +358,6 @@ class _Simulation:
             else f"the budget: ${self._spent_usd():.2f} of ${limits.budget_usd:.2f} are spent"
         )
         return InfeasiblePlanError(
-            f"{self.policy.name!r} starts none of the jobs {waiting}, and nothing else is to come. What stops them is "
-            f"{constraint}. Raise it, or take jobs out."
+            f"{self.policy.name!r} starts none of the jobs {waiting}, and no event is left. The limit is "
+            f"{constraint}. Raise it, or remove jobs."
         )

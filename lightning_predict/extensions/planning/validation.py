@@ -170,8 +170,8 @@ def _check_settings(problem: PlanningProblem) -> None:
     spot = [machine.name for machine in problem.machines if machine.interruptions_per_hour is not None]
     if spot and problem.checkpoint_seconds is None:
         raise InvalidArgumentError(
-            f"{spot[0]!r} may be interrupted, and checkpoint_seconds is not given; say how often jobs write a "
-            "checkpoint, because what came after the last one is lost."
+            f"{spot[0]!r} may be interrupted, and checkpoint_seconds is not given; set it, because work after the "
+            "last checkpoint is lost."
         )
     if problem.checkpoint_seconds is not None and not (
         math.isfinite(problem.checkpoint_seconds) and problem.checkpoint_seconds > 0

@@ -114,7 +114,8 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     gpus = {str(None if (gpu := gpu_in_use(one)) is None else gpu.name) for one in known}
     if len(gpus) > 1:
         raise InvalidArgumentError(
-            f"--layers has recordings of several GPUs ({', '.join(sorted(gpus))}); a line is of one. Give those of one."
+            f"--layers has recordings of several GPUs ({', '.join(sorted(gpus))}); a fit needs a single GPU. Give "
+            "recordings of one."
         )
     regression = fit_layers(layer for one in known for layer in layers_of(one))
     trace = Trace.load(str(network))

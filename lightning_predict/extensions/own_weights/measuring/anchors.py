@@ -205,9 +205,9 @@ def gpus_file_of(anchors: Anchors) -> str:
     return (
         f"[gpu.{anchors.measured.name}]\n"
         f'like = "{anchors.gpu.name}"\n'
-        f"dram_gb_per_s = {bytes_to_gigabytes(anchors.dram_bytes_per_second):.4g} # the data sheet that would explain "
-        f"what was timed; it says {bytes_to_gigabytes(anchors.gpu.dram_bytes_per_second):.4g}\n"
-        f"measured_tflops = {{ {rates} }}\n"
+        f"dram_gb_per_s = {bytes_to_gigabytes(anchors.dram_bytes_per_second):.4g} # the bandwidth that explains the "
+        "measured times; the data sheet says "
+        f"{bytes_to_gigabytes(anchors.gpu.dram_bytes_per_second):.4g}\nmeasured_tflops = {{ {rates} }}\n"
     )
 
 

@@ -1,0 +1,177 @@
+"""Messages to users: plain words, short sentences, and at most three notes below a default table.
+
+The phrases of `discouraged_phrases.txt` are counted in messages, docstrings, comments and the documentation.
+`pytest -s` prints the rates of each folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import lightning_predict as lp
+from lightning_predict.callbacks.showing import table_text
+from lightning_predict.extensions.advice.advice_text import short_lines
+from lightning_predict.fit.budget import Limit, judge_forecast, judge_use
+from lightning_predict.interval import Interval
+from lightning_predict.reports.format import usd
+from lightning_predict.reports.ranking import lines_of_run
+from lightning_predict.reports.table import MOST_NOTES
+
+ROOT: Final = Path(__file__).parent.parent
+PACKAGE: Final = ROOT / "lightning_predict"
+EXAMPLES: Final = sorted(one.name.removesuffix(".json.gz") for one in (ROOT / "examples").glob("*.json.gz"))
+
+PHRASES: Final = [
+    re.compile(line, re.IGNORECASE)
+    for line in (Path(__file__).parent / "discouraged_phrases.txt").read_text(encoding="utf-8").splitlines()
+]
+MOST_PER_1000: Final = 2.0
+"""Maximum number of discouraged phrases per 1,000 words."""
+
+WORDS_OF_A_MESSAGE: Final = 4
+"""Minimum number of words for a string to count as a message, not as a name."""
+
+MOST_WORDS: Final = 25
+"""Maximum number of words of a sentence in default output."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the strings that stand alone: docstrings of modules, classes, functions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """Yield all other strings of at least four words, with `{}` for each field of an f-string."""
+    left_out = {id(one) for one in docstrings(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            left_out |= {id(one) for one in node.values}
+            text = "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            text = node.value
+        else:
+            continue
+        if len(re.findall(r"[A-Za-z][\w'-]*", text)) >= WORDS_OF_A_MESSAGE:
+            yield text
+
+
+@cache
+def texts_by_kind() -> dict[str, dict[str, list[str]]]:
+    """Collect the package's texts by kind and folder, and the documentation by folder."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source, folder = path.read_text(encoding="utf-8"), str(path.parent.relative_to(ROOT))
+        tree = ast.parse(source)
+        found["messages"][folder] += messages(tree)
+        found["docstrings"][folder] += [str(one.value) for one in docstrings(tree)]
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        found["comments"][folder] += [one.string for one in tokens if one.type == tokenize.COMMENT]
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        found["documentation"][str(path.parent.relative_to(ROOT))].append(path.read_text(encoding="utf-8"))
+    return found
+
+
+def counted(texts: Iterable[str]) -> tuple[int, int]:
+    """Count discouraged phrases and words."""
+    listed = list(texts)
+    hits = sum(len(phrase.findall(text)) for text in listed for phrase in PHRASES)
+    return hits, sum(len(text.split()) for text in listed)
+
+
+@pytest.mark.parametrize("kind", ["messages", "docstrings", "comments", "documentation"])
+def test_discouraged_phrases_are_rare(kind: str) -> None:
+    by_folder = {folder: counted(texts) for folder, texts in texts_by_kind()[kind].items()}
+    print(f"\n{kind}: discouraged phrases per 1,000 words")
+    for folder, (hits, words) in by_folder.items():
+        print(f"  {1000 * hits / max(words, 1):5.1f}  {folder} ({hits} in {words:,} words)")
+    hits, words = (sum(column) for column in zip(*by_folder.values(), strict=True))
+    assert words > 5000
+    assert 1000 * hits / words <= MOST_PER_1000
+
+
+def test_phrases_are_found_in_messages_only_where_they_are() -> None:
+    tree = ast.parse('"""What is this, and nobody knows?"""\nx = f"what is {y} of whom nobody knows"\nz = "nobody"\n')
+    assert list(messages(tree)) == ["what is {} of whom nobody knows"]
+    assert counted(messages(tree)) == (3, 7)
+
+
+def sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Split notes into sentences."""
+    for text in texts:
+        yield from re.split(r"(?<=[.!?])\s+(?=[A-Z†?≤`])", text)
+
+
+def notes_below(table: str) -> list[str]:
+    """Return the notes below a printed table, unwrapped, without the line that names `verbose`."""
+    below = re.sub(r"\n  +(?=\S)", " ", table.rstrip().rpartition("\n\n")[2]).splitlines()
+    return [one for one in below if not one.startswith("verbose adds ")]
+
+
+def assert_short(texts: Iterable[str]) -> None:
+    long = [one for one in sentences(texts) if len(one.split()) > MOST_WORDS]
+    assert not long
+
+
+def unwrapped(lines: Iterable[str]) -> list[str]:
+    """Join wrapped lines."""
+    return re.sub(r"\n  +(?=\S)", " ", "\n".join(lines)).splitlines()
+
+
+@pytest.mark.parametrize("iterations", [None, 50_000])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_table_has_three_notes_of_short_sentences(name: str, iterations: int | None) -> None:
+    found = lp.predict(lp.Trace.load(str(ROOT / "examples" / f"{name}.json.gz")), iterations=iterations, history=False)
+    ranking = found.ranking(deadline_hours=8.0)
+    for table in (str(found), table_text(found)):
+        notes = notes_below(table)
+        assert 1 <= len(notes) <= MOST_NOTES
+        assert_short(notes)
+    full = notes_below(found.text(verbose=True))
+    assert len(full) > MOST_NOTES
+    unfolded = [one for one in notes_below(str(found)) if "would not be faster" not in one]  # it is about left-out rows
+    assert set(unfolded) <= set(full)
+    assert_short(unwrapped(str(ranking).splitlines()))
+    assert_short(unwrapped(lines_of_run(ranking, when="RuntimePredictor, after 16 steps: ", news="News.")))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "vit"])
+def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
+    trace = lp.Trace.load(str(ROOT / "examples" / f"{name}.json.gz"))
+    advice = lp.advise(trace, ["L4", "A100-SXM-80GB"], iterations=50_000, history=False)
+    heads = ("Slower here", "Worth testing", "Similar gain", "Gain within", "Not applicable", "Evidence")
+    lines = unwrapped(str(advice).splitlines())
+    notes = [one for one in lines if one.startswith(heads)]
+    assert 1 <= len(notes) <= MOST_NOTES
+    assert_short(notes)
+    full = [one for one in unwrapped(advice.text(verbose=True).splitlines()) if one.startswith(heads)]
+    assert len(full) >= len(notes)
+    assert sum(map(len, full)) > sum(map(len, notes))
+    assert len(short_lines(advice)) <= 3
+    assert_short(short_lines(advice))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_budget_says_its_reason_in_short_sentences(name: str) -> None:
+    found = lp.predict(
+        lp.Trace.load(str(ROOT / "examples" / f"{name}.json.gz")), ["L4"], iterations=50_000, history=False
+    )
+    total = found["L4"].total
+    assert total is not None
+    limit = Limit(name="usd", total=1.0, per_second=1.0, show=usd)
+    stopped = judge_forecast([limit], 120.0, total, steps=15)
+    assert stopped.action == "stop"
+    warned = judge_forecast([limit], 0.0, Interval(0.5, total.middle, total.high), steps=1)
+    used = judge_use([limit], 120.0)
+    assert_short(f"CostBudget ends this run: {one.reason}." for one in (stopped, warned, used))
