@@ -52,7 +52,7 @@ def _percent(error: float) -> str:
 
 def step_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return measured and predicted milliseconds of each step with a forecast."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for step in document["steps"]:
         if "forecast_ms" not in step:
             continue
@@ -76,9 +76,9 @@ def step_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def recorded_rows(folder: Path) -> list[tuple[str, ...]]:
     """Return the GPU's milliseconds in each recording, and as predicted from its shapes."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for path in sorted(folder.glob("*.json.gz")):
-        trace = lp.Trace.load(path)
+        trace = lp.Trace.load(str(path))
         measured = 1e3 * sum(kernel.seconds for kernel in trace.kernels)
         operations = tuple(replace(operation, kernels=()) for operation in trace.operations)
         found = lp.predict(replace(trace.untimed(), operations=operations), [GPU], history=False)[GPU]
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for name, rows in sorted(by_bound.items(), reverse=True)
     ]
-    tables: tuple[tuple[str, tuple[str, ...], tuple[str, ...], list[tuple[str, ...]]], ...] = (
+    tables: tuple[tuple[str, tuple[str, ...], tuple[str, ...], Sequence[tuple[str, ...]]], ...] = (
         (
             "Steps on the H200, predicted before they were measured",
             ("model", "precision", "batch"),

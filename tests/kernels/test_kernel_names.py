@@ -64,7 +64,13 @@ def test_float32_operands_on_tensor_cores_are_tf32_if_that_is_allowed() -> None:
 
 
 def kernel(name: str, start: float, microseconds: float, correlation: int, **more: Any) -> dict[str, Any]:
-    shape = {"device": 0, "stream": 7, "grid": [264, 1, 1], "block": [384, 1, 1], "registers per thread": 168}
+    shape: dict[str, Any] = {
+        "device": 0,
+        "stream": 7,
+        "grid": [264, 1, 1],
+        "block": [384, 1, 1],
+        "registers per thread": 168,
+    }
     shape |= {"shared memory": 200_000, "correlation": correlation, **more}
     return event(name, start, microseconds, "kernel", tid=7, **shape)
 
