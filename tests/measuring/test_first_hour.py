@@ -20,8 +20,8 @@ from lightning_predict.extensions.own_weights.first_hour import (
     NO_CUDA,
     PARTS,
     _Part,
-    first_hour,
     first_wait,
+    report_on_gpu,
     training_step,
 )
 from lightning_predict.extensions.own_weights.measuring.run import measure
@@ -32,7 +32,7 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what h
 @without_cuda
 def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path) -> None:
     seen: list[str] = []
-    report = first_hour(tmp_path / "new" / "report.json", progress=seen.append)
+    report = report_on_gpu(tmp_path / "new" / "report.json", progress=seen.append)
     assert seen == [part.name for part in PARTS]
     assert json.loads((tmp_path / "new" / "report.json").read_text()) == report
     machine = report["parts"].pop(MACHINE)
@@ -51,7 +51,7 @@ def test_without_cuda_it_runs_to_its_end_and_names_what_it_skips(tmp_path: Path)
     ],
 )
 def test_a_preset_has_its_own_parts(preset: Any, names: list[str], tmp_path: Path) -> None:
-    assert list(first_hour(tmp_path / "report.json", preset=preset)["parts"]) == names
+    assert list(report_on_gpu(tmp_path / "report.json", preset=preset)["parts"]) == names
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None
         _Part("second", "facts", needs_cuda=False, find=holds),
     ]
     ticks = iter([0.0, 1.0, 1.0, 3.0, 10.0, 10.0, 12.0])
-    report = first_hour(tmp_path / "report.json", minutes=1, parts=parts, clock=lambda: next(ticks))
+    report = report_on_gpu(tmp_path / "report.json", minutes=1, parts=parts, clock=lambda: next(ticks))
     assert report["parts"] == {
         "first": {"state": "failed", "reason": "RuntimeError: CUDA error: no such luck", "seconds": 2.0},
         "second": {"state": "done", "facts": {"left": 50.0}, "seconds": 2.0},
@@ -81,7 +81,7 @@ def test_a_part_without_time_is_skipped_and_earlier_ones_are_in_the_file(tmp_pat
 
     parts = [_Part(name, "facts", needs_cuda=False, find=reads) for name in ("first", "second", "third")]
     ticks = iter([0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 6.0, 61.0])
-    report = first_hour(path, minutes=1, parts=parts, clock=lambda: next(ticks))
+    report = report_on_gpu(path, minutes=1, parts=parts, clock=lambda: next(ticks))
     assert report["parts"]["second"]["facts"] == {"before": ["first"]}
     assert report["parts"]["third"] == {"state": "skipped", "reason": "no time left"}
 
@@ -89,7 +89,7 @@ def test_a_part_without_time_is_skipped_and_earlier_ones_are_in_the_file(tmp_pat
 @pytest.mark.parametrize(("preset", "minutes"), [("some", 1.0), ("all", 0.0)])
 def test_bad_arguments_are_named(preset: Any, minutes: float, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="expected one of facts, measurements, all and a time above 0"):
-        first_hour(tmp_path / "report.json", preset=preset, minutes=minutes)
+        report_on_gpu(tmp_path / "report.json", preset=preset, minutes=minutes)
 
 
 def test_the_first_launch_that_waits_for_a_kernel_is_found() -> None:

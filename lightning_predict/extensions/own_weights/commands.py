@@ -169,9 +169,9 @@ def first_hour(
         minutes: Minutes after which no part starts.
         preset: Parts to run: facts tests recording and the launch queue; measurements times operations and whole steps.
     """
-    from lightning_predict.extensions.own_weights.first_hour import first_hour as run_parts
+    from lightning_predict.extensions.own_weights.first_hour import report_on_gpu
 
-    report = run_parts(output, minutes=minutes, preset=preset, progress=lambda name: print(name, file=sys.stderr))
+    report = report_on_gpu(output, minutes=minutes, preset=preset, progress=lambda name: print(name, file=sys.stderr))
     rows = [
         [name, part["state"], part.get("reason", f"{part.get('seconds', 0.0):.1f} s")]
         for name, part in report["parts"].items()

@@ -4,7 +4,7 @@ The parts run in order, each within its time. A part that fails, or that needs C
 file, and the others go on. The file is written after every part, so that an interrupted run leaves what it has. Nothing
 is downloaded. Example::
 
-    report = first_hour(Path("first-hour.json"), minutes=8)
+    report = report_on_gpu(Path("first-hour.json"), minutes=8)
     report["parts"]["recordings"]["state"]   # "done", "skipped" or "failed"
 """
 
@@ -87,7 +87,7 @@ class _Part:
     find: Callable[[float], Mapping[str, Any]]
 
 
-def first_hour(
+def report_on_gpu(
     output: Path,
     *,
     minutes: float = 8.0,
