@@ -146,7 +146,7 @@ def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytes
 
 
 def test_the_rows_of_measured_operators_are_in_the_report(as_cuda: pytest.MonkeyPatch) -> None:
-    words = {
+    words: dict[str, Any] = {
         "operations": ["add"],
         "dtypes": ["float32"],
         "problems": 2,
