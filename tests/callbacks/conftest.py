@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     seen: list[Call] = []
 
     def noting(trace: Trace, layouts: Any, workload: Workload, assumptions: Any, **options: Any) -> Any:
-        seen.append(Call(trace, workload, options["validation"]))
+        seen.append(Call(trace, workload, options.get("validation")))
         return predict_workload(trace, layouts, workload, assumptions, **options)
 
     monkeypatch.setattr("lightning_predict.prediction.predict_workload", noting)
