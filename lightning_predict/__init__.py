@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from lightning_predict.extensions.advice.advice import advise
     from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.extensions.parallel.layout_search import best_layouts
-    from lightning_predict.fit.watched_loop import watch
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
+    from lightning_predict.observe.watched_loop import watch
     from lightning_predict.prediction import predict
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.imports import import_trace
@@ -73,7 +73,7 @@ _HOMES = {
     "import_trace": "lightning_predict.tracing.imports",
     "operator_seconds": "lightning_predict.kernels.operator_times",
     "predict": "lightning_predict.prediction",
-    "watch": "lightning_predict.fit.watched_loop",
+    "watch": "lightning_predict.observe.watched_loop",
 }
 """The module of each name; extensions register the others."""
 

@@ -3,7 +3,7 @@
 `predict`, the callback, the what-ifs and the command line each make one `Assumptions` and pass it on. A new assumption
 is a field with its description here, and an argument of the entry points that offer it::
 
-    assumptions = Assumptions(strategy=strategy_of("fsdp"), usd_per_hour=2.0)
+    assumptions = Assumptions(strategy=parse_strategy("fsdp"), usd_per_hour=2.0)
     predict_workload(trace, layouts_of(["8xL4"]), workload, assumptions)
 """
 
@@ -20,7 +20,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, UserPrice, check_price
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.run.history import HistoryRecord
 from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
@@ -42,7 +42,7 @@ class Assumptions:
     Attributes:
         strategy: How the GPUs of a layout share the work: `ddp`, `fsdp`, `zero2`, ..., with options as in
             `fsdp,tensor=8` (see `distributed/strategy.py`). A single GPU uses only the option `accumulate`.
-        method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/choice.py`).
+        method: How kernels are predicted: `auto`, `mlp` or `wave` (see `kernels/measured_scaling.py`).
         weights: Folder, file or https:// address of model weights, or a `weights.source.WeightsSource` with an address,
             a cache folder, or offline mode. None takes the configured address, the cache, and the weights that come
             with the package.
@@ -83,14 +83,15 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         if self.method != "auto":
-            from lightning_predict.kernels.choice import check_method
+            from lightning_predict.kernels.measured_scaling import check_method
 
             check_method(self.method)
         check_price(self.usd_per_hour)
         weights_source(self.weights)
         if not isinstance(self.interconnect, Interconnect | None):
             raise InvalidArgumentError(
-                f"interconnect={shown(self.interconnect)} is not an Interconnect of lightning_predict.kernels.fabric; "
+                f"interconnect={shown(self.interconnect)} is not an Interconnect of "
+                "lightning_predict.kernels.interconnect; "
                 "give one, or None for the defaults of the GPUs."
             )
         check_release(self.release)
@@ -114,7 +115,7 @@ _ENTRY: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 _REFERENCE: Final = re.compile(r"^( *)(\w+): See `Assumptions`\.$", re.MULTILINE)
 
 
-def documents_assumptions(door: Door) -> Door:
+def fill_in_assumptions(door: Door) -> Door:
     """Fill in a docstring's references to `Assumptions`, so that `help` is complete and each text is written once.
 
     Args:

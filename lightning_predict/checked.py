@@ -81,7 +81,7 @@ class File:
     error: type[LightningPredictError]
     advice: str = ""
 
-    def refusal(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
+    def error_at(self, problem: str, place: str = "", line: int | str | None = None) -> LightningPredictError:
         """Make the error "{file}, line {line}: {place} {problem}", to be raised."""
         where = self.name + ("" if line is None else f", line {line}") + (f": {place}" if place else "")
         return self.error(f"{where} {problem}{self.advice and ' '}{self.advice}".replace("\n", "\\n"))
@@ -104,18 +104,18 @@ class Checked:
     place: str = ""
     line: int | None = None
 
-    def problem(self, words: str) -> LightningPredictError:
+    def error(self, words: str) -> LightningPredictError:
         """Make an error about this location, to be raised."""
-        return self.file.refusal(words, self.place or ("the whole file" if self.line is None else ""), self.line)
+        return self.file.error_at(words, self.place or ("the whole file" if self.line is None else ""), self.line)
 
-    def wrong(self, expected: str) -> LightningPredictError:
+    def unexpected(self, expected: str) -> LightningPredictError:
         """Make an error with the actual and the expected value, to be raised."""
-        return self.problem(f"is {shown(self.value)}; expected {expected}.")
+        return self.error(f"is {shown(self.value)}; expected {expected}.")
 
     def mapping(self) -> dict[Any, Any]:
         """Return an object (a table, keys and values) unchanged."""
         if not isinstance(self.value, dict):
-            raise self.wrong("an object of keys and values")
+            raise self.unexpected("an object of keys and values")
         return self.value
 
     def member(self, name: Any, expected: str = "it in every such file") -> Checked:
@@ -128,7 +128,7 @@ class Checked:
         mapping = self.mapping()
         place = f"{self.place}.{name}" if self.place else str(name)
         if name not in mapping:
-            raise self.file.refusal(f"is missing; expected {expected}.", place, self.line)
+            raise self.file.error_at(f"is missing; expected {expected}.", place, self.line)
         line = mapping.lines.get(name, self.line) if type(mapping) is _LinedDict else self.line
         return Checked(mapping[name], self.file, place, line)
 
@@ -152,7 +152,7 @@ class Checked:
                 if name in known:
                     continue
                 guess = _did_you_mean(name, known)
-                raise replace(self.member(name), place=self.place).problem(
+                raise replace(self.member(name), place=self.place).error(
                     f"has the field {shown(name)}; expected only {', '.join(sorted(known))}.{guess}"
                 )
         for name in sorted(required):
@@ -167,9 +167,9 @@ class Checked:
         """
         value = self.value
         if not isinstance(value, list):
-            raise self.wrong("an array")
+            raise self.unexpected("an array")
         if length is not None and len(value) != length:
-            raise self.wrong(f"an array of {length}")
+            raise self.unexpected(f"an array of {length}")
         lines = value.lines if type(value) is _LinedList else None
         file, place, line = self.file, self.place, self.line
         return [
@@ -185,22 +185,22 @@ class Checked:
     def text(self) -> str:
         """Return a string."""
         if not isinstance(self.value, str):
-            raise self.wrong("a string")
+            raise self.unexpected("a string")
         return self.value
 
     def words(self) -> str:
         """Return a string that is not blank."""
         if not isinstance(self.value, str) or not self.value.strip():
-            raise self.wrong("a text that is not blank")
+            raise self.unexpected("a text that is not blank")
         return self.value
 
     def texts(self) -> tuple[str, ...]:
         """Return an array of different strings that are not blank."""
         value = self.value
         if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
-            raise self.wrong("a list of texts that are not blank")
+            raise self.unexpected("a list of texts that are not blank")
         if len(set(value)) < len(value):
-            raise self.wrong("each text once; remove the repetition")
+            raise self.unexpected("each text once; remove the repetition")
         return tuple(value)
 
     def choice(self, options: Sequence[Choice]) -> Choice:
@@ -209,12 +209,12 @@ class Checked:
             if self.value == option:
                 return option
         guess = _did_you_mean(self.value, options)
-        raise self.problem(f"is {shown(self.value)}; expected one of {', '.join(options)}.{guess}")
+        raise self.error(f"is {shown(self.value)}; expected one of {', '.join(options)}.{guess}")
 
     def matching(self, expected: str, *patterns: re.Pattern[str]) -> str:
         """Return a string that fully matches one of the patterns."""
         if not isinstance(self.value, str) or not any(pattern.fullmatch(self.value) for pattern in patterns):
-            raise self.wrong(expected)
+            raise self.unexpected(expected)
         return self.value
 
     def date(self) -> str:
@@ -228,7 +228,7 @@ class Checked:
     def flag(self) -> bool:
         """Return true or false."""
         if not isinstance(self.value, bool):
-            raise self.wrong("true or false")
+            raise self.unexpected("true or false")
         return self.value
 
     def integer(self, *, minimum: int = 0, maximum: int | None = None) -> int:
@@ -236,28 +236,30 @@ class Checked:
         value, highest = self.value, MAX_INTEGER if maximum is None else maximum
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= highest:
             stated = highest if maximum is not None or (isinstance(value, int) and value > highest) else None
-            raise self.wrong(f"an integer of at least {minimum}" + ("" if stated is None else f" and at most {stated}"))
+            raise self.unexpected(
+                f"an integer of at least {minimum}" + ("" if stated is None else f" and at most {stated}")
+            )
         return value
 
     def any_number(self) -> float:
         """Return a finite number."""
         value = self.value
         if not isinstance(value, int | float) or isinstance(value, bool) or not -_LARGEST <= value <= _LARGEST:
-            raise self.wrong("a finite number")
+            raise self.unexpected("a finite number")
         return value
 
     def number(self) -> float:
         """Return a finite number of at least 0."""
         value = self.any_number()
         if value < 0:
-            raise self.wrong("a number of at least 0")
+            raise self.unexpected("a number of at least 0")
         return value
 
     def positive(self, meaning: str = "") -> float:
         """Return a finite number above 0; `meaning` describes it in errors."""
         value = self.value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST:
-            raise self.wrong(f"a finite number above 0{meaning and ', '}{meaning}")
+            raise self.unexpected(f"a finite number above 0{meaning and ', '}{meaning}")
         return float(value)
 
     def parsed(self) -> Checked:
@@ -321,7 +323,7 @@ def read_json(
 def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -> Checked:
     """Parse JSON; see `read_json`."""
     if (depth := _json_depth(content)) > MAX_DEPTH:
-        raise file.refusal(f"is nested {depth:,} levels deep; expected at most {MAX_DEPTH}.")
+        raise file.error_at(f"is nested {depth:,} levels deep; expected at most {MAX_DEPTH}.")
     number: Callable[[str], Any] | None = None
     if b"0" * (MAX_DIGITS + 1) in content.translate(_DIGITS_AS_ZERO):  # may be within a string
         number = _short_number(file)
@@ -334,7 +336,7 @@ def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -
             strict=strict,
         )
     except (ValueError, RecursionError) as error:
-        raise file.refusal(f"is not valid JSON ({error}); it may be truncated. Copy or record it again.") from error
+        raise file.error_at(f"is not valid JSON ({error}); it may be truncated. Copy or record it again.") from error
     return Checked(value, file)
 
 
@@ -352,20 +354,20 @@ def read_toml(path: Path, error: type[LightningPredictError]) -> Checked:
     file = File(path.name, error)
     content = _written(path, file, "TOML")
     if _LONG_KEY.search(content):  # tomllib's time grows quadratically with the length of a key
-        raise file.refusal(f"has a key that is nested deeper than {MAX_DEPTH} levels; expected at most that.")
+        raise file.error_at(f"has a key that is nested deeper than {MAX_DEPTH} levels; expected at most that.")
     try:
         document = tomllib.loads(content.decode())
     except RecursionError:
-        raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
+        raise file.error_at(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
     except ValueError as problem:
-        raise file.refusal(f"is not valid TOML: {problem}. Correct it there.") from problem
+        raise file.error_at(f"is not valid TOML: {problem}. Correct it there.") from problem
     level: list[Any] = [document]
     for _ in range(MAX_DEPTH):
         level = [item for one in level for item in _parts(one)]
         if any(isinstance(item, int) and abs(item) >= _TOO_LONG for item in level):
-            raise file.refusal(f"has a number of more than {MAX_DIGITS} digits; expected fewer.")
+            raise file.error_at(f"has a number of more than {MAX_DIGITS} digits; expected fewer.")
     if level:
-        raise file.refusal(f"is nested deeper than {MAX_DEPTH} levels; expected at most that.")
+        raise file.error_at(f"is nested deeper than {MAX_DEPTH} levels; expected at most that.")
     return Checked(document, file)
 
 
@@ -392,11 +394,11 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
         mark = problem.problem_mark or problem.context_mark
         where = None if mark is None else f"{mark.line + 1}, column {mark.column + 1}"
         words = f"is not valid YAML: {problem.problem or problem.context}. Correct it there."
-        raise file.refusal(words, line=where) from None
+        raise file.error_at(words, line=where) from None
     except RecursionError:
-        raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
+        raise file.error_at(f"is nested too deep; expected at most {MAX_DEPTH} levels.") from None
     except (yaml.YAMLError, ValueError) as problem:
-        raise file.refusal(f"is not valid YAML: {' '.join(str(problem).split())}. Correct it there.") from None
+        raise file.error_at(f"is not valid YAML: {' '.join(str(problem).split())}. Correct it there.") from None
     return Checked(None if root is None else _Nodes(loader, file).value(root, "", 0)[0], file)
 
 
@@ -432,7 +434,7 @@ def read_csv(
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = content.count(b"\n", 0, problem.start) + 1
-        raise file.refusal(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
+        raise file.error_at(f"is not UTF-8 text: {problem.reason}. Save it as UTF-8.", line=line) from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     line = 1  # first line of a row; a quoted field may span several
     expected = f"the {len(header)} of such a file" if header else ""
@@ -443,16 +445,16 @@ def read_csv(
             if column not in header:
                 found = ", ".join(map(repr, header[:20])) or "none"
                 words = f"is not a column of this file; expected {', '.join(columns)}. Columns found: {found}."
-                raise file.refusal(words, column, 1)
+                raise file.error_at(words, column, 1)
         line = reader.line_num + 1
         for cells in reader:
             if cells:
                 if len(cells) != len(header):
-                    raise file.refusal(f"has {len(cells)} cells; expected {expected}.", line=line)
+                    raise file.error_at(f"has {len(cells)} cells; expected {expected}.", line=line)
                 yield Checked(dict(zip(header, cells, strict=True)), file, "", line)
             line = reader.line_num + 1
     except csv.Error as problem:
-        raise file.refusal(f"is not valid CSV: {problem}. Correct it there.", line=line) from None
+        raise file.error_at(f"is not valid CSV: {problem}. Correct it there.", line=line) from None
 
 
 # Limits.
@@ -482,7 +484,7 @@ def _content(path: str | os.PathLike[str], file: File, limit: int) -> bytearray:
         try:
             return _limited(gzip.GzipFile(fileobj=stream), file, limit, " once unpacked")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise file.refusal(
+            raise file.error_at(
                 f"is damaged gzip data ({error}); expected a whole file. Copy or record it again."
             ) from error
 
@@ -492,7 +494,7 @@ def _limited(stream: Any, file: File, limit: int, state: str) -> bytearray:
     while chunk := stream.read(_CHUNK_BYTES):
         content += chunk
         if len(content) > limit:
-            raise file.refusal(
+            raise file.error_at(
                 f"is larger than {limit >> 20:,} MiB{state}; expected at most that. Write a smaller one, for example "
                 "of fewer steps or rows."
             )
@@ -506,7 +508,7 @@ def _written(path: Path, file: File, kind: str) -> bytearray:
     except FileNotFoundError:
         raise file.error(f"{path} does not exist; give the path of a {kind} file.") from None
     except OSError as error:
-        raise file.refusal(f"cannot be read ({error.strerror}); expected a {kind} file.") from None
+        raise file.error_at(f"cannot be read ({error.strerror}); expected a {kind} file.") from None
 
 
 def _json_depth(content: bytes | bytearray) -> int:
@@ -519,7 +521,7 @@ def _json_depth(content: bytes | bytearray) -> int:
 def _short_number(file: File) -> Callable[[str], Any]:
     def number(text: str) -> Any:
         if len(text) > MAX_DIGITS:
-            raise file.refusal(f"has a number of {len(text):,} characters; expected at most {MAX_DIGITS}.")
+            raise file.error_at(f"has a number of {len(text):,} characters; expected at most {MAX_DIGITS}.")
         return float(text) if set(text) & set(".eE") else int(text)
 
     return number
@@ -565,12 +567,12 @@ def _limit(loader: yaml.SafeLoader, file: File) -> None:
 
     def check_depth() -> None:
         if loader.flow_level + len(loader.indents) >= MAX_DEPTH:
-            raise file.refusal(f"is nested too deep; expected at most {MAX_DEPTH} levels.", line=loader.line + 1)
+            raise file.error_at(f"is nested too deep; expected at most {MAX_DEPTH} levels.", line=loader.line + 1)
 
     def checked_fetch() -> None:
         if time.thread_time() > end:
             words = f"takes longer than {MAX_YAML_SECONDS:g} s to read up to here; expected a file that takes less."
-            raise file.refusal(words, line=loader.line + 1)
+            raise file.error_at(words, line=loader.line + 1)
         fetch()
 
     def checked_flow_start(token: type) -> None:
@@ -600,7 +602,7 @@ class _Nodes:
         value, height = self._built.get(id(node), (None, 0 if node.id == "scalar" else 1))
         if depth + height > MAX_DEPTH:
             words = f"is nested deeper than {MAX_DEPTH} levels, or holds itself; expected at most that."
-            raise self._file.refusal(words, place, _line(node))
+            raise self._file.error_at(words, place, _line(node))
         if id(node) not in self._built:
             if (node.tag, node.id) == ("tag:yaml.org,2002:map", "mapping"):
                 value, height = self._mapping(node, place, depth)
@@ -621,20 +623,20 @@ class _Nodes:
                 for part in reversed(parts):  # the first of several takes precedence
                     value, height = self.value(part, inner, depth + 1)
                     if not isinstance(value, _LinedDict):
-                        raise self._file.refusal("cannot be merged; expected keys and values.", inner, _line(part))
+                        raise self._file.error_at("cannot be merged; expected keys and values.", inner, _line(part))
                     self._merged_fields += len(value)
                     if self._merged_fields > MAX_MERGED_FIELDS:
                         words = f"is merged into more than {MAX_MERGED_FIELDS:,} fields; expected at most that."
-                        raise self._file.refusal(words, inner, _line(part))
+                        raise self._file.error_at(words, inner, _line(part))
                     merged.update(value)
                     merged.lines.update(value.lines)
                     highest = max(highest, height)
                 continue
             if key_node.id != "scalar":
-                raise self._file.refusal("has a key that is not a plain value; expected one.", place, _line(key_node))
+                raise self._file.error_at("has a key that is not a plain value; expected one.", place, _line(key_node))
             key = self._scalar(key_node, inner)
             if key in own:
-                raise self._file.refusal("stands twice; remove one of the two.", inner, _line(key_node))
+                raise self._file.error_at("stands twice; remove one of the two.", inner, _line(key_node))
             own[key], height = self.value(value_node, inner, depth + 1)
             own.lines[key] = _line(value_node if value_node.id == "scalar" else key_node)
             highest = max(highest, height + 1)
@@ -653,12 +655,12 @@ class _Nodes:
 
     def _scalar(self, node: yaml.Node, place: str) -> Any:
         if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
-            raise self._file.refusal(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
+            raise self._file.error_at(f"has more than {MAX_DIGITS} digits; expected fewer.", place, _line(node))
         try:
             value = self._loader.construct_object(node, deep=True)
         except Exception as error:  # PyYAML passes on any error, such as KeyError for `!!bool maybe`
             words = " ".join(str(getattr(error, "problem", None) or error).split())
-            raise self._file.refusal(f"is not a value: {words}. Correct it there.", place, _line(node)) from None
+            raise self._file.error_at(f"is not a value: {words}. Correct it there.", place, _line(node)) from None
         return value
 
 

@@ -3,7 +3,7 @@
 A file may be on a hanging network drive, or be a pipe without a reader. It is therefore used in a thread with a
 timeout, and only if it is a regular file. Files are written atomically. Example::
 
-    in_hook(path, lambda: write_whole(path, b"..."), seconds=60.0)
+    in_hook(path, lambda: write_atomically(path, b"..."), seconds=60.0)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from lightning_predict.deadline import answered
+from lightning_predict.timeout import run_unless_hanging
 
 Result = TypeVar("Result")
 
@@ -37,13 +37,13 @@ def in_hook(path: str | os.PathLike[str], work: Callable[[], Result], *, seconds
     """
 
     def use() -> Result:
-        refuse_irregular(path)
+        reject_irregular(path)
         return work()
 
-    return answered(seconds, os.fspath(path), use)
+    return run_unless_hanging(seconds, os.fspath(path), use)
 
 
-def refuse_irregular(path: str | os.PathLike[str]) -> None:
+def reject_irregular(path: str | os.PathLike[str]) -> None:
     """Reject a pipe, a device or a socket, which may block forever; a folder fails by itself.
 
     Raises:
@@ -57,7 +57,7 @@ def refuse_irregular(path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, "not a regular file; name one", os.fspath(path))
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file atomically; an existing file is replaced, and a link stays a link.
 
     Raises:

@@ -1,11 +1,11 @@
-"""`never_raises` and `gives_instead`: decorators that keep errors in our code away from the training.
+"""`log_exceptions` and `fallback_on_error`: decorators that keep errors in our code away from the training.
 
 An error inside a guarded hook is passed to the callback's `give_up`, which cleans up and warns once. Errors in
 `give_up` are only logged, so the Trainer sees none of them. Every method that a Trainer, or torch, calls is guarded,
 because a `try` inside the method would not cover argument errors. Example::
 
     class Careful(Callback):
-        @never_raises
+        @log_exceptions
         def on_train_batch_end(self, trainer, *args):
             raise RuntimeError("training goes on")
 
@@ -26,7 +26,7 @@ _LOG: Final = logging.getLogger("lightning_predict")
 
 Parameters = ParamSpec("Parameters")
 
-FAILURES: Final = (Exception, GeneratorExit)
+CAUGHT: Final = (Exception, GeneratorExit)
 """Caught errors: all but KeyboardInterrupt and SystemExit. StopIteration and GeneratorExit must not escape either,
 because a calling loop or generator would end silently."""
 
@@ -36,19 +36,19 @@ def log_sentence(message: str) -> None:
     _LOG.warning(message)
 
 
-class GivesUp(Protocol):
+class CanGiveUp(Protocol):
     """A callback that can be switched off."""
 
     def give_up(self, error: Exception) -> None:
         """Clean up, report the error once, and do nothing from now on."""
 
 
-Guarded = TypeVar("Guarded", bound=GivesUp)
+Guarded = TypeVar("Guarded", bound=CanGiveUp)
 Owner = TypeVar("Owner")
 Result = TypeVar("Result")
 
 
-def never_raises(
+def log_exceptions(
     hook: Callable[Concatenate[Guarded, Parameters], None],
 ) -> Callable[Concatenate[Guarded, Parameters], None]:
     """Wrap a hook so that its errors go to `give_up`; only a BudgetExceededError is raised.
@@ -64,16 +64,16 @@ def never_raises(
             hook(self, *args, **kwargs)
         except BudgetExceededError:
             raise
-        except FAILURES as error:
+        except CAUGHT as error:
             try:
-                self.give_up(as_error(error))
-            except FAILURES as another:
+                self.give_up(wrap_exit(error))
+            except CAUGHT as another:
                 log_sentence(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
 
 
-def gives_instead(
+def fallback_on_error(
     value: Callable[[], Any], report: Callable[[Any, Exception], object]
 ) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
     """Return a decorator for a method with a result: if the method fails, report the error and return a fallback.
@@ -90,10 +90,10 @@ def gives_instead(
         def guarded(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             try:
                 return method(self, *args, **kwargs)
-            except FAILURES as error:
+            except CAUGHT as error:
                 try:
-                    report(self, as_error(error))
-                except FAILURES as another:
+                    report(self, wrap_exit(error))
+                except CAUGHT as another:
                     name = f"{type(self).__name__}.{method.__name__}"
                     log_sentence(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
             instead: Result = value()
@@ -104,6 +104,6 @@ def gives_instead(
     return decorate
 
 
-def as_error(error: BaseException) -> Exception:
+def wrap_exit(error: BaseException) -> Exception:
     """Return an error unchanged, and wrap a GeneratorExit, which is not an Exception, in a RuntimeError."""
     return error if isinstance(error, Exception) else RuntimeError(repr(error))

@@ -5,9 +5,9 @@ Example::
     >>> step = Interval(0.4, 0.5, 0.6)
     >>> step.scaled(100.0)
     Interval(low=40.0, middle=50.0, high=60.0)
-    >>> step.added(0.1).at_most(0.65)
+    >>> step.added(0.1).clamp_max(0.65)
     Interval(low=0.5, middle=0.6, high=0.65)
-    >>> Interval.around(1.0, 1.25)
+    >>> Interval.from_factor(1.0, 1.25)
     Interval(low=0.8, middle=1.0, high=1.25)
 """
 
@@ -43,7 +43,7 @@ class Interval(Generic[Value]):
     high: Value
 
     @classmethod
-    def around(cls, middle: Value, spread: Value | float) -> Interval[Value]:
+    def from_factor(cls, middle: Value, spread: Value | float) -> Interval[Value]:
         """Make an interval from a value and the factor between it and either end."""
         return cls(middle, middle, middle).widened(spread)
 
@@ -53,27 +53,27 @@ class Interval(Generic[Value]):
 
     def scaled(self, factor: Value | float) -> Interval[Value]:
         """Multiply the value and both ends by a factor."""
-        return self.each(lambda value: value * factor)
+        return self.map(lambda value: value * factor)
 
     def added(self, amount: Value | float | Interval[Value]) -> Interval[Value]:
         """Add an exact amount, or add an interval end by end, assuming fully correlated errors."""
         if isinstance(amount, Interval):
-            return self.each(operator.add, amount)
-        return self.each(lambda value: value + amount)
+            return self.map(operator.add, amount)
+        return self.map(lambda value: value + amount)
 
-    def at_most(self, limit: Value | float) -> Interval[Value]:
+    def clamp_max(self, limit: Value | float) -> Interval[Value]:
         """Clamp the value and both ends to an upper limit."""
-        return self.each(lambda value: _chosen(value, limit, takes_smaller=True))
+        return self.map(lambda value: _chosen(value, limit, takes_smaller=True))
 
-    def at_least(self, limit: Value | float) -> Interval[Value]:
+    def clamp_min(self, limit: Value | float) -> Interval[Value]:
         """Clamp the value and both ends to a lower limit."""
-        return self.each(lambda value: _chosen(value, limit, takes_smaller=False))
+        return self.map(lambda value: _chosen(value, limit, takes_smaller=False))
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return whether a number lies within the interval."""
         return bool(self.low <= value <= self.high)
 
-    def each(self, change: Callable[..., Any], *others: Interval[Any]) -> Interval[Any]:
+    def map(self, change: Callable[..., Any], *others: Interval[Any]) -> Interval[Any]:
         """Apply a function to the value and to each end.
 
         Args:
@@ -102,7 +102,7 @@ OUTSIDE: Final = 0.05
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
 """Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""
 
-LEAST_HALF_WIDTH: Final = 1e-3
+MIN_HALF_WIDTH: Final = 1e-3
 """Minimum half width in log time, for a time that is certain."""
 
 HALVINGS: Final = 24
@@ -119,7 +119,7 @@ def ends_of_later(one: Interval[Array], other: Interval[Array]) -> tuple[Array, 
 
     low, high = np.maximum(one.low, other.low), np.maximum(one.high, other.high)
     both = (one.low < other.high) & (other.low < one.high)
-    parts = [each.each(lambda ends: ends[both]) for each in (one, other)]
+    parts = [each.map(lambda ends: ends[both]) for each in (one, other)]
     if both.any():
         middle = np.maximum(*(part.middle for part in parts))
         beyond = np.maximum(*(part.high**2 / part.middle for part in parts))
@@ -146,5 +146,5 @@ def _share_before(part: Interval[Array], time: Array) -> Array:
 
     away = np.log(time / part.middle)
     half = np.where(away < 0, np.log(part.middle / part.low), np.log(part.high / part.middle))
-    share: Array = 1 / (1 + ODDS ** -(away / np.maximum(half, LEAST_HALF_WIDTH)))
+    share: Array = 1 / (1 + ODDS ** -(away / np.maximum(half, MIN_HALF_WIDTH)))
     return share

@@ -1,6 +1,6 @@
 """`predict`: the whole pipeline in one call, from a Trace and GPU names to Predictions.
 
-`trace -> timed work (kernels) -> Iteration (timeline, distributed) -> Run -> Price and memory (cost)`. Example::
+`trace -> timed work (kernels) -> StepPrediction (timeline, distributed) -> Run -> Price and memory (cost)`. Example::
 
     import lightning_predict as lp
 
@@ -18,28 +18,28 @@ from datetime import date
 from os import PathLike
 from typing import Final
 
-from lightning_predict.assumptions import Assumptions, Skew, documents_assumptions
+from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
-from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.kernels.traffic import LOOK_UP_CALLS
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.note import decisive
 from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
-from lightning_predict.run.workload import Loader, Workload, run_of
-from lightning_predict.step import Step
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.run.workload import Loader, Workload, predict_run
+from lightning_predict.step_predictor import StepPredictor
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
 
 
-@documents_assumptions
+@fill_in_assumptions
 def predict(
     trace: Trace,
     gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
@@ -79,7 +79,7 @@ def predict(
         release: See `Assumptions`.
         host: See `Assumptions`.
         zipf_alpha: See `Assumptions`.
-        gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/own.py`).
+        gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/user_gpus.py`).
         charges: See `Assumptions`.
 
     Returns:
@@ -93,13 +93,13 @@ def predict(
         WeightsError: Weights that cannot be found or trusted; an unreachable address only adds a note.
     """
     if gpus_file is not None:
-        from lightning_predict.gpus.own import add_gpus
+        from lightning_predict.gpus.user_gpus import add_gpus
 
         add_gpus(gpus_file)
-    workload = steps_to_come(trace, iterations)
+    workload = remaining_steps(trace, iterations)
     layouts = layouts_of(gpus, num_nodes=num_nodes)
     assumptions = Assumptions(
-        strategy=strategy_of(strategy),
+        strategy=parse_strategy(strategy),
         method=method,
         offers=offers,
         usd_per_hour=usd_per_hour,
@@ -114,7 +114,7 @@ def predict(
     return predict_workload(trace, layouts, workload, assumptions)
 
 
-def steps_to_come(trace: Trace, iterations: int | None) -> Workload:
+def remaining_steps(trace: Trace, iterations: int | None) -> Workload:
     """Describe a run of this many recorded steps, with the recorded waits for the loader.
 
     Raises:
@@ -150,8 +150,8 @@ def predict_workload(
         forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
     """
     gpus = [layout.gpu for layout in layouts]
-    step = Step(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
-    predictions = tuple(step.on(step.as_offered(layout)) for layout in layouts)
+    step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
+    predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
     notes: list[str] = list(step.notes)
     if workload.training_iterations is not None and assumptions.charges is not None:
         notes += filter(None, (assumptions.charges.sentence,))
@@ -221,7 +221,7 @@ def _machine_name(trace: Trace, in_use: Layout | None) -> str:
     return trace.gpu_reported_name or trace.device.upper()
 
 
-def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) -> MachineInUse | None:
+def _machine_in_use(step: StepPredictor, workload: Workload, assumptions: Assumptions) -> MachineInUse | None:
     """Compute the run on the recording machine from its own measured steps; None if none was timed."""
     trace, in_use = step.trace, step.in_use
     seconds = measured_seconds(trace)
@@ -229,7 +229,7 @@ def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) ->
         return None
     name = _machine_name(trace, in_use)
     fastest, slowest = min(trace.measured_steps, default=seconds), max(trace.measured_steps, default=seconds)
-    measured = Iteration(
+    measured = StepPrediction(
         gpu=name,
         interval=Interval(min(fastest, seconds), seconds, max(slowest, seconds)),
         device_seconds=seconds,
@@ -237,7 +237,7 @@ def _machine_in_use(step: Step, workload: Workload, assumptions: Assumptions) ->
         coverage={},
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
-    run = step.as_it_went(run_of(measured, workload, None, batches=trace.batches), in_use)
+    run = step.corrected(predict_run(measured, workload, None, batches=trace.batches), in_use)
     machine = MachineInUse(
         name=name,
         step_seconds=seconds,

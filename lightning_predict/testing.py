@@ -9,7 +9,7 @@ Example::
     one = example_prediction("T4", cost_usd=1.12)
     changed(one, fits=False, memory_fit="exceeds").memory_fit
     with registrations():
-        register(OperationKind(name="mine", ...))  # in `kernels.operations`; forgotten afterwards
+        register(OperationSpec(name="mine", ...))  # in `kernels.operations`; forgotten afterwards
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_predict.gpus.records import Gpu, Source
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import registrations as registrations
 from lightning_predict.run.workload import Run
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 
@@ -117,7 +117,7 @@ def example_offer(gpu: str = "T4", usd_per_hour: float = 1.0, *, num_gpus: int =
     return Offer(gpu=gpu, num_gpus=num_gpus, usd_per_hour=usd_per_hour, **(given | values))
 
 
-_PARTS: Final[dict[str, type]] = {"step": Iteration, "run": Run, "price": Price, "memory": MemoryNeed}
+_PARTS: Final[dict[str, type]] = {"step": StepPrediction, "run": Run, "price": Price, "memory": MemoryNeed}
 
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
@@ -128,7 +128,7 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
         values: Any of a prediction's values by their flat names, as for `changed`.
     """
     found = layout_of(layout)
-    step = Iteration(
+    step = StepPrediction(
         gpu=found.name,
         interval=Interval(0.018, 0.020, 0.023),
         device_seconds=0.020,

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.extensions.parallel.layout_search import best_layouts
 from lightning_predict.extensions.planning.problem import Job, Limits, MachineType, PlanningProblem
 from lightning_predict.extensions.planning.queues import QUEUE_RULES
@@ -27,12 +27,12 @@ from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.extensions.planning.times import times_of_trace
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import operation_kind
-from lightning_predict.kernels.timing import explain, problem_times
+from lightning_predict.kernels.operations import operation_spec
+from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import stood_for
+from lightning_predict.reports.table import folded_gpus
 from lightning_predict.run.workload import Workload
-from lightning_predict.step import Step
+from lightning_predict.step_predictor import StepPredictor
 from tests.kept import example, numbers
 from tests.kernels.test_kept import GPUS, PROBLEMS
 
@@ -99,13 +99,13 @@ Parts = Iterator[tuple[str, list[object]]]
 def _kernels() -> Parts:
     """Time every operation; tell what decided of some."""
     models = kernel_models(tuple(one.name for one in GPUS))
-    problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
-    times = problem_times(problems, GPUS, models)
+    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
+    times = predict_operation_times(problems, GPUS, models)
     for column, problem in enumerate(problems):
         ends = (times.interval.low, times.interval.middle, times.interval.high)
         yield (
             f"{column} {problem}",
-            numbers([one[:, column] for one in (*ends, times.base_share, *times.shares.values())]),
+            numbers([one[:, column] for one in (*ends, times.extrapolated_share, *times.shares.values())]),
         )
     for problem in problems[::7]:
         for own in GPUS[::2]:
@@ -129,7 +129,7 @@ def _steps() -> Parts:
             ]
             rivals = (chosen.as_fast, chosen.perhaps_cheapest, chosen.perhaps_fastest)
             yield f"rank of {name}, {host} host", numbers([*names, rivals, [one.gpu for one in chosen.frontier]])
-            folded = [(one, other.gpu) for one, other in stood_for(found).items()]
+            folded = [(one, other.gpu) for one, other in folded_gpus(found).items()]
             yield f"folded rows of {name}, {host} host", numbers([folded, found.notes])
 
 
@@ -138,9 +138,9 @@ def _layouts() -> Parts:
     cases = {"gpt2": ("fsdp", "zero1,pipeline=2,virtual=3,tensor=2"), "resnet": ("ddp",)}
     for name, strategies in cases.items():
         for layout in map(layout_of, ("8xA100-SXM-80GB", "2x8xH100-SXM-80GB")):
-            step = Step(example(name), [layout.gpu], Assumptions(), Workload(training_iterations=100))
+            step = StepPredictor(example(name), [layout.gpu], Assumptions(), Workload(training_iterations=100))
             for words in strategies:
-                yield f"{name} on {layout.name}, {words}", numbers(step.on(layout, strategy_of(words)))
+                yield f"{name} on {layout.name}, {words}", numbers(step.predict_layout(layout, parse_strategy(words)))
     ranked = best_layouts(example("tabular"), ["2x2xL4", "4xL4"], iterations=1000, count=12)
     for place, one in enumerate(ranked):
         found = (one.prediction.gpu, one.strategy.name, one.seconds_per_batch, one.cost_usd)

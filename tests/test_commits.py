@@ -42,14 +42,14 @@ def commit(folder: Path, path: str, *messages: str) -> None:
 
 def test_messages_as_asked_pass(repository: Path) -> None:
     commit(repository, "notes.md", "Docs: " + "x" * 66)
-    commit(repository, "lightning_predict/step.py", "Fix a step", "It was 3 % too long; now 0.1 %.")
+    commit(repository, "lightning_predict/step_predictor.py", "Fix a step", "It was 3 % too long; now 0.1 %.")
     ran = checked(repository)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 def test_a_long_subject_and_a_missing_body_are_refused(repository: Path) -> None:
     commit(repository, "notes.md", "Docs: " + "x" * 67)
-    commit(repository, "lightning_predict/step.py", "Fix a step")
+    commit(repository, "lightning_predict/step_predictor.py", "Fix a step")
     ran = checked(repository)
     assert ran.returncode == 1
     assert "the subject has 73 characters; expected at most 72: Docs: x" in ran.stderr

@@ -4,16 +4,16 @@ import threading
 
 import pytest
 
-from lightning_predict.deadline import Background, within
+from lightning_predict.timeout import BackgroundTask, run_with_timeout
 
 
 def test_the_result_comes_as_it_is() -> None:
-    assert within(5.0, lambda: [1, 2]) == [1, 2]
+    assert run_with_timeout(5.0, lambda: [1, 2]) == [1, 2]
 
 
 def test_an_error_comes_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError):
-        within(5.0, lambda: 1 / 0)
+        run_with_timeout(5.0, lambda: 1 / 0)
 
 
 def test_what_takes_longer_is_left_behind() -> None:
@@ -24,7 +24,7 @@ def test_what_takes_longer_is_left_behind() -> None:
         is_done.set()
 
     with pytest.raises(TimeoutError, match=r"not done within 0\.05 s"):
-        within(0.05, takes_long)
+        run_with_timeout(0.05, takes_long)
     assert not is_done.is_set()
     goes_on.set()
     is_done.wait()
@@ -32,7 +32,7 @@ def test_what_takes_longer_is_left_behind() -> None:
 
 def test_it_can_be_asked_for_later() -> None:
     done = threading.Event()
-    background = Background(lambda: done.wait(60))
+    background = BackgroundTask(lambda: done.wait(60))
     assert not background.is_done()
     done.set()
     assert background.is_done(wait_seconds=30)

@@ -10,7 +10,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.run.history import fingerprint_of, model_fingerprint_of, read_history
 
 EARLIER = Path(__file__).parent / "earlier"
@@ -36,7 +36,9 @@ def test_a_history_corrects_the_same_step(trace: lp.Trace) -> None:
     history = read_history(EARLIER / "history.jsonl")
     (run,) = history
     assert (run.fingerprint, run.model) == (fingerprint_of(trace), model_fingerprint_of(trace))
-    found = predict_workload(trace, layouts_of(["T4", "L4"]), steps_to_come(trace, 1000), Assumptions(history=history))
+    found = predict_workload(
+        trace, layouts_of(["T4", "L4"]), remaining_steps(trace, 1000), Assumptions(history=history)
+    )
     assert found["T4"].iteration_seconds == pytest.approx(0.012)  # the step of that run
     assert any("from 1 earlier run" in note for note in found["T4"].notes)
     assert not any("learnt" in note for note in found["L4"].notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_predict import extensions
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,7 +59,7 @@ def test_a_strategy_loads_the_extension_that_it_needs() -> None:
 
 def test_words_of_ours_are_never_read_as_arguments_of_others() -> None:
     """Megatron and NeMo have an option of the same name, without an overlap of gradients."""
-    assert strategy_of("accumulate=4").name == "ddp,accumulate=4"
-    assert strategy_of("accumulate=4 tensor_model_parallel_size=8").name == (
+    assert parse_strategy("accumulate=4").name == "ddp,accumulate=4"
+    assert parse_strategy("accumulate=4 tensor_model_parallel_size=8").name == (
         "ddp,tensor=8,overlap_grad_reduce=false,accumulate=4"
     )

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from lightning_predict.deadline import answered
-from lightning_predict.files import in_hook, refuse_irregular, write_whole
+from lightning_predict.files import in_hook, reject_irregular, write_atomically
+from lightning_predict.timeout import run_unless_hanging
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "found.json"
-    write_whole(path, b"old")
-    write_whole(path, b"new")
+    write_atomically(path, b"old")
+    write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    write_whole(link, b"through the link")
+    write_atomically(link, b"through the link")
     assert link.is_symlink()
     assert path.read_bytes() == b"through the link"
 
@@ -26,7 +26,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, b"half")
+        write_atomically(path, b"half")
     assert path.read_bytes() == b"through the link"
     assert sorted(tmp_path.iterdir()) == [path, link]
 
@@ -37,7 +37,7 @@ def test_a_pipe_is_refused_in_words_and_not_waited_for(tmp_path: Path) -> None:
     for path in (pipe, Path("/dev/null")):
         with pytest.raises(OSError, match="not a regular file; name one"):
             in_hook(path, path.read_bytes)
-    refuse_irregular(tmp_path / "not there")
+    reject_irregular(tmp_path / "not there")
 
 
 def test_what_hangs_is_waited_for_once(tmp_path: Path) -> None:
@@ -58,4 +58,4 @@ def test_an_error_is_raised_as_it_is() -> None:
         raise ZeroDivisionError("by zero")
 
     with pytest.raises(ZeroDivisionError, match="by zero"):
-        answered(60.0, "a server", fails)
+        run_unless_hanging(60.0, "a server", fails)

@@ -23,10 +23,10 @@ from lightning_predict.extensions.embeddings.step import Assignment, plan_docume
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, read_skew
 from lightning_predict.extensions.planning.files import read_problem
 from lightning_predict.extensions.regression.runs import read_runs
-from lightning_predict.fit.ledger_file import Kept, keep, read_kept
 from lightning_predict.gpus.catalogue import load_catalogue
-from lightning_predict.gpus.own import read_gpus
+from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.kernels.collective import bundled_curves
+from lightning_predict.observe.ledger_file import SavedLedger, read_ledger, save_ledger
 from lightning_predict.run.history import read_history
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import (
@@ -229,7 +229,7 @@ LOOK_UP = Trace(
     ),
 )
 
-KEPT = Kept(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00")
+KEPT = SavedLedger(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00")
 
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),
@@ -254,7 +254,9 @@ READERS = {
     "sample of indices": Reader(
         "s.csv", text("s.csv", "table,index\ntables.0,1\n"), lambda folder: read_skew(folder / "s.csv", LOOK_UP)
     ),
-    "ledger": Reader("l.json", lambda folder: keep(folder / "l.json", KEPT), lambda f: read_kept(f / "l.json")),
+    "ledger": Reader(
+        "l.json", lambda folder: save_ledger(folder / "l.json", KEPT), lambda f: read_ledger(f / "l.json")
+    ),
     "GPUs": Reader("ampere.toml", write_catalogue, load_catalogue),
     "own GPUs": Reader("gpus.toml", text("gpus.toml", OWN_GPUS), lambda folder: read_gpus(folder / "gpus.toml")),
     "sources of GPUs": Reader("sources.toml", write_catalogue, load_catalogue),

@@ -19,13 +19,13 @@ from typing import Final
 import pytest
 
 import lightning_predict as lp
-from lightning_predict.callbacks.showing import table_text
+from lightning_predict.callbacks.output import table_text
 from lightning_predict.extensions.advice.advice_text import short_lines
-from lightning_predict.fit.budget import Limit, judge_forecast, judge_use
 from lightning_predict.interval import Interval
+from lightning_predict.observe.budget import Limit, check_forecast, check_use
 from lightning_predict.reports.format import usd
 from lightning_predict.reports.ranking import lines_of_run
-from lightning_predict.reports.table import MOST_NOTES
+from lightning_predict.reports.table import MAX_NOTES
 
 ROOT: Final = Path(__file__).parent.parent
 PACKAGE: Final = ROOT / "lightning_predict"
@@ -136,10 +136,10 @@ def test_a_table_has_three_notes_of_short_sentences(name: str, iterations: int |
     ranking = found.ranking(deadline_hours=8.0)
     for table in (str(found), table_text(found)):
         notes = notes_below(table)
-        assert 1 <= len(notes) <= MOST_NOTES
+        assert 1 <= len(notes) <= MAX_NOTES
         assert_short(notes)
     full = notes_below(found.text(verbose=True))
-    assert len(full) > MOST_NOTES
+    assert len(full) > MAX_NOTES
     unfolded = [one for one in notes_below(str(found)) if "would not be faster" not in one]  # it is about left-out rows
     assert set(unfolded) <= set(full)
     assert_short(unwrapped(str(ranking).splitlines()))
@@ -153,7 +153,7 @@ def test_advice_has_three_notes_of_short_sentences(name: str) -> None:
     heads = ("Slower here", "Worth testing", "Similar gain", "Gain within", "Not applicable", "Evidence")
     lines = unwrapped(str(advice).splitlines())
     notes = [one for one in lines if one.startswith(heads)]
-    assert 1 <= len(notes) <= MOST_NOTES
+    assert 1 <= len(notes) <= MAX_NOTES
     assert_short(notes)
     full = [one for one in unwrapped(advice.text(verbose=True).splitlines()) if one.startswith(heads)]
     assert len(full) >= len(notes)
@@ -170,8 +170,8 @@ def test_a_budget_says_its_reason_in_short_sentences(name: str) -> None:
     total = found["L4"].total
     assert total is not None
     limit = Limit(name="usd", total=1.0, per_second=1.0, show=usd)
-    stopped = judge_forecast([limit], 120.0, total, steps=15)
+    stopped = check_forecast([limit], 120.0, total, steps=15)
     assert stopped.action == "stop"
-    warned = judge_forecast([limit], 0.0, Interval(0.5, total.middle, total.high), steps=1)
-    used = judge_use([limit], 120.0)
+    warned = check_forecast([limit], 0.0, Interval(0.5, total.middle, total.high), steps=1)
+    used = check_use([limit], 120.0)
     assert_short(f"CostBudget ends this run: {one.reason}." for one in (stopped, warned, used))

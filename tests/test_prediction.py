@@ -12,12 +12,12 @@ import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, UnknownOperationError
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.kernels.choice import shrunk_residuals
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.measured_scaling import transferable_residuals
+from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import HOPPER_FLOAT8, roofline_seconds
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
-from lightning_predict.timeline.whole_steps import CORRECTION_EXPONENT
+from lightning_predict.timeline.same_gpu_check import CORRECTION_EXPONENT
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Flags, Kernel, Memory, Operation, TensorInfo, Trace
 
@@ -135,7 +135,7 @@ def test_a_measurement_here_moves_the_prediction_there() -> None:
     ratio = 0.040 * direct / alone["T4"].device_seconds
     scaled = lp.predict(measured_trace(), gpus=["L4"])["L4"].device_seconds
     # Other kernels for the same units: three quarters of what is believed of the measurement beyond the prediction.
-    believed = float(shrunk_residuals(np.array([math.log(ratio / direct)]), np.array([0]))[0])
+    believed = float(transferable_residuals(np.array([math.log(ratio / direct)]), np.array([0]))[0])
     assert scaled == pytest.approx(direct * math.exp(0.75 * believed))
     assert min(direct, ratio) < scaled < max(direct, ratio)
     by_ratio = lp.predict(measured_trace(), gpus=["L4"], method="mlp")["L4"]
@@ -240,7 +240,7 @@ def test_no_operation_is_faster_than_its_bound(gpu: str, dtype: str) -> None:
     seconds = lp.operator_seconds("conv2d", gpu, dtype=dtype, **words)  # type: ignore[arg-type]
     assert isinstance(seconds, float)
     effective = "float32" if dtype == "tf32" and lp.gpu(gpu).peak_flops_per_second.get("tf32") is None else dtype
-    bound = roofline_seconds(problem_batch("conv2d", effective, **words), [lp.gpu(gpu)], least=True)
+    bound = roofline_seconds(shape_batch("conv2d", effective, **words), [lp.gpu(gpu)], least=True)
     assert seconds >= float(bound[0, 0])
 
 

@@ -15,7 +15,7 @@ from lightning_predict.cost.offers import Offer
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
@@ -159,7 +159,7 @@ def test_measured_links_count() -> None:
 
     # One bucket of 64 MiB, ready at the end: 2 x 7/8 of it over 1 GB/s.
     single = lp.predict(TRACE, gpus=["L4"])["L4"].iteration_seconds
-    waiting = float(OVERLAP_COSTS.spread(np.array(single))) * slowest_of(8) * single
+    waiting = float(OVERLAP_COSTS.speed_deviation(np.array(single))) * slowest_of(8) * single
     assert seconds(1e9) == pytest.approx(single + OVERLAP_COSTS.pcie_slowdown * 1.75 * 2**26 / 1e9 + waiting, rel=1e-3)
     assert seconds(100e9) < seconds(1e9)
 

@@ -11,10 +11,10 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.corrections import software_factor
+from lightning_predict.kernels.corrections import torch_version_factor
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.timeline.host import HOSTS, SLOWEST_HOST, host_of
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Kernel, Operation, TensorInfo, Trace
 
 
@@ -40,7 +40,7 @@ def launches(trace: Trace, phase: str) -> int:
 
 
 def test_before_2_0_gradients_are_zeroed_and_added_to_and_updates_launched_one_by_one(step: Trace) -> None:
-    old = under_release(step, "1.13")
+    old = for_torch_release(step, "1.13")
     assert old.software["torch"] == "1.13"
     # Four parameters: each gradient is filled with zeros before the step and added to in the backward pass.
     assert launches(old, "other") == launches(step, "other") + 4
@@ -53,7 +53,7 @@ def test_before_2_0_gradients_are_zeroed_and_added_to_and_updates_launched_one_b
 
 
 def test_additions_come_in_the_backward_pass_the_last_parameter_first(step: Trace) -> None:
-    old = under_release(step, "1.8")
+    old = for_torch_release(step, "1.8")
     phases = [operation.phase for operation in old.operations]
     assert phases == sorted(phases, key=["other", "forward", "backward", "optimizer"].index)
     added = [one for one in old.operations if one.name == "aten::add_" and one.phase == "backward"]
@@ -61,17 +61,17 @@ def test_additions_come_in_the_backward_pass_the_last_parameter_first(step: Trac
 
 
 def test_a_current_release_changes_no_operation(step: Trace) -> None:
-    assert under_release(step, None) is step
-    assert under_release(step, "2.4").operations == step.operations
+    assert for_torch_release(step, None) is step
+    assert for_torch_release(step, "2.4").operations == step.operations
     # A step of an older release already says what its own loop did, and so does one that fills its gradients.
-    old = under_release(step, "1.13")
-    assert under_release(old, "1.8").operations == old.operations
-    assert under_release(replace(old, software={"torch": "2.1"}), "1.8").operations == old.operations
+    old = for_torch_release(step, "1.13")
+    assert for_torch_release(old, "1.8").operations == old.operations
+    assert for_torch_release(replace(old, software={"torch": "2.1"}), "1.8").operations == old.operations
 
 
 def test_inference_has_no_gradients(step: Trace) -> None:
     forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))
-    assert under_release(forward, "1.13").operations == forward.operations
+    assert for_torch_release(forward, "1.13").operations == forward.operations
 
 
 def test_an_older_release_takes_longer_by_its_kernels_and_its_launches(step: Trace) -> None:
@@ -81,7 +81,7 @@ def test_an_older_release_takes_longer_by_its_kernels_and_its_launches(step: Tra
     product = Operation(name="aten::mm", phase="forward", inputs=(big, big), outputs=(big,))
     trace = Trace(operations=(product,) * 100, device="meta", recorder="dispatch")
     now, old = (lp.predict(trace, ["T4"], release=release)["T4"] for release in (None, "1.13"))
-    assert old.iteration_seconds / now.iteration_seconds == pytest.approx(software_factor({"torch": "1.13"}))
+    assert old.iteration_seconds / now.iteration_seconds == pytest.approx(torch_version_factor({"torch": "1.13"}))
 
 
 def test_measured_kernels_keep_their_release(step: Trace) -> None:
@@ -132,8 +132,8 @@ def test_a_host_is_a_class_or_a_factor() -> None:
     assert host_of(HOSTS["fast"]) is HOSTS["fast"]
     # Half of the launches are half of the time, of a class and of a host that was timed; the class says nothing of it.
     half = HOSTS["slow"].scaled(0.5)
-    assert half.of_unmeasured_step.factor == HOSTS["slow"].factor / 2
-    assert half.over_measured == 0.5
+    assert half.default_model.factor == HOSTS["slow"].factor / 2
+    assert half.measured_factor == 0.5
     assert host_of("fast").factor < host_of("median").factor < host_of("slow").factor
     for wrong in ("quick", True, 0, object()):
         with pytest.raises(InvalidArgumentError, match=r"not a CPU class \(fast, median, slow\) or a ratio"):

@@ -32,14 +32,14 @@ def test_every_blas_kernel_gives_the_same_fields_and_labels(kernel: str, by_hasw
 
 
 def test_noise_of_a_network_moves_no_label(by_haswell: Found, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact, draw = models.log_utilisations, np.random.default_rng(1)
+    exact, draw = models.predict_log_utilisations, np.random.default_rng(1)
 
     def noisy(*arguments: Any) -> Array:
         found = exact(*arguments)
         changed: Array = found + draw.uniform(-NOISE, NOISE, found.shape)
         return changed
 
-    monkeypatch.setattr(models, "log_utilisations", noisy)
+    monkeypatch.setattr(models, "predict_log_utilisations", noisy)
     after = predictions()
     assert moved(by_haswell, after, tolerance=NOISE / 10)  # the noise arrives
     assert moved(by_haswell, after, tolerance=FROM_NOISE) == []

@@ -28,14 +28,14 @@ MODULES_OF_A_TRAINER = 93
 
 
 def told(heading: str) -> list[str]:
-    """The calls of a walk as CONTRIBUTING lists them, one a line: `run.workload.run_of  what it does`."""
+    """The calls of a walk as CONTRIBUTING lists them, one a line: `run.workload.predict_run  what it does`."""
     text = re.search(rf"{re.escape(heading)}.*?```text\n(.*?)```", CONTRIBUTING.read_text(encoding="utf-8"), re.DOTALL)
     assert text is not None
     return [line.split()[0] for line in text[1].splitlines()]
 
 
 def walked(run: Callable[[], object]) -> tuple[list[str], int]:
-    """The package's functions in the order of their first call, as `run.workload.run_of`, and the number of calls."""
+    """The package's functions in the order of their first call, as `run.workload.predict_run`, and their number."""
     calls: dict[str, None] = {}
     count = [0]
 

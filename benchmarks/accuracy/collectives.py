@@ -3,8 +3,8 @@
 nccl-tests print bus bandwidths of large messages; each row is predicted by the name of its GPU alone, once with the
 kind of machine that its table describes and once without. Sia's and milabench's tables have steps on one to eight cards
 at the same local batch: their ratio to one card's step is predicted, of one recorded step of each model, as where in it
-gradients are ready hardly goes by the batch. Shares of PCIe links were read off these tables (`kernels/fabric.py`), so
-that they are training data for those.
+gradients are ready hardly goes by the batch. Shares of PCIe links were read off these tables
+(`kernels/interconnect.py`), so that they are training data for those.
 Example::
 
     for table in collective_tables(Path("validation")):
@@ -28,17 +28,17 @@ from benchmarks.accuracy.published_steps import RECORDED
 from benchmarks.accuracy.workloads.cifar import cifar_resnet18_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.distributed.layout_steps import SharedStep
-from lightning_predict.distributed.single_gpu import Setting, single_steps
+from lightning_predict.distributed.layout_steps import MultiGpuStep
+from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import LightningPredictError, MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, bus_factor
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, bus_factor
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import UNKNOWN_HOST
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Trace
 
 NCCL_TABLE: Final = "nccl.csv"
@@ -147,12 +147,12 @@ CIFAR_BATCH: Final = 256
 
 
 @lru_cache
-def _shared_step(step: Path | None, gpu: str) -> tuple[SharedStep, Iteration]:
+def _shared_step(step: Path | None, gpu: str) -> tuple[MultiGpuStep, StepPrediction]:
     """Return a step ready to be shared, and what it takes on one card."""
     trace = cifar_resnet18_trace(CIFAR_BATCH) if step is None else Trace.load(str(step))
     gpus, models = (find_gpu(gpu),), kernel_models((gpu,), None)
-    single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
-    return SharedStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps[0]
+    single = single_steps(trace, PredictionContext(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    return MultiGpuStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps[0]
 
 
 SIA_MODELS: Final = {"imagenet": "sia/imagenet-200.json.gz", "bert": "sia/bert-24.json.gz", "cifar10": None}

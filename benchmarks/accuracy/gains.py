@@ -4,7 +4,7 @@ Of each pair the step before is read from a recording, the change is made as adv
 held against the measured one. Beside it stands a constant: the median gain of the other families, each weighing the
 same. What is told of a family, a power of the simulated gain with a shift and an interval, is fitted on the others,
 too, so that errors and coverage are of families that nobody fitted; the last two columns are of what advice tells by
-`advice/evidence.py`, whose constants were fitted on them all. Mixed precision is foretold as its scripts ran it
+`advice/gain_accuracy.py`, whose constants were fitted on them all. Mixed precision is foretold as its scripts ran it
 (float16 parameters and activations, another optimizer), as this is what was measured; `autocast` beside it makes the
 change that a user of a Trainer makes. KernelBench's modules were called one at a time, with a wait after each, and are
 foretold so: what the host does before the first launch counts, and a compiled call does more. Pairs without a recorded
@@ -34,7 +34,7 @@ from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.extensions.advice.batch_size import batch_change
 from lightning_predict.extensions.advice.change import Change
-from lightning_predict.extensions.advice.evidence import EVIDENCE
+from lightning_predict.extensions.advice.gain_accuracy import GAIN_CALIBRATION
 from lightning_predict.extensions.advice.gains import gain, predicted_with
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.gpus.layouts import layouts_of
@@ -355,8 +355,8 @@ def print_report(pairs: Sequence[Pair], console: Console) -> None:
 
 def _row(pairs: Sequence[Pair]) -> tuple[str, ...]:
     """Score told gains, each with the power and the spread of the other families, and those of advice."""
-    evidence = EVIDENCE[pairs[0].kind.removesuffix(AUTOCAST)]
-    advised = [(one.measured, evidence.told(one.foretold)) for one in pairs]
+    evidence = GAIN_CALIBRATION[pairs[0].kind.removesuffix(AUTOCAST)]
+    advised = [(one.measured, evidence.calibrated_gain(one.foretold)) for one in pairs]
     judged = left_out(pairs)
     told = [(one.measured, own.gain(one)) for one, own, _ in judged]
     constant = statistics.median(abs(middle / one.measured - 1) for one, _, middle in judged)

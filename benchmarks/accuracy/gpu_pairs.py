@@ -5,7 +5,7 @@
 With e = log(predicted / measured) on the origin and on the target, a measurement scaled by the ratio of predictions to
 a power w errs by e_target - w · e_origin: w says which part of the origin's error comes back on the target. Pairs are
 of rows that no network was fitted to: the tables' held-out ones, of the same software build, and the published times
-that no fit saw (`benchmarks/training/proxies.py`). For each kinship of the kernels the power is chosen on the pairs
+that no fit saw (`benchmarks/training/surrogates.py`). For each kinship of the kernels the power is chosen on the pairs
 without a GPU, whichever side it would be on, and judged on those with it. Example::
 
     studies = exponent_studies(measured_pairs(Path("measurements"), models))
@@ -24,14 +24,20 @@ from typing import Final, final
 import numpy as np
 from rich.table import Table
 
-from benchmarks.training.proxies import Published, compared_times, published_times
 from benchmarks.training.recipes import RECIPES
 from benchmarks.training.report import report_table
+from benchmarks.training.surrogates import Published, compared_times, published_times
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.training.own import gpus_of, weighted_quantile
 from lightning_predict.extensions.own_weights.training.tables import split_rows
+from lightning_predict.extensions.own_weights.training.tuning import gpus_of, weighted_quantile
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.choice import EXPONENTS, KINSHIPS, Kinship, kinship_of, shrunk_residuals
+from lightning_predict.kernels.measured_scaling import (
+    KERNEL_RELATIONS,
+    RATIO_EXPONENTS,
+    KernelRelation,
+    kernel_relation,
+    transferable_residuals,
+)
 from lightning_predict.kernels.models import BundledModels
 from lightning_predict.kernels.operations import Array
 
@@ -69,7 +75,7 @@ class PairErrors:
     """Problems that an origin and a target both ran; errors are log(predicted / measured), shape (problems,)."""
 
     subject: str
-    kinship: Kinship
+    kinship: KernelRelation
     origin: str
     target: str
     origin_errors: Array
@@ -164,7 +170,7 @@ def pairs_of(measured: Sequence[GpuErrors]) -> tuple[PairErrors, ...]:
             if origin.gpu == target.gpu or len(shared) < FEWEST_PAIR_ROWS:
                 continue
             here, there = (np.array(indices, dtype=np.intp) for indices in zip(*shared, strict=True))
-            kinship = kinship_of(operation, dtype, find_gpu(origin.gpu), find_gpu(target.gpu))
+            kinship = kernel_relation(operation, dtype, find_gpu(origin.gpu), find_gpu(target.gpu))
             pairs.append(
                 PairErrors(
                     origin.subject,
@@ -179,13 +185,13 @@ def pairs_of(measured: Sequence[GpuErrors]) -> tuple[PairErrors, ...]:
     return tuple(pairs)
 
 
-def exponent_studies(pairs: Sequence[PairErrors]) -> Mapping[Kinship, ExponentStudy]:
+def exponent_studies(pairs: Sequence[PairErrors]) -> Mapping[KernelRelation, ExponentStudy]:
     """The study of each kinship that has pairs."""
-    found: dict[Kinship, ExponentStudy] = {}
-    for kinship in KINSHIPS:
+    found: dict[KernelRelation, ExponentStudy] = {}
+    for kinship in KERNEL_RELATIONS:
         own = [pair for pair in pairs if pair.kinship == kinship]
         if own:
-            found[kinship] = _study(own, EXPONENTS[kinship])
+            found[kinship] = _study(own, RATIO_EXPONENTS[kinship])
     return found
 
 
@@ -227,8 +233,8 @@ class ShrinkageStudy:
     Attributes:
         pairs: Ordered pairs of GPUs.
         alone: Error of the prediction from shapes.
-        by_power: Error with `EXPONENTS` of the origin's residuals taken back.
-        shrunk: Error with what `shrunk_residuals` believes.
+        by_power: Error with `RATIO_EXPONENTS` of the origin's residuals taken back.
+        shrunk: Error with what `transferable_residuals` believes.
     """
 
     pairs: int
@@ -243,15 +249,15 @@ def shrinkage_studies(pairs: Sequence[PairErrors]) -> Mapping[str, ShrinkageStud
     found: dict[str, list[Array]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     for pair in pairs:
-        if not pair.is_trained or not EXPONENTS[pair.kinship]:
+        if not pair.is_trained or not RATIO_EXPONENTS[pair.kinship]:
             continue
         counts[pair.subject] += 1
         rows = min(STEP_PROBLEMS, len(pair.origin_errors))
         for _ in range(STEPS_A_PAIR):
             places = draw.choice(len(pair.origin_errors), size=rows, replace=False)
             origin, target = pair.origin_errors[places], pair.target_errors[places]
-            shrunk = shrunk_residuals(origin, np.zeros(rows, dtype=np.intp))
-            parts = (np.zeros(rows), EXPONENTS[pair.kinship] * origin, EXPONENTS[pair.kinship] * shrunk)
+            shrunk = transferable_residuals(origin, np.zeros(rows, dtype=np.intp))
+            parts = (np.zeros(rows), RATIO_EXPONENTS[pair.kinship] * origin, RATIO_EXPONENTS[pair.kinship] * shrunk)
             found[pair.subject].append(np.array([np.median(np.abs(target - part)) for part in parts]))
     return {
         subject: ShrinkageStudy(counts[subject], *map(float, np.mean(errors, axis=0)))
@@ -286,7 +292,7 @@ def _mean(subjects: Sequence[str], values: Sequence[Array], indices: Sequence[in
     return mean
 
 
-def studies_table(studies: Mapping[Kinship, ExponentStudy]) -> Table:
+def studies_table(studies: Mapping[KernelRelation, ExponentStudy]) -> Table:
     """The studies for the terminal."""
     shown = tuple(POWERS.index(power) for power in (0.0, 0.5, 0.75, 1.0))
     headings = ("pairs", "rows", "power in use", "90 % within", "best power", "GPU left out")
@@ -298,6 +304,6 @@ def studies_table(studies: Mapping[Kinship, ExponentStudy]) -> Table:
     for kinship, study in studies.items():
         within = "" if study.half_width is None else f"{study.half_width:.3f}"
         errors = (study.left_out_error, *(study.errors[place] for place in shown))
-        powers = f"{EXPONENTS[kinship]:.2f}", within, f"{study.chosen:.2f}"
+        powers = f"{RATIO_EXPONENTS[kinship]:.2f}", within, f"{study.chosen:.2f}"
         table.add_row(kinship, str(study.pairs), f"{study.rows:,}", *powers, *(f"{error:.3f}" for error in errors))
     return table

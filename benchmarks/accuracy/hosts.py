@@ -31,11 +31,11 @@ from benchmarks.accuracy.workloads.vision import VisionStep, vision_trace
 from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import NVIDIA
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import FASTEST_HOST, SLOWEST_HOST
-from lightning_predict.timeline.iteration import iterations
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.timeline.step_prediction import predict_steps
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
 
 DEVICE_SHARE: Final = 0.5
@@ -95,7 +95,7 @@ def host_bound_rows(folder: Path, cache: Path) -> tuple[HostRow, ...]:
         for (step, release), rows in by_step.items():
             recorded = vision_trace(step, cache) if step.precision == "half" else None
             if recorded is not None:
-                found += _host_bound(under_release(recorded, release), rows, 0.0)
+                found += _host_bound(for_torch_release(recorded, release), rows, 0.0)
     if (folder / MILABENCH_TABLE).is_file():
         for row in milabench_steps(folder):
             one = row.recorded(cache) if row.samples == 1 else None
@@ -107,7 +107,7 @@ def host_bound_rows(folder: Path, cache: Path) -> tuple[HostRow, ...]:
 def _host_bound(trace: Trace, rows: Sequence[tuple[str, str, float]], beside: float) -> list[HostRow]:
     names = tuple(dict.fromkeys(gpu for _, gpu, _ in rows))
     gpus = [find_gpu(name) for name in names]
-    steps = iterations(trace, timed_work(trace, gpus, origin=None, models=kernel_models(names)), gpus)
+    steps = predict_steps(trace, predict_work_times(trace, gpus, origin=None, models=kernel_models(names)), gpus)
     by_gpu = dict(zip(names, steps, strict=True))
     return [
         HostRow(machine, measured, by_gpu[gpu].host_seconds + beside)

@@ -26,18 +26,18 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.large_language_models import MPT, MegatronConfig, megatron_trace, mpt_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import Checked, read_csv
-from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
-from lightning_predict.distributed.single_gpu import Setting, single_steps
+from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
 from lightning_predict.distributed.strategy import GatheredDtype, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import UNKNOWN_HOST
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, milliseconds_to_seconds
 
@@ -104,7 +104,7 @@ class Workload:
 
     def prepared(self, trace: Trace) -> Trace:
         """Return the recording as it runs: MPT's attention, in Triton, is of FlashAttention's first generation."""
-        return under_release(trace, MPT_RELEASE) if self.table == "mpt" else trace
+        return for_torch_release(trace, MPT_RELEASE) if self.table == "mpt" else trace
 
 
 class AnyWorkload(Hashable, Protocol):
@@ -181,7 +181,7 @@ class LargeRunResult:
     """
 
     case: LargeRunCase
-    step: Iteration = field(repr=False)
+    step: StepPrediction = field(repr=False)
     studied: tuple[tuple[float, float], ...] = field(repr=False, default=())
 
     @property
@@ -361,8 +361,8 @@ def predicted_runs(
     trace = cases[0].workload.prepared(recorded(cases[0].workload, cache))
     gpus = tuple(dict.fromkeys(case.layout.gpu for case in cases))
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
-    single = single_steps(trace, Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
-    shared = SharedStep(single.trace, single.timed, gpus, models=models, host=single.host)
+    single = single_steps(trace, PredictionContext(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    shared = MultiGpuStep(single.trace, single.timed, gpus, models=models, host=single.host)
     results = []
     for case in cases:
         row = gpus.index(case.layout.gpu)

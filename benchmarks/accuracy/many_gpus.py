@@ -33,7 +33,7 @@ from benchmarks.accuracy.transformers import evaluate_in_groups
 from benchmarks.accuracy.workloads.benchmarks import BENCHMARKS, benchmark_trace
 from benchmarks.training.report import report_table
 from lightning_predict.checked import read_csv
-from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.overlap import OverlapCosts, slowest_of
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
@@ -41,11 +41,11 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.fabric import Interconnect, bus_factor, collective
+from lightning_predict.kernels.interconnect import Interconnect, bus_factor, collective_seconds
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
@@ -93,8 +93,8 @@ UNIFORM_BENCHMARKS: Final[Mapping[str, UniformBenchmark]] = {
 class UniformStep:
     """A step of one second, ready to be shared, and itself on each GPU."""
 
-    shared: SharedStep
-    singles: tuple[Iteration, ...]
+    shared: MultiGpuStep
+    singles: tuple[StepPrediction, ...]
 
 
 def uniform_step(benchmark: str | UniformBenchmark, *, precision: str, gpus: Sequence[Gpu]) -> UniformStep:
@@ -126,14 +126,14 @@ def uniform_step(benchmark: str | UniformBenchmark, *, precision: str, gpus: Seq
     )
     shares = {"forward": FORWARD_SHARE / PARTS, "backward": (1 - FORWARD_SHARE) / PARTS}
     seconds = np.array([[*(shares[phase] for phase, _ in order), 0.0]] * len(gpus))
-    timed = TimedWork(
+    timed = WorkTimes(
         items=tuple(WorkItem((index,), (), 1) for index in range(len(trace.operations))),
         families=("linear",) * len(trace.operations),
         phases=tuple(operation.phase for operation in trace.operations),
-        interval=Interval.around(seconds, 1.0),
+        interval=Interval.from_factor(seconds, 1.0),
         shares={"measured": np.ones_like(seconds)},
     )
-    return UniformStep(SharedStep(trace, timed, gpus), iterations(trace, timed, gpus))
+    return UniformStep(MultiGpuStep(trace, timed, gpus), predict_steps(trace, timed, gpus))
 
 
 LARGEST_EFFICIENCY: Final = 1.05
@@ -346,7 +346,7 @@ class Study:
     def efficiency(self, overlap_costs: OverlapCosts, count: int) -> float:
         """With other figures of overlap costs; its slowdown is one of `SLOWDOWNS`."""
         step, hidden = self.walked[SLOWDOWNS.index(overlap_costs.slowdown)]
-        waiting = float(overlap_costs.spread(np.array(self.seconds))) * slowest_of(count)
+        waiting = float(overlap_costs.speed_deviation(np.array(self.seconds))) * slowest_of(count)
         if self.is_hopper:
             contention = overlap_costs.hopper_contention
         else:
@@ -455,18 +455,18 @@ def _predicted(cases: Sequence[ScalingCase], weights: Path | None) -> list[Scali
 
 def _prepared(
     case: ScalingCase, gpus: Sequence[Gpu], weights: Path | None
-) -> tuple[Sequence[Iteration], SharedStep, float]:
+) -> tuple[Sequence[StepPrediction], MultiGpuStep, float]:
     """The step of a case on one of each GPU, ready to be shared, and what it processes."""
     if case.model in UNIFORM_BENCHMARKS:
         uniform = uniform_step(case.model, precision=case.precision, gpus=gpus)
         return uniform.singles, uniform.shared, case.batch * UNIFORM_BENCHMARKS[case.model].units_per_sample
     recorded = benchmark_trace(case.model, precision=case.precision, batch=case.batch)
     models = kernel_models(tuple(gpu.name for gpu in gpus), None if weights is None else str(weights))
-    timed = timed_work(recorded.trace, gpus, origin=None, models=models, method="auto")
-    return iterations(recorded.trace, timed, gpus), SharedStep(recorded.trace, timed, gpus), recorded.units
+    timed = predict_work_times(recorded.trace, gpus, origin=None, models=models, method="auto")
+    return predict_steps(recorded.trace, timed, gpus), MultiGpuStep(recorded.trace, timed, gpus), recorded.units
 
 
-def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Study:
+def _study(shared: MultiGpuStep, step: StepPrediction, row: int, layout: Layout) -> Study:
     walked = []
     for slowdown in SLOWDOWNS:
         found = shared.walked(layout, step, row, Strategy(), overlap_costs=OverlapCosts(slowdown=slowdown))
@@ -478,7 +478,7 @@ def _study(shared: SharedStep, step: Iteration, row: int, layout: Layout) -> Stu
     )
     by_bandwidth = tuple(step.seconds / seconds for seconds in at_each)
     has_nvlink = layout.gpu.nvlink_bytes_per_second is not None
-    is_hopper = has_nvlink and layout.gpu.generation.has_adding_switches
+    is_hopper = has_nvlink and layout.gpu.generation.has_in_network_reduction
     return Study(tuple(walked), by_bandwidth, step.seconds, has_nvlink, is_hopper)
 
 
@@ -506,7 +506,7 @@ def _calibrated(results: Sequence[ScalingResult]) -> Iterator[ScalingResult]:
 def _promised(case: ScalingCase) -> float:
     """Bus bandwidth of a large bucket of gradients, from the GPU's name."""
     size = mebibytes_to_bytes(25)
-    alone = float(collective("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).middle[0])
+    alone = float(collective_seconds("all_reduce", size, Layout(find_gpu(case.gpu), case.count)).middle[0])
     return bus_factor("all_reduce", case.count) * size / alone
 
 

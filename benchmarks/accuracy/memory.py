@@ -292,7 +292,7 @@ def _error_cells(cases: Sequence[MemoryCase]) -> tuple[str, ...]:
     errors = [one.error for one in cases]
     tensors = [one.tensors_bytes / one.measured_bytes - 1 for one in cases]
     peers = [one.peer_bytes / one.measured_bytes - 1 for one in cases if one.peer_bytes]
-    inside = [one.reserved.holds(one.measured_bytes) for one in cases]
+    inside = [one.reserved.contains(one.measured_bytes) for one in cases]
     width = statistics.median(one.reserved.high / one.reserved.low for one in cases)
     return (
         str(len(cases)),

@@ -27,9 +27,9 @@ from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.kernels.operations import batch_of
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.kernels.operations import batch_shapes
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.prediction import predict
@@ -244,9 +244,9 @@ def _seconds(trace: Trace, gpus: Sequence[str], weights: Path | None) -> dict[st
 def baselines(trace: Trace, gpus: Sequence[Gpu]) -> tuple[dict[str, float], dict[str, float]]:
     """Give the roofline and the untrained prediction of the device's time, both by the GPU's name."""
     names = [gpu.name for gpu in gpus]
-    timed = timed_work(trace, gpus, origin=None, models=None)
+    timed = predict_work_times(trace, gpus, origin=None, models=None)
     problems = [problem for item in timed.items for problem in item.problems]
-    bound = np.sum([roofline_seconds(batch_of([one]), gpus)[:, 0] for one in problems], axis=0)
+    bound = np.sum([roofline_seconds(batch_shapes([one]), gpus)[:, 0] for one in problems], axis=0)
     untrained = timed.seconds.sum(axis=1)
     rooflines = dict(zip(names, map(float, bound), strict=True))
     fallbacks = dict(zip(names, map(float, untrained), strict=True))

@@ -32,8 +32,8 @@ from benchmarks.training.report import report_table
 from lightning_predict.extensions.own_weights.training.tables import read_own_tables
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.timing import predict_operation_times
 
 NAME: Final = "own_gpu"
 FOLDER: Final = Path(__file__).parents[1] / "measured" / "H200-SXM-141GB"
@@ -97,9 +97,9 @@ def operator_rows(folder: Path) -> list[tuple[str, ...]]:
         batch = group.batch
         columns = list(batch.columns.values())
         problems = [
-            Problem(batch.operation, batch.dtype, tuple(map(float, dims))) for dims in zip(*columns, strict=True)
+            OperationShape(batch.operation, batch.dtype, tuple(map(float, dims))) for dims in zip(*columns, strict=True)
         ]
-        seconds = problem_times(problems, [card], models).seconds[0]
+        seconds = predict_operation_times(problems, [card], models).seconds[0]
         is_long = group.seconds >= SHORTEST_SECONDS
         if is_long.any():
             errors[batch.operation, batch.dtype] = (seconds / group.seconds - 1)[is_long]

@@ -39,7 +39,7 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     Plan,
     PlanningProblem,
-    Situation,
+    PlanState,
 )
 from lightning_predict.extensions.planning.replay import PlanReplay, evenly, replay, slowed
 from lightning_predict.extensions.planning.simulator import ActualSeconds, simulate
@@ -198,7 +198,7 @@ def replays(cases: Sequence[StepCase], number: int) -> Iterator[TeamReplay]:
             yield TeamReplay(index, team.binds, name, found)
 
 
-def _planned(problem: PlanningProblem, *, since: Situation | None = None) -> Plan:
+def _planned(problem: PlanningProblem, *, since: PlanState | None = None) -> Plan:
     return simulate(problem, policy("milp"), since=since)
 
 

@@ -29,9 +29,9 @@ from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes
 
@@ -80,7 +80,7 @@ class PretrainingWorkload:
     def prepared(self, trace: Trace) -> Trace:
         """Return the recording as it runs."""
         trace = with_compiled_loss(trace) if self.compiles_loss else trace
-        return under_release(fused(trace) if self.is_compiled else trace, self.release)
+        return for_torch_release(fused(trace) if self.is_compiled else trace, self.release)
 
 
 Cases = tuple[tuple[LargeRunCase, ...], Counter[str]]

@@ -25,9 +25,9 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Array, Problem, batch_of
+from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.units import MICROSECOND, milliseconds_to_seconds
 
 TF32_TABLE: Final = "matmul_tf32.csv"
@@ -78,15 +78,15 @@ def _seconds(row: Checked) -> float:
 def _scores(rows: Mapping[tuple[str, str, str, str], Sequence[tuple[Shape, float]]]) -> Iterator[Score]:
     for (name, operation, dtype, label), found in rows.items():
         gpu = find_gpu(name)
-        products = [Problem(operation, dtype, shape) for shape, _ in found]
+        products = [OperationShape(operation, dtype, shape) for shape, _ in found]
         predicted = _timed(products, gpu)
         if dtype == "float8":
             predicted = predicted.added(_timed([_cast(shape) for shape, _ in found], gpu))
-        rooflines = roofline_seconds(batch_of(products), [gpu])[0]
+        rooflines = roofline_seconds(batch_shapes(products), [gpu])[0]
         for column, (_, measured) in enumerate(found):
             bound = float(rooflines[column])
             length = "over" if bound >= LONG_SECONDS else "under"
-            own: Interval[float] = predicted.each(lambda ends, column=column: float(ends[column]))
+            own: Interval[float] = predicted.map(lambda ends, column=column: float(ends[column]))
             yield Score(
                 gpu=name,
                 group=f"{label} {operation}, {length} {LONG_SECONDS / MICROSECOND:.0f} us",
@@ -98,15 +98,15 @@ def _scores(rows: Mapping[tuple[str, str, str, str], Sequence[tuple[Shape, float
             )
 
 
-def _timed(problems: Sequence[Problem], gpu: Gpu) -> Interval[Array]:
-    return problem_times(problems, [gpu], kernel_models((gpu.name,))).interval.each(lambda ends: ends[0])
+def _timed(problems: Sequence[OperationShape], gpu: Gpu) -> Interval[Array]:
+    return predict_operation_times(problems, [gpu], kernel_models((gpu.name,))).interval.map(lambda ends: ends[0])
 
 
-def _cast(shape: Shape) -> Problem:
+def _cast(shape: Shape) -> OperationShape:
     """Return what vLLM does before a layer's product in float8: activations in bfloat16 scaled by rows, and cast."""
     batches, rows, _, depth = shape
     elements = batches * rows * depth
-    return Problem("transfer", "float32", (2 * elements, elements, elements))
+    return OperationShape("transfer", "float32", (2 * elements, elements, elements))
 
 
 def print_report(folder: Path, console: Console) -> None:

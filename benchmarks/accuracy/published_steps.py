@@ -25,7 +25,7 @@ from lightning_predict.checked import Checked, read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import NVIDIA, Gpu
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 
@@ -111,7 +111,7 @@ class PublishedStep:
             return None
         if not kept.is_file():
             trace.save(str(kept))
-        trace = under_release(trace, self.release)
+        trace = for_torch_release(trace, self.release)
         if self.tf32 is not None:
             trace = replace(trace, flags=replace(trace.flags, matmul_tf32=self.tf32, cudnn_tf32=self.tf32))
         return trace

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.training.report import report_table
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import LightningPredictError
-from lightning_predict.kernels.traffic import is_known
+from lightning_predict.kernels.memory_bound import is_known
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.older_releases import in_todays_words

@@ -39,7 +39,7 @@ from benchmarks.training.report import report_table
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.regression.end_to_end import (
     DEFAULT_OPTIONS,
-    FEWEST_RUNS,
+    MIN_RUNS,
     RegressionOptions,
     fit_regression,
     terms_of,
@@ -49,7 +49,7 @@ from lightning_predict.extensions.regression.layers import fit_layers, layers_of
 from lightning_predict.extensions.regression.runs import VARIABLES, WORDS, PastRun, RunSetting, Variable
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.session import CaptureSession
@@ -108,10 +108,10 @@ def split_beyond(
         raise InvalidArgumentError(f"{missing} of {len(runs)} runs do not say their {WORDS[variable]} ({variable}).")
     within = tuple(run for run, value in known if value is not None and value <= limit)
     beyond = tuple(run for run, value in known if value is not None and value > limit)
-    if len(within) < FEWEST_RUNS or not beyond:
+    if len(within) < MIN_RUNS or not beyond:
         raise InvalidArgumentError(
             f"{len(within)} runs have a {WORDS[variable]} of up to {limit:g} and {len(beyond)} a larger one; expected "
-            f"at least {FEWEST_RUNS} to fit and 1 to predict."
+            f"at least {MIN_RUNS} to fit and 1 to predict."
         )
     return within, beyond
 
@@ -366,7 +366,7 @@ def layer_scores(
         for name, make in networks.items()
     }
     times = {
-        (name, size): timed_work(trace, found, origin=None, models=models).seconds  # (gpus, calls)
+        (name, size): predict_work_times(trace, found, origin=None, models=models).seconds  # (gpus, calls)
         for name, own in traces.items()
         for size, trace in own.items()
     }

@@ -254,7 +254,7 @@ def errors(kind: Kind) -> tuple[float, dict[int, tuple[float, bool]]]:
         trainer.fit(Classifier(kind.network()), loader(kind.training, shuffles=True), validation)
     start = probe.ends[CAPTURE][0]
     return ended[0] - start, {
-        moment: (left.middle / (ended[0] - now) - 1, left.holds(ended[0] - now))
+        moment: (left.middle / (ended[0] - now) - 1, left.contains(ended[0] - now))
         for moment, (now, left) in probe.ends.items()
         if ended[0] > now
     }

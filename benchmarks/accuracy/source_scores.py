@@ -27,10 +27,10 @@ from benchmarks.runs import Run
 from benchmarks.scored_steps import ScoredRow, published_cases
 from benchmarks.training.report import report_table
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
-from lightning_predict.timeline.iteration import iterations
+from lightning_predict.timeline.step_prediction import predict_steps
 
 GROWTH: Final = 1.4
 """Times as many samples as the step before has one that tells what a sample adds: of closer ones the noise decides."""
@@ -110,10 +110,10 @@ def _scored(rows: Sequence[PublishedStep], cache: Path, weights: str | None) -> 
         return [None] * len(rows)
     gpus = list({row.gpu: row.on for row in rows}.values())
     names = tuple(gpu.name for gpu in gpus)
-    timed = timed_work(trace, gpus, origin=None, models=kernel_models(names, weights))
-    steps = dict(zip(names, iterations(trace, timed, gpus), strict=True))
-    untrained = timed_work(trace, gpus, origin=None, models=None)
-    fallbacks = dict(zip(names, iterations(trace, untrained, gpus), strict=True))
+    timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(names, weights))
+    steps = dict(zip(names, predict_steps(trace, timed, gpus), strict=True))
+    untrained = predict_work_times(trace, gpus, origin=None, models=None)
+    fallbacks = dict(zip(names, predict_steps(trace, untrained, gpus), strict=True))
     rooflines, _ = baselines(trace, gpus)
     description = describe(trace)
     return [

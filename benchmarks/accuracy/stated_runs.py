@@ -26,7 +26,7 @@ from benchmarks.accuracy.workloads.llama import LLAMA
 from lightning_predict.distributed.strategy import Float8, Recompute, Strategy
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.units import GIBIBYTE, gigabytes_to_bytes
 
 DGXC: Final = (

@@ -22,11 +22,11 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.extensions.own_weights.training.own import weighted_quantile
+from lightning_predict.extensions.own_weights.training.tuning import weighted_quantile
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import Array
 from lightning_predict.reports.published_cases import StepDescription
-from lightning_predict.timeline.iteration import StepSpread
+from lightning_predict.timeline.step_prediction import StepSpread
 
 FACTOR_DEVIATION: Final = 0.15
 """Deviation of the logarithm of a factor before any case was seen: an assumption. With it one kind of work in eight is
@@ -229,7 +229,7 @@ def _weights(cases: Sequence[StepCase]) -> Array:
 def spread_out(case: StepCase, spread: StepSpread, besides: float = 0.0) -> StepCase:
     """Return the case with an interval that is spread out, by what nobody knows of its GPU besides."""
     own = case.predicted
-    low, high = spread.applied(own.low / own.middle, own.high / own.middle, besides)
+    low, high = spread.widened(own.low / own.middle, own.high / own.middle, besides)
     return replace(case, predicted=Interval(own.middle * low, own.middle, own.middle * high))
 
 

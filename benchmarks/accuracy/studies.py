@@ -36,10 +36,10 @@ from benchmarks.accuracy.transformers import (
 from benchmarks.accuracy.workloads.benchmarks import benchmark_trace
 from benchmarks.accuracy.workloads.published import published_trace
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.timeline.iteration import FAMILY_CORRELATION, iterations
-from lightning_predict.timeline.whole_steps import CORRECTION_EXPONENT
+from lightning_predict.timeline.same_gpu_check import CORRECTION_EXPONENT
+from lightning_predict.timeline.step_prediction import FAMILY_CORRELATION, predict_steps
 from lightning_predict.tracing.trace import Trace
 
 EXPONENTS: Final = tuple(number / 20 for number in range(21))
@@ -278,8 +278,8 @@ def _held(trace: Trace, family: str, measured: Sequence[tuple[str, float]], weig
     names = tuple(dict.fromkeys(name for name, _ in measured))
     gpus = [find_gpu(name) for name in names]
     models = kernel_models(names, None if weights is None else str(weights))
-    timed = timed_work(trace, gpus, origin=None, models=models)
-    by_correlation = {value: iterations(trace, timed, gpus, correlation=value) for value in CORRELATIONS}
+    timed = predict_work_times(trace, gpus, origin=None, models=models)
+    by_correlation = {value: predict_steps(trace, timed, gpus, correlation=value) for value in CORRELATIONS}
     return [
         Held(
             family,

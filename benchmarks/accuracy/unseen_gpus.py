@@ -32,15 +32,15 @@ from benchmarks.training.families import train_bases
 from benchmarks.training.recipes import RECIPES, Recipe
 from benchmarks.training.report import report_table
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.measuring.anchors import STREAMS, Anchors, explaining_bandwidth
-from lightning_predict.extensions.own_weights.training.own import gpus_of
+from lightning_predict.extensions.own_weights.measuring.main_rates import STREAMS, MainRates, explaining_bandwidth
 from lightning_predict.extensions.own_weights.training.tables import Group
+from lightning_predict.extensions.own_weights.training.tuning import gpus_of
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, UtilisationModels, kernel_models
 from lightning_predict.kernels.roofline import REDUCED
-from lightning_predict.timeline.iteration import StepSpread, bundled_spread
+from lightning_predict.timeline.step_prediction import StepSpread, bundled_spread
 from lightning_predict.weights.records import LoadedWeights
 from lightning_predict.weights.store import load_weights
 
@@ -220,7 +220,7 @@ def anchored(gpu: Gpu, groups: Sequence[Group], models: BundledModels) -> Gpu | 
     memory = explaining_bandwidth(gpu, streams, models) if len(streams) >= FEWEST_LARGE else gpu.dram_bytes_per_second
     if not found and memory == gpu.dram_bytes_per_second:
         return None
-    anchors = Anchors(gpu=gpu, flops_per_second=found, dram_bytes_per_second=memory)
+    anchors = MainRates(gpu=gpu, flops_per_second=found, dram_bytes_per_second=memory)
     return replace(anchors.measured, name=gpu.name)
 
 
@@ -252,10 +252,10 @@ def models_without(
     trained = train_bases(tuple(recipes.values()), groups, gpus_of(groups), left_out=boards, jobs=jobs)
     families = {
         name: replace(trained[name], interval=network.interval) if name in trained else network
-        for name, network in shipped.base.families.items()
+        for name, network in shipped.cross_gpu_model.families.items()
     }
     own = {name: weights for name, weights in shipped.gpus.items() if name not in boards}
-    networks = UtilisationModels(LoadedWeights(replace(shipped.base, families=families), own))
+    networks = UtilisationModels(LoadedWeights(replace(shipped.cross_gpu_model, families=families), own))
     return replace(kernel_models(gpu_names()), networks=networks)
 
 

@@ -34,14 +34,14 @@ from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.reports.published_cases import PublishedCase, StepDescription, describe
-from lightning_predict.timeline.iteration import iterations
-from lightning_predict.tracing.recorded_on import under_release
+from lightning_predict.timeline.step_prediction import predict_steps
+from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import milliseconds_to_seconds
 
@@ -234,12 +234,12 @@ def _predicted(cases: Sequence[VisionCase], cache: Path | None, weights: Path | 
     recorded = vision_trace(cases[0].step, cache)
     if recorded is None:
         return [None] * len(cases)
-    trace = under_release(recorded, cases[0].software)
+    trace = for_torch_release(recorded, cases[0].software)
     names = tuple(dict.fromkeys(case.gpu for case in cases))
     gpus = [find_gpu(name) for name in names]
     models = kernel_models(names, None if weights is None else str(weights))
-    steps = iterations(trace, timed_work(trace, gpus, origin=None, models=models), gpus)
-    fallbacks = iterations(trace, timed_work(trace, gpus, origin=None, models=None), gpus)
+    steps = predict_steps(trace, predict_work_times(trace, gpus, origin=None, models=models), gpus)
+    fallbacks = predict_steps(trace, predict_work_times(trace, gpus, origin=None, models=None), gpus)
     rooflines = _rooflines(trace, gpus)
     family, description = family_of(trace), describe(trace)
     results: list[VisionResult | None] = []
@@ -265,10 +265,10 @@ def family_of(trace: Trace) -> str:
     flops: dict[str, float] = defaultdict(float)
     is_grouped = False
     for problem in (problem for item in work_items(trace) for problem in item.problems):
-        kind = operation_kind(problem.operation)
+        kind = operation_spec(problem.operation)
         if kind.units == "tensor":
             name = "convolution" if problem.operation.startswith("conv") else "other"
-            flops[name] += float(batch_of([problem]).flops[0])
+            flops[name] += float(batch_shapes([problem]).flops[0])
             groups = problem.shape.get("groups", 1.0)
             is_grouped |= name == "convolution" and groups > 1
     if flops["other"] > flops["convolution"]:
@@ -277,12 +277,12 @@ def family_of(trace: Trace) -> str:
 
 
 def _rooflines(trace: Trace, gpus: Sequence[Gpu]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    groups: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[OperationShape]] = defaultdict(list)
     for problem in (problem for item in work_items(trace) for problem in item.problems):
         groups[problem.operation, problem.dtype].append(problem)
     total = np.zeros(len(gpus))
     for problems in groups.values():
-        total += roofline_seconds(batch_of(problems), gpus).sum(axis=1)
+        total += roofline_seconds(batch_shapes(problems), gpus).sum(axis=1)
     return total
 
 

@@ -54,11 +54,11 @@ from benchmarks.training.report import report_table
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.corrections import gpu_effect
+from lightning_predict.kernels.corrections import gpu_bias_factor
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.reports.published_cases import PublishedCase, describe
-from lightning_predict.timeline.iteration import UNCALIBRATED, bundled_spread, iterations
+from lightning_predict.timeline.step_prediction import UNCALIBRATED, bundled_spread, predict_steps
 from lightning_predict.tracing.trace import Trace
 
 NOT_TRAINED_IN: Final = "double"
@@ -215,8 +215,8 @@ def _predicted(
     others = {row.gpu: row.on for row in rows if row.on != find_gpu(row.gpu)}
     gpus = list({row.gpu: (seen_as | others).get(row.gpu, row.on) for row in rows}.values())
     names = tuple(gpu.name for gpu in gpus)
-    timed = timed_work(trace, gpus, origin=None, models=models_of(names))
-    steps = iterations(trace, timed, gpus, spread=UNCALIBRATED)
+    timed = predict_work_times(trace, gpus, origin=None, models=models_of(names))
+    steps = predict_steps(trace, timed, gpus, spread=UNCALIBRATED)
     least, (rooflines, fallbacks) = least_seconds(trace), baselines(trace, gpus)
     description = describe(trace)
     cases: list[StepCase | None] = []
@@ -244,7 +244,7 @@ def _predicted(
     return cases
 
 
-def _shares(timed: TimedWork, row: int, gpu: Gpu) -> Mapping[str, float]:
+def _shares(timed: WorkTimes, row: int, gpu: Gpu) -> Mapping[str, float]:
     """Share of the device time by kind of work, class of dtype and kind of memory."""
     seconds: dict[str, float] = defaultdict(float)
     memory = "/HBM" if gpu.has_stacked_memory else ""
@@ -448,7 +448,7 @@ def effects_table(cases: Sequence[StepCase]) -> Table:
         if case.is_model:
             groups[case.gpu][case.table].append(case.log_ratio)
     for gpu, tables in sorted(groups.items()):
-        carried = math.log(gpu_effect(gpu))
+        carried = math.log(gpu_bias_factor(gpu))
         for name, ratios in tables.items():
             left = statistics.median(ratios)
             cells = (f"{100 * math.expm1(value):+.1f}" for value in (left + carried, carried, left))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.planning.study import Comparison
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.extensions.planning.pictures import COLORS
+from lightning_predict.extensions.planning.gantt_chart import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ import numpy as np
 from lightning_predict.extensions.own_weights.training.networks import DoublingPairs, Side
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import Family, ProblemBatch, problem_batch
+from lightning_predict.kernels.operations import NetworkSpec, ShapeBatch, shape_batch
 
 
 @final
@@ -38,7 +38,7 @@ class ShapeRange:
 
 
 def doubling_pairs(
-    family: Family, shapes: Sequence[ShapeRange], gpus: Sequence[Gpu], *, count: int, seed: int
+    family: NetworkSpec, shapes: Sequence[ShapeRange], gpus: Sequence[Gpu], *, count: int, seed: int
 ) -> DoublingPairs:
     """Draw about `count` pairs, spread evenly over the GPUs and the shapes."""
     generator = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def doubling_pairs(
     return DoublingPairs(_joined([half[0] for half in halves]), _joined([half[1] for half in halves]))
 
 
-def _draw(shape: ShapeRange, count: int, generator: np.random.Generator) -> tuple[ProblemBatch, ProblemBatch]:
+def _draw(shape: ShapeRange, count: int, generator: np.random.Generator) -> tuple[ShapeBatch, ShapeBatch]:
     words = {
         word: np.rint(np.exp2(generator.uniform(np.log2(low), np.log2(high), count)))
         for word, (low, high) in shape.sides.items()
@@ -65,12 +65,12 @@ def _draw(shape: ShapeRange, count: int, generator: np.random.Generator) -> tupl
     grown = generator.integers(len(words), size=count)
     doubled = {word: np.where(grown == index, 2 * values, values) for index, (word, values) in enumerate(words.items())}
     return (
-        problem_batch(shape.operation, shape.dtype, **words, **fixed),
-        problem_batch(shape.operation, shape.dtype, **doubled, **fixed),
+        shape_batch(shape.operation, shape.dtype, **words, **fixed),
+        shape_batch(shape.operation, shape.dtype, **doubled, **fixed),
     )
 
 
-def _side(family: Family, batch: ProblemBatch, gpu: Gpu) -> Side:
+def _side(family: NetworkSpec, batch: ShapeBatch, gpu: Gpu) -> Side:
     return Side(family.feature_matrix(batch, [gpu])[0], np.log(reference_seconds(batch, [gpu])[0]))
 
 

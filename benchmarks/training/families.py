@@ -31,11 +31,11 @@ from lightning_predict.extensions.own_weights.training.networks import (
     collect_rows,
     train_network,
 )
-from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.extensions.own_weights.training.tables import Group, problem_shares, split_rows
+from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS, log_errors, weighted_quantile
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, Family, problem_batch
-from lightning_predict.weights.records import BASE, NetworkWeights
+from lightning_predict.kernels.operations import Array, NetworkSpec, shape_batch
+from lightning_predict.weights.records import CROSS_GPU, NetworkWeights
 
 UNMEASURED_HALF_WIDTH: Final = math.log(3.0)
 """Half width where nothing was held out: "within a factor of three", an assumption."""
@@ -157,7 +157,7 @@ def _unseen_error(key: tuple[str, str, str], log_error: Array, interval: Mapping
     )
 
 
-def seen_by_base(family: Family, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
+def seen_by_base(family: NetworkSpec, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
     """Describe GPUs, by name, as the base sees them, which is not told which of them were measured."""
     return {name: family.unmeasured(gpu) for name, gpu in gpus.items()}
 
@@ -180,7 +180,7 @@ class FamilyResult:
     Attributes:
         base: Serves GPUs without own weights.
         own: Own networks by GPU name.
-        rows: Rows that each file's network was fitted to, by GPU name; the base's under `BASE`.
+        rows: Rows that each file's network was fitted to, by GPU name; the base's under `CROSS_GPU`.
         unseen: Errors of bases on GPUs that they never saw.
     """
 
@@ -318,18 +318,18 @@ def start_training(recipe: Recipe) -> Training:
 def own_trainings(recipe: Recipe, groups: Sequence[Group], seed: int) -> list[Training]:
     """Start one training for each GPU with enough rows."""
     counts = fitted_rows(recipe, groups, seed)
-    wanted = sorted(name for name, count in counts.items() if name != BASE and count >= FEWEST_OWN_ROWS)
+    wanted = sorted(name for name, count in counts.items() if name != CROSS_GPU and count >= MIN_OWN_ROWS)
     return [Training(frozenset({recipe.family.name}), recipe.own, own=name, by_data_sheet=True) for name in wanted]
 
 
 def fitted_rows(recipe: Recipe, groups: Sequence[Group], seed: int) -> dict[str, int]:
-    """Return the rows of the family that are fitted, by GPU, and on all under `BASE`."""
-    counts = {BASE: 0}
+    """Return the rows of the family that are fitted, by GPU, and on all under `CROSS_GPU`."""
+    counts = {CROSS_GPU: 0}
     for group in groups:
         if recipe.serves(group):
             rows = int(split_rows(group.batch.columns, seed=seed).fitted.sum())
             counts[group.gpu] = counts.get(group.gpu, 0) + rows
-            counts[BASE] += rows
+            counts[CROSS_GPU] += rows
     return counts
 
 
@@ -474,9 +474,7 @@ def _shortest(recipe: Recipe, gpu: str) -> list[Group]:
     made = []
     for operation, words in recipe.shortest:
         grid = np.meshgrid(*words.values(), indexing="ij")
-        batch = problem_batch(
-            operation, SHORTEST_DTYPE, **{w: axis.ravel() for w, axis in zip(words, grid, strict=True)}
-        )
+        batch = shape_batch(operation, SHORTEST_DTYPE, **{w: axis.ravel() for w, axis in zip(words, grid, strict=True)})
         seconds = np.full(len(batch), recipe.shortest_seconds)
         made.append(Group(gpu, "shortest", batch, seconds, 0.0))
     return made

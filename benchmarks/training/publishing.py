@@ -24,17 +24,17 @@ from lightning_predict.extensions.own_weights.training.networks import with_cons
 from lightning_predict.extensions.own_weights.training.tables import CALIBRATION_SHARE, HELD_OUT_SHARE, Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels
-from lightning_predict.kernels.operations import families as families_of_networks
+from lightning_predict.kernels.operations import network_specs as families_of_networks
 from lightning_predict.weights.files import read_weights, sha256, write_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, HeldOutError, Manifest, ManifestEntry, file_name
-from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 
 HEADINGS = ("operation", "dtype", "GPU", "rows", "median %", "mean %", "in interval %")
 
 
 def unseen_cells(manifest: Manifest) -> list[tuple[str, ...]]:
     """Return the rows of the table, in the order of `HEADINGS`; none if nothing could be left out."""
-    entry = manifest.files.get(file_name(BASE))
+    entry = manifest.files.get(file_name(CROSS_GPU))
     found = {} if entry is None else entry.held_out_error
     return [
         (
@@ -79,12 +79,12 @@ def publish(
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.safetensors"):
         old.unlink()
-    names = [BASE, *sorted({gpu for result in results.values() for gpu in result.own})]
+    names = [CROSS_GPU, *sorted({gpu for result in results.values() for gpu in result.own})]
     for name in names:
         write_weights(_weights_of(name, results, groups, seed), folder / file_name(name))
     stored = {name: read_weights(folder / file_name(name)) for name in names}
-    own = {name: weights for name, weights in stored.items() if name != BASE}
-    models = UtilisationModels(LoadedWeights(stored[BASE], own))
+    own = {name: weights for name, weights in stored.items() if name != CROSS_GPU}
+    models = UtilisationModels(LoadedWeights(stored[CROSS_GPU], own))
     scores = score_groups(models, groups, gpus, seed=seed, raw_networks=raw_networks)
     manifest = Manifest(
         recipe=RECIPE_NAME,
@@ -98,15 +98,15 @@ def publish(
 
 def _weights_of(name: str, results: Mapping[str, FamilyResult], groups: Sequence[Group], seed: int) -> GpuWeights:
     families = {
-        family: with_constants_in_bias(result.base if name == BASE else result.own[name])
+        family: with_constants_in_bias(result.base if name == CROSS_GPU else result.own[name])
         for family, result in results.items()
-        if name == BASE or name in result.own
+        if name == CROSS_GPU or name in result.own
     }
     pairs = {pair for network in families.values() for pair in network.trained}
     used = {
         group.source
         for group in groups
-        if (group.batch.operation, group.batch.dtype) in pairs and name in (BASE, group.gpu)
+        if (group.batch.operation, group.batch.dtype) in pairs and name in (CROSS_GPU, group.gpu)
     }
     return GpuWeights(name, families, RECIPE_NAME, seed, tuple(_title(source) for source in sorted(used)))
 
@@ -133,7 +133,7 @@ def _entry(
             for error in result.unseen
             if error.rows >= FEWEST_SCORED
         }
-        if name == BASE
+        if name == CROSS_GPU
         else {
             f"{score.operation}/{score.dtype}": HeldOutError(
                 rows=score.rows,

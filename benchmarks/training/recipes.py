@@ -15,7 +15,7 @@ from typing import Final, final
 from benchmarks.training.doublings import ShapeRange
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.kernels.operations import Family, families
+from lightning_predict.kernels.operations import NetworkSpec, network_specs
 
 RECIPE_NAME: Final = "utilisation-4"
 DATA_CENTRE_BLACKWELL: Final = ("B200-SXM-180GB", "B300-SXM-288GB", "GB200", "GB300")
@@ -44,13 +44,13 @@ class Recipe:
         shortest_seconds: Device time of each of them.
     """
 
-    family: Family
+    family: NetworkSpec
     base: TrainingPlan
     own: TrainingPlan
     folds: tuple[tuple[str, ...], ...]
     scored_from_seconds: float
     scored_calls_from_seconds: float
-    kin: tuple[Family, ...] = ()
+    kin: tuple[NetworkSpec, ...] = ()
     start: TrainingPlan | None = None
     fold: TrainingPlan | None = None
     sources: frozenset[str] | None = None
@@ -70,7 +70,7 @@ class Recipe:
         """Return the seconds from which a group's rows are scored."""
         return self.scored_calls_from_seconds if group.floor_seconds > 0 else self.scored_from_seconds
 
-    def _takes(self, group: Group, *families: Family) -> bool:
+    def _takes(self, group: Group, *families: NetworkSpec) -> bool:
         """Return whether measurements are of one of the families, from a source that is taken."""
         operation, dtype = group.batch.operation, group.batch.dtype
         is_taken = self.sources is None or group.source in self.sources
@@ -102,7 +102,7 @@ def _convolutions(*dtypes: str) -> tuple[ShapeRange, ...]:
             fixed={"kernel_size": (1.0, 3.0, 3.0, 5.0, 7.0), "stride": (1.0, 1.0, 2.0), "padding": (1.0,)},
         )
         for dtype in dtypes
-        for operation in families()["convolution"].operations
+        for operation in network_specs()["convolution"].operations
     )
 
 
@@ -178,8 +178,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     recipe.family.name: recipe
     for recipe in (
         Recipe(
-            family=families()["matmul_half"],
-            kin=(families()["matmul_single"],),
+            family=network_specs()["matmul_half"],
+            kin=(network_specs()["matmul_single"],),
             shapes=_PRODUCT_SHAPES,
             base=_PRODUCT_BASE,
             start=TrainingPlan(steps=8000, batch_rows=2048),
@@ -190,8 +190,8 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             scored_calls_from_seconds=2e-4,
         ),
         Recipe(
-            family=families()["matmul_single"],
-            kin=(families()["matmul_half"],),
+            family=network_specs()["matmul_single"],
+            kin=(network_specs()["matmul_half"],),
             shapes=_PRODUCT_SHAPES,
             base=_PRODUCT_BASE,
             start=TrainingPlan(steps=6000),
@@ -202,7 +202,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             scored_calls_from_seconds=2e-4,
         ),
         Recipe(
-            family=families()["convolution"],
+            family=network_specs()["convolution"],
             shapes=_convolutions("float32"),
             base=_CONVOLUTION_BASE,
             start=_CONVOLUTION_BASE,
@@ -230,7 +230,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         ),
         # A few hundred rows of an old cuDNN on Volta and Turing would stand for all GPUs: only one's own count.
         Recipe(
-            family=families()["convolution_tensor"],
+            family=network_specs()["convolution_tensor"],
             sources=frozenset({"own"}),
             shapes=_convolutions("bfloat16", "float16"),
             base=_CONVOLUTION_BASE,
@@ -240,7 +240,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             scored_calls_from_seconds=2e-4,
         ),
         Recipe(
-            family=families()["attention"],
+            family=network_specs()["attention"],
             shapes=_ATTENTIONS,
             base=_BLIND_BASE,
             start=TrainingPlan(steps=7000),
@@ -250,7 +250,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             scored_calls_from_seconds=2e-4,
         ),
         Recipe(
-            family=families()["vector"],
+            family=network_specs()["vector"],
             shapes=_VECTORS,
             base=_BLIND_BASE,
             start=TrainingPlan(steps=4000),

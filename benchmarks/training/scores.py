@@ -28,7 +28,7 @@ from benchmarks.training.recipes import RECIPES, Recipe
 from lightning_predict.extensions.own_weights.training.tables import Group, problem_shares, split_rows
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels
-from lightning_predict.kernels.operations import Array, ProblemBatch, family_of
+from lightning_predict.kernels.operations import Array, ShapeBatch, network_spec
 from lightning_predict.kernels.roofline import compute_peak, roofline_seconds
 from lightning_predict.units import milliseconds_to_seconds, seconds_to_milliseconds
 
@@ -57,14 +57,14 @@ class RawNetwork:
     mean: Array
     scale: Array
 
-    def seconds(self, batch: ProblemBatch, gpu: Gpu) -> Array:
+    def seconds(self, batch: ShapeBatch, gpu: Gpu) -> Array:
         """Return predicted seconds of each problem, shape (problems,); nothing keeps them above 0."""
         inputs = torch.tensor((raw_inputs(batch, gpu) - self.mean) / self.scale, dtype=torch.float32)
         with torch.no_grad():
             return np.asarray(milliseconds_to_seconds(1.0) * self.layers(inputs)[:, 0].double().numpy())
 
 
-def raw_inputs(batch: ProblemBatch, gpu: Gpu) -> Array:
+def raw_inputs(batch: ShapeBatch, gpu: Gpu) -> Array:
     """List shape parameters in their order, then memory, bandwidth, SMs and peak, shape (problems, inputs)."""
     figures = (
         gpu.memory_bytes,
@@ -72,7 +72,7 @@ def raw_inputs(batch: ProblemBatch, gpu: Gpu) -> Array:
         gpu.streaming_multiprocessors,
         float(compute_peak(batch, [gpu])[0, 0]),
     )
-    columns = [batch.columns[word] for word in batch.kind.shape]
+    columns = [batch.columns[word] for word in batch.spec.shape]
     return np.stack([*columns, *(np.full(len(batch), figure) for figure in figures)], axis=1)
 
 
@@ -114,7 +114,7 @@ def _fit(layers: torch.nn.Sequential, inputs: Array, milliseconds: Array) -> Non
         optimizer.step()
 
 
-Figure = Callable[[ProblemBatch, Gpu], float]
+Figure = Callable[[ShapeBatch, Gpu], float]
 """A speed of a GPU that counts for a batch."""
 
 BASELINES: Final = ("roofline", "peak ratio", "bandwidth ratio", "raw network")
@@ -137,12 +137,12 @@ class BaselineError:
     mean: float
 
 
-def peak_of(batch: ProblemBatch, gpu: Gpu) -> float:
+def peak_of(batch: ShapeBatch, gpu: Gpu) -> float:
     """Find the FLOP/s of the units that do the work, in its dtype."""
     return float(compute_peak(batch, [gpu])[0, 0])
 
 
-def memory_bandwidth_of(_batch: ProblemBatch, gpu: Gpu) -> float:
+def memory_bandwidth_of(_batch: ShapeBatch, gpu: Gpu) -> float:
     """Return the bytes per second of the device memory."""
     return gpu.dram_bytes_per_second
 
@@ -274,7 +274,7 @@ def scored_groups(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[
 
 def _taken(groups: Iterable[Group], gpus: Mapping[str, Gpu]) -> Iterator[tuple[Recipe, Group]]:
     for group in groups:
-        family = family_of(group.batch.operation, group.batch.dtype)
+        family = network_spec(group.batch.operation, group.batch.dtype)
         if family is not None and group.gpu in gpus and RECIPES[family.name].serves(group):
             yield RECIPES[family.name], group
 

@@ -21,7 +21,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from benchmarks.training.collectives import publish_curves
 from benchmarks.training.families import train_families, trainings_of
-from benchmarks.training.proxies import ProxyScore, proxy_scores, proxy_table
 from benchmarks.training.publishing import publish, unseen_table
 from benchmarks.training.recipes import RECIPES, Recipe
 from benchmarks.training.report import Goal, reach_table
@@ -33,13 +32,14 @@ from benchmarks.training.scores import (
     scored_groups,
     train_raw_network,
 )
+from benchmarks.training.surrogates import ProxyScore, proxy_scores, proxy_table
 from benchmarks.training.tables import read_tables
-from lightning_predict.extensions.own_weights.training.own import gpus_of
 from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
+from lightning_predict.extensions.own_weights.training.tuning import gpus_of
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import UtilisationModels, kernel_models
 from lightning_predict.weights.manifest import HeldOutError, Manifest, file_name
-from lightning_predict.weights.records import BASE
+from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.store import BUNDLED, load_weights, read_manifest
 
 JOBS: Final = 2
@@ -212,7 +212,7 @@ def operator_goals(scores: Sequence[Score], manifest: Manifest | None) -> tuple[
     """
     own = [score for score in scores if score.own_weights]
     goals = [goal for reach in REACHES for goal in _reached(reach, own)]
-    entry = None if manifest is None else manifest.files.get(file_name(BASE))
+    entry = None if manifest is None else manifest.files.get(file_name(CROSS_GPU))
     return (*goals, *_unseen({} if entry is None else entry.held_out_error), *_intervals(own))
 
 

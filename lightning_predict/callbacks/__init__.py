@@ -3,8 +3,8 @@
 * `RuntimePredictor` predicts, after the first steps, the time and cost of the run on other GPUs.
 * `CostBudget` stops a run that will exceed its budget.
 
-The hooks are thin. They call `fit`, which records steps, times the fit, counts the remaining work, forecasts and judges
-the budget. `trainer_state` reads the Trainer; `guard` keeps our errors away from it. Example::
+The hooks are thin. They call `observe`, which records steps, times the fit, counts the remaining work, forecasts and
+judges the budget. `trainer_state` reads the Trainer; `guard` keeps our errors away from it. Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

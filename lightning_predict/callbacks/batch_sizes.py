@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from lightning_predict.callbacks.arguments import MetaStep
-from lightning_predict.callbacks.bases import warn
-from lightning_predict.callbacks.predicting import Question
-from lightning_predict.callbacks.showing import log_values, print_beside
+from lightning_predict.callbacks.lightning_packages import warn
+from lightning_predict.callbacks.output import log_values, print_on_rank_zero
+from lightning_predict.callbacks.rest_prediction import PredictionRequest
 from lightning_predict.errors import CaptureError
 from lightning_predict.extensions import extension
 from lightning_predict.reports.loggers import LoggedTable, log_table
@@ -36,7 +36,7 @@ _PRECISIONS: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed", None: Non
 """Precision of the steps on the meta device, by the autocast dtype of the Trainer's own step."""
 
 
-def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
+def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
     """Return the largest batch size that fits on each GPU; the run's random state and gradients are not changed."""
     if trace.samples is None:
         raise CaptureError("the batch size in use could not be read from the batch")
@@ -56,7 +56,7 @@ def batch_sizes_on_meta(meta_step: MetaStep, trace: Trace, question: Question) -
     return found
 
 
-def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: Question) -> tuple[BatchSizeOption, ...]:
+def try_batch_sizes(meta_step: MetaStep, trace: Trace, question: PredictionRequest) -> tuple[BatchSizeOption, ...]:
     """Return the largest batch sizes; on failure warn and return none, so that the predictions are kept."""
     try:
         return batch_sizes_on_meta(meta_step, trace, question)
@@ -71,8 +71,8 @@ def show_batch_sizes(options: Sequence[BatchSizeOption], trainer: Trainer, *, wi
         return
     lines: Sequence[str] = extension("batch_size_lines")(options)
     if with_table:
-        print_beside(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
-        print_beside(trainer, lambda: "\n".join(lines) + "\n")
+        print_on_rank_zero(trainer, lambda: "Largest batch size (from steps captured on the meta device):")
+        print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
     values = {}
     for option in options:
         if option.batch_size is not None and option.samples_per_second is not None:

@@ -32,41 +32,55 @@ from lightning_predict.callbacks.arguments import (
     future_time,
     hours_of,
 )
-from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.meetings import Alone, Decision, Meetings, Schedule, meetings_of, wait_seconds
-from lightning_predict.callbacks.showing import log_event, log_values
+from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
+from lightning_predict.callbacks.output import log_event, log_values
+from lightning_predict.callbacks.rank_agreement import (
+    AgreementSchedule,
+    Decision,
+    RankAgreement,
+    SingleProcess,
+    rank_agreement,
+    wait_seconds,
+)
 from lightning_predict.callbacks.trainer_state import (
-    batches_in_store,
     batches_of_fit,
     batches_without_step,
     facts_of,
-    reason_for_no_extras,
+    inactive_mode,
+    minimums_preventing_stop,
+    prefetched_batches,
     resumes_data,
-    unmet_minimums,
 )
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.fit.budget import (
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.guard import fallback_on_error, log_exceptions, log_sentence
+from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,
-    BudgetQuestion,
     BudgetVerdict,
     BudgetWatch,
+    DueCheck,
     Ledger,
     Limit,
+    check_use,
     gpu_name_in_use,
-    judge_use,
     limits_of_fit,
     named_offer,
     price_of_run,
 )
-from lightning_predict.fit.clock import RunClock, ledger_clock, run_clock_of
-from lightning_predict.fit.forecast import Moments, RestOfRun, end_seconds, rest_of
-from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, Kept, job_in_use, keep, read_kept
-from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.guard import gives_instead, log_sentence, never_raises
+from lightning_predict.observe.clock import RunClock, ledger_clock, run_clock_of
+from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun, end_seconds, forecast_rest
+from lightning_predict.observe.ledger_file import (
+    LEDGER_NAME,
+    LEDGER_SECONDS,
+    SavedLedger,
+    job_in_use,
+    read_ledger,
+    save_ledger,
+)
 from lightning_predict.reports.format import duration
 from lightning_predict.reports.format import usd_per_hour as in_words
 from lightning_predict.units import grams_to_kilograms, hours_to_seconds, seconds_to_hours, watts_to_kilowatts
@@ -141,9 +155,9 @@ class _Fit:
         judge: Returns a verdict; None if there is nothing to check.
     """
 
-    def __init__(self, meetings: Meetings) -> None:
+    def __init__(self, meetings: RankAgreement) -> None:
         self.meetings = meetings
-        self.schedule: Schedule | None = None
+        self.schedule: AgreementSchedule | None = None
         self.failure: str | None = None
         self.has_ended = self.is_saving = False
         self.overrun: str | None = None
@@ -249,7 +263,7 @@ class CostBudget(Callback):
     state_key = "lightning_predict.CostBudget"
     """The same for every budget, so that a run can be resumed with a larger one."""
 
-    @gives_instead(dict, _say_state_is_lost)
+    @fallback_on_error(dict, _say_state_is_lost)
     def state_dict(self) -> dict[str, Any]:
         """Return the used amounts, the machine and the reason for a stop, as plain values.
 
@@ -264,7 +278,7 @@ class CostBudget(Callback):
         }
         return used | machine | {"run": self._run, "stopping_reason": self.stopping_reason}
 
-    @gives_instead(lambda: None, _say_state_is_unread)
+    @fallback_on_error(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the used amounts of a checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
@@ -274,21 +288,21 @@ class CostBudget(Callback):
         run = state_dict.get("run")  # absent in checkpoints of version 0.3 and before
         self._run = run if isinstance(run, str) and run else self._run
 
-    @never_raises
+    @log_exceptions
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new fit; time counts from here."""
         if stage != "fit":
             return
         self._fit = self.stopping_reason = None
         self._warned = set()
-        mode = reason_for_no_extras(trainer)
+        mode = inactive_mode(trainer)
         if mode is None:
-            self._fit = _Fit(meetings_of(trainer))  # before any code that may fail on one rank only
+            self._fit = _Fit(rank_agreement(trainer))  # before any code that may fail on one rank only
         self._ledger.open(forget=self.scope == "run")
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
-            import_module("lightning_predict.timeline.iteration")  # for forecasts: no step waits for it
+            import_module("lightning_predict.timeline.step_prediction")  # for forecasts: no step waits for it
             self._fit.clock = run_clock_of(trainer, device=trainer.strategy.root_device)
 
     @property
@@ -296,21 +310,21 @@ class CostBudget(Callback):
         """Clock of the fit; None on ranks other than zero."""
         return None if self._fit is None else self._fit.clock
 
-    @never_raises
+    @log_exceptions
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
         if (clock := self._clock) is not None:
-            clock.sanity_check_starts()
+            clock.on_sanity_check_start()
 
-    @never_raises
+    @log_exceptions
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Start timing a validation batch."""
         if (clock := self._clock) is not None:
-            clock.validation.batch_starts()
+            clock.validation.on_batch_start()
 
-    @never_raises
+    @log_exceptions
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -333,21 +347,21 @@ class CostBudget(Callback):
             return
         if trainer.sanity_checking:
             if fit.clock is not None:
-                fit.clock.validation.batch_ends()
+                fit.clock.validation.on_batch_end()
             return
         fit.validated_batches += 1
-        interval = 1 if isinstance(fit.meetings, Alone) else fit.validation_interval
+        interval = 1 if isinstance(fit.meetings, SingleProcess) else fit.validation_interval
         is_due = interval is not None and fit.validated_batches % interval == 0
         self._on_rank_zero(fit, is_due, lambda: self._validation_batch_ends(trainer, fit))
-        if not is_due or self.on_exceed == "warn" or unmet_minimums(trainer):
+        if not is_due or self.on_exceed == "warn" or minimums_preventing_stop(trainer):
             return
-        decision = self._meet(fit, lambda: self._judge_validation(trainer, fit))
+        decision = self._agree(fit, lambda: self._judge_validation(trainer, fit))
         if decision["action"] == "warn":
             fit.overrun = decision["reason"]  # the run ends after this validation
         elif decision["action"] == "stop":
             self._end_within_validation(trainer, fit, decision["reason"])
 
-    @never_raises
+    @log_exceptions
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the price, report settings that prevent a stop, and stop at once if earlier fits used up the budget."""
         fit = self._fit
@@ -355,40 +369,40 @@ class CostBudget(Callback):
             return
         if fit.clock is not None:
             is_manual = not pl_module.automatic_optimization
-            fit.clock.windows.begins(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
-        fit.schedule = None if isinstance(fit.meetings, Alone) else Schedule()
+            fit.clock.windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
+        fit.schedule = None if isinstance(fit.meetings, SingleProcess) else AgreementSchedule()
         batches = _validation_batches(trainer)
-        decision = self._meet(fit, lambda: self._open(trainer, fit) | self._settings, alike=batches)
+        decision = self._agree(fit, lambda: self._open(trainer, fit) | self._settings, alike=batches)
         self._follow(decision)
         self._act(trainer, fit, decision, can_save=False)
 
-    @never_raises
+    @log_exceptions
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the start of workers from the wait for a batch."""
         if (clock := self._clock) is not None:
-            clock.epoch_starts()
+            clock.on_epoch_start()
 
-    @never_raises
+    @log_exceptions
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the gap between two epochs."""
         if (clock := self._clock) is not None:
-            clock.epoch_ends()
+            clock.on_epoch_end()
 
-    @never_raises
+    @log_exceptions
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Time the writing of checkpoints."""
         if (clock := self._clock) is not None:
             clock.checkpoint_is_collected(self)
 
-    @never_raises
+    @log_exceptions
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the loader's wait; it is timed separately."""
         if self._fit is not None:
             self._fit.validated_batches = 0
         if (clock := self._clock) is not None:
-            clock.validation_starts(is_check=trainer.sanity_checking)
+            clock.on_validation_start(is_check=trainer.sanity_checking)
 
-    @never_raises
+    @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Use its time to forecast later validations; end the run if it used up the budget."""
         fit = self._fit
@@ -399,13 +413,13 @@ class CostBudget(Callback):
         if overrun is not None and not fit.has_ended:
             self._end(trainer, fit, overrun, can_save=True)
 
-    @never_raises
+    @log_exceptions
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start timing the batch."""
         if (clock := self._clock) is not None:
-            clock.batch_starts()
+            clock.on_batch_start()
 
-    @never_raises
+    @log_exceptions
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -414,29 +428,29 @@ class CostBudget(Callback):
         if fit is None or fit.has_ended:
             return
         schedule = fit.schedule
-        is_due = schedule is not None and schedule.batch_ends()
+        is_due = schedule is not None and schedule.on_batch_end()
         if schedule is None:
             self._look(trainer, fit, is_due=False)
         else:
             self._on_rank_zero(fit, is_due, lambda: self._look(trainer, fit, is_due=is_due))
         if is_due or (schedule is None and fit.judge is not None):
-            decision = self._meet(fit, lambda: self._decide(trainer, fit), alike=_validation_batches(trainer))
+            decision = self._agree(fit, lambda: self._decide(trainer, fit), alike=_validation_batches(trainer))
             if schedule is not None:
-                schedule.meet_after(decision["batches"])
+                schedule.agree_after(decision["batches"])
             self._act(trainer, fit, decision, can_save=True)
 
-    @never_raises
+    @log_exceptions
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Repeat the reason for the stop at the very end."""
         if self.stopping_reason is not None:
             rank_zero_info(f"CostBudget ended this fit: {self.stopping_reason}.")
 
-    @never_raises
+    @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Record the used amounts; teardown is not called after an exception."""
         self._close(trainer)
 
-    @never_raises
+    @log_exceptions
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Record the used amounts."""
         self._close(trainer)
@@ -447,7 +461,7 @@ class CostBudget(Callback):
         With several ranks, this rank only stores its error; the next joint decision turns the budget off on all ranks.
         """
         failure, fit = f"{type(error).__name__}: {error}", self._fit
-        if fit is None or isinstance(fit.meetings, Alone):
+        if fit is None or isinstance(fit.meetings, SingleProcess):
             self._fit = None
             warn(f"CostBudget is off, and training continues without a budget: {failure}")
         else:
@@ -469,14 +483,14 @@ class CostBudget(Callback):
         try:
             look()
         except Exception as error:
-            if not is_due or isinstance(fit.meetings, Alone):
+            if not is_due or isinstance(fit.meetings, SingleProcess):
                 raise
             self.give_up(error)
 
-    def _meet(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
+    def _agree(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
         """Decide together with the other ranks; an error on any rank is raised on all, which turns all off."""
         try:
-            return fit.meetings.decide(ask, failure=fit.failure, alike=None if alike is None else str(alike))
+            return fit.meetings.agree(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
             self._fit = None
             raise
@@ -495,13 +509,15 @@ class CostBudget(Callback):
                 f"CostBudget: this run moved from {before} to {self._machine}. Earlier use keeps its price; the rest "
                 "is forecast from steps on this machine."
             )
-        minimums = unmet_minimums(trainer)
+        minimums = minimums_preventing_stop(trainer)
         if minimums and self.on_exceed == "stop":
             warn(f"CostBudget cannot stop this run before {minimums}, which Lightning enforces.")
         fit.watch = BudgetWatch(
             limits,
             self._ledger,
-            moments=Moments(batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)),
+            moments=ForecastSchedule(
+                batches_per_window=trainer.accumulate_grad_batches, batches=batches_of_fit(trainer)
+            ),
             warmup_steps=self.warmup_steps * trainer.accumulate_grad_batches,
         )
         if trainer.world_size > 1:
@@ -509,14 +525,14 @@ class CostBudget(Callback):
                 f"CostBudget: {trainer.world_size} ranks decide together every {duration(CHECK_SECONDS)} (or every "
                 "batch, if longer). The run may exceed its budget by that much."
             )
-        fit.judge = lambda: judge_use(limits, 0.0)
+        fit.judge = lambda: check_use(limits, 0.0)
         return self._decide(trainer, fit)
 
     def _find_ledger(self, trainer: Trainer) -> None:
         """Restore the used amounts from the ledger file, if they exceed the checkpoint's."""
         path, job = self._ledger_path(trainer), job_in_use()
         try:
-            kept = in_hook(path, lambda: read_kept(path), seconds=wait_seconds(trainer, FILE_SECONDS))
+            kept = in_hook(path, lambda: read_ledger(path), seconds=wait_seconds(trainer, FILE_SECONDS))
         except (OSError, InvalidArgumentError) as error:
             warn(f"CostBudget cannot read {path}: {error}")
             return
@@ -534,9 +550,11 @@ class CostBudget(Callback):
             return
         fit.kept_seconds, path = elapsed, self._ledger_path(trainer)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        kept = Kept(run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now)
+        kept = SavedLedger(
+            run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now
+        )
         try:
-            in_hook(path, lambda: keep(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
+            in_hook(path, lambda: save_ledger(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
         except OSError as error:
             if "ledger" not in self._warned:
                 self._warned.add("ledger")
@@ -550,24 +568,22 @@ class CostBudget(Callback):
         watch, clock = fit.watch, fit.clock
         if watch is None or clock is None:
             return
-        clock.batch_ends(lambda: trainer.global_step)
+        clock.on_batch_end(lambda: trainer.global_step)
         elapsed = self._ledger.elapsed_seconds
         self._keep_ledger(trainer, fit, elapsed)
         question = None
         if is_due or fit.schedule is None:
-            question = watch.question(clock.batches, clock.training_seconds, elapsed=elapsed)
+            question = watch.due_check(clock.batches, clock.training_seconds, elapsed=elapsed)
         if question is not None or is_due:
             fit.judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
-    def _judge_now(
-        self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: BudgetQuestion
-    ) -> BudgetVerdict:
+    def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: DueCheck) -> BudgetVerdict:
         """Judge the used amounts and, if asked for, the rest of the run."""
         rest: RestOfRun | None = None
         if question != "use":
-            clock.buffered = batches_in_store(trainer)
+            clock.buffered = prefetched_batches(trainer)
             facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
-            rest = rest_of(facts, clock)
+            rest = forecast_rest(facts, clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
             if rest.forecast is None and question == "forecast" and not self._warned:
@@ -577,7 +593,7 @@ class CostBudget(Callback):
                 rank_zero_info(
                     f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
                 )
-        verdict = watch.judge(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
+        verdict = watch.check(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
         if rest is not None or verdict.action == "stop":
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         return verdict
@@ -607,7 +623,7 @@ class CostBudget(Callback):
 
     def _validation_batch_ends(self, trainer: Trainer, fit: _Fit) -> None:
         if fit.clock is not None:
-            fit.clock.validation.batch_ends()
+            fit.clock.validation.on_batch_end()
         if fit.watch is not None:
             self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
@@ -615,9 +631,11 @@ class CostBudget(Callback):
         """Update the forecast of the final validation from the last one."""
         if fit.clock is None:
             return
-        fit.clock.validation_ends()
+        fit.clock.on_validation_end()
         if fit.watch is not None and self.on_exceed == "stop":
-            fit.watch.ends_in(end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation.times()))
+            fit.watch.set_end_seconds(
+                end_seconds(_validation_batches(trainer) or 0, None, fit.clock.validation.times())
+            )
 
     def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
         """Judge the used amounts during a validation."""
@@ -625,7 +643,7 @@ class CostBudget(Callback):
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
             rest = max(0, batches - fit.validated_batches) * (validation.batch.middle + validation.wait.middle)
-        verdict = GO_ON if fit.watch is None else fit.watch.judge_validation(rest)
+        verdict = GO_ON if fit.watch is None else fit.watch.check_validation(rest)
         return {"action": verdict.action, "reason": verdict.reason}
 
     # On every rank:
@@ -706,7 +724,7 @@ class CostBudget(Callback):
                     trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this one there
                 except Exception as another:
                     problem += f"; then {type(another).__name__}: {another}"
-            fit.meetings.decide(dict, failure=problem or None)
+            fit.meetings.agree(dict, failure=problem or None)
             where = f" Its checkpoint is {path}."
             if trainer.is_last_batch or resumes_data(trainer):
                 return where

@@ -3,10 +3,10 @@
 It connects a Trainer's hooks to the two recorders, which know no Trainer. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
-    recording.training_starts(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
-    recording.batch_starts(trainer, batch)
+    recording.on_train_start(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
+    recording.on_batch_start(trainer, batch)
     # ... the batch is trained ...
-    trace = recording.batch_ends(batch)   # None until the last step was recorded
+    trace = recording.on_batch_end(batch)   # None until the last step was recorded
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, final
 
-from lightning_predict.callbacks.bases import rank_zero_info, samples_of, shapes_of
+from lightning_predict.callbacks.lightning_packages import rank_zero_info, samples_of, shapes_of
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
-from lightning_predict.fit.clock import host_clock
-from lightning_predict.fit.recorder import Session, StepRecorder, ValidationRecorder
-from lightning_predict.fit.remaining import remaining
-from lightning_predict.fit.windows import Pace, WindowCount
+from lightning_predict.observe.clock import host_clock
+from lightning_predict.observe.optimizer_steps import Pace, StepCounter
+from lightning_predict.observe.recorder import Session, StepRecorder, ValidationRecorder
+from lightning_predict.observe.remaining import remaining
 from lightning_predict.tracing.environment import (
     autograd_nodes,
     compilations,
@@ -67,14 +67,14 @@ class FitRecording:
         """A validation batch was recorded."""
         return self._validation is not None and self._validation.is_done
 
-    def training_starts(
+    def on_train_start(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
         *,
         warmup_steps: int,
         capture_steps: int,
-        count: WindowCount,
+        count: StepCounter,
     ) -> None:
         """Make the step recorder; not in on_train_epoch_start, which a run resumed within an epoch does not call."""
         self._steps = StepRecorder(
@@ -99,7 +99,7 @@ class FitRecording:
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 
-    def batch_starts(self, trainer: Trainer, batch: Any) -> bool:
+    def on_batch_start(self, trainer: Trainer, batch: Any) -> bool:
         """Time or record the next batch.
 
         Returns:
@@ -107,13 +107,13 @@ class FitRecording:
         """
         if self._steps is None:
             return False
-        if self._steps.asks_for_nothing:
-            self._steps.batch_starts(full_windows_after=None, next_is_short=False)
+        if self._steps.skips_next:
+            self._steps.on_batch_start(full_windows_after=None, next_is_short=False)
             return False
         position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
         after = full_windows if full_windows is None or is_short else full_windows - 1
-        self._steps.batch_starts(full_windows_after=after, next_is_short=is_short, shapes=lambda: shapes_of(batch))
+        self._steps.on_batch_start(full_windows_after=after, next_is_short=is_short, shapes=lambda: shapes_of(batch))
         return self._steps.is_recording
 
     def optimizer_steps(self, optimizer: object) -> None:
@@ -121,12 +121,12 @@ class FitRecording:
         if self._steps is not None:
             self._steps.optimizer_steps(optimizer)
 
-    def batch_ends(self, batch: Any) -> Trace | None:
+    def on_batch_end(self, batch: Any) -> Trace | None:
         """End the batch; return the trace once every kind is recorded, and again if a new kind appears later."""
         if self._steps is None:
             return None
         samples = None if self._steps.is_idle else samples_of(batch)
-        trace = self._steps.batch_ends(samples=samples)
+        trace = self._steps.on_batch_end(samples=samples)
         if trace is not None:
             self.pace = self._steps.pace
         if self._steps.is_finished:
@@ -135,18 +135,18 @@ class FitRecording:
 
     def rest(self) -> Trace | None:
         """Return the trace if training ended before all kinds of steps were recorded; None if already returned."""
-        trace = None if self._steps is None else self._steps.rest()
+        trace = None if self._steps is None else self._steps.unreturned_trace()
         if trace is not None and self._steps is not None:
             self.pace = self._steps.pace
         return trace
 
-    def validation_starts(self) -> None:
+    def on_validation_start(self) -> None:
         """Note that a validation run or the sanity check begins."""
         self.pause()
         if self._validation is not None:
-            self._validation.run_starts()
+            self._validation.on_run_start()
 
-    def validation_batch_starts(self, trainer: Trainer) -> bool:
+    def on_validation_batch_start(self, trainer: Trainer) -> bool:
         """Record a batch of the sanity check, or of the first validation without a sanity check.
 
         Returns:
@@ -155,13 +155,13 @@ class FitRecording:
         if self._validation is None:
             return False
         batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-        self._validation.batch_starts(batches_in_run=sum(batches))
+        self._validation.on_batch_start(batches_in_run=sum(batches))
         return self._validation.is_recording
 
-    def validation_batch_ends(self, batch: Any) -> None:
+    def on_validation_batch_end(self, batch: Any) -> None:
         """Stop recording a validation batch."""
         if self._validation is not None:
-            self._validation.batch_ends(samples=samples_of(batch))
+            self._validation.on_batch_end(samples=samples_of(batch))
 
     def validation_trace(self) -> Trace | None:
         """Return the recorded validation batch; without one, validation is estimated, and the table has a note."""
@@ -180,7 +180,7 @@ class FitRecording:
 
     def unfinished_steps(self) -> tuple[int, int] | None:
         """Return the numbers of batches and steps seen without any recording; None if a step was recorded."""
-        if self._steps is None or self._steps.has_given:
+        if self._steps is None or self._steps.has_returned_trace:
             return None
         return self._steps.count.batches, self._steps.count.windows
 

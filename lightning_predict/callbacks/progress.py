@@ -3,7 +3,7 @@
 Example::
 
     progress_file = ProgressFile.wanted(None, trainer)     # the file that the environment names
-    progress_file.batch_ends(trainer)
+    progress_file.on_batch_end(trainer)
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from lightning_predict.callbacks.bases import warn
-from lightning_predict.callbacks.meetings import wait_seconds
+from lightning_predict.callbacks.lightning_packages import warn
+from lightning_predict.callbacks.rank_agreement import wait_seconds
 from lightning_predict.callbacks.trainer_state import batches_of_fit
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.fit.clock import RunClock
+from lightning_predict.observe.clock import RunClock
 from lightning_predict.run.progress import FILE_VARIABLE, ProgressKeeper, place_in_use, write_progress
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ProgressFile:
             return None
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
-    def batch_ends(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
+    def on_batch_end(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
         """Write, if it is due."""
 
         def batch_seconds() -> float | None:

@@ -22,7 +22,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.callbacks.arguments import (
     MetaStep,
     check_epoch,
@@ -31,29 +31,29 @@ from lightning_predict.callbacks.arguments import (
     check_weights,
     hours_of,
 )
-from lightning_predict.callbacks.bases import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
 from lightning_predict.callbacks.fit_recording import FitRecording
-from lightning_predict.callbacks.follow_up import FollowUp
-from lightning_predict.callbacks.meetings import wait_seconds
-from lightning_predict.callbacks.memory_ahead import MemoryAhead
-from lightning_predict.callbacks.predicting import Question, load_prediction, of_processes
+from lightning_predict.callbacks.forecast_updates import ForecastUpdates
+from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
+from lightning_predict.callbacks.memory_warnings import MemoryWarnings
+from lightning_predict.callbacks.output import OutputOptions, print_predictions
 from lightning_predict.callbacks.progress import ProgressFile
 from lightning_predict.callbacks.progress_bar import ShownInBar, show_in_bar
-from lightning_predict.callbacks.showing import Manner, show
-from lightning_predict.callbacks.trainer_state import callbacks_of, reason_for_no_extras
+from lightning_predict.callbacks.rank_agreement import wait_seconds
+from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_prediction, of_processes
+from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import Charges, UserPrice
-from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.fit.clock import device_clock, run_clock_of
-from lightning_predict.fit.outcome import Outcome
-from lightning_predict.fit.remaining import Moment
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layout_of, layouts_of
-from lightning_predict.guard import never_raises
+from lightning_predict.guard import log_exceptions
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.observe.clock import device_clock, run_clock_of
+from lightning_predict.observe.predicted_vs_actual import Outcome
+from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.trace import Trace
@@ -62,7 +62,7 @@ from lightning_predict.weights.source import AnyWeights
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from lightning_predict.callbacks.advising import Following
+    from lightning_predict.callbacks.advice_output import DataFlowRecorder
     from lightning_predict.extensions.advice.advice_text import Advice
 
 
@@ -70,11 +70,11 @@ if TYPE_CHECKING:
 class _Fit:
     """State of one fit, on rank zero; None for parts that have not begun, were not requested, or are over."""
 
-    def __init__(self, follow_up: FollowUp, recording: FitRecording) -> None:
+    def __init__(self, follow_up: ForecastUpdates, recording: FitRecording) -> None:
         self.follow_up, self.recording = follow_up, recording
         self.clock = follow_up.run_clock
-        self.memory_ahead = MemoryAhead()
-        self.following: Following | None = None
+        self.memory_ahead = MemoryWarnings()
+        self.following: DataFlowRecorder | None = None
         self.in_bar: ShownInBar | None = None
         self.progress_file: ProgressFile | None = None
 
@@ -87,7 +87,7 @@ class _Fit:
         self.recording.stop()
 
 
-@documents_assumptions
+@fill_in_assumptions
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
@@ -126,7 +126,7 @@ class RuntimePredictor(Callback):
             this.
         save_trace: File for the recorded step, `.json` or `.json.gz`, to predict later or elsewhere with
             `lp.Trace.load` and the command line. Rank zero writes it after the capture. None writes none.
-        gpus_file: TOML file with your own GPUs (see `gpus/own.py`).
+        gpus_file: TOML file with your own GPUs (see `gpus/user_gpus.py`).
         advice: Print at most three lines of optimization advice with predicted gains below the first table, and log the
             gains. It takes a few seconds more and, on a GPU, another step in which tensors are followed.
         progress_bar: Show the remaining time and cost of the whole run in the Trainer's progress bar; logged values are
@@ -197,7 +197,7 @@ class RuntimePredictor(Callback):
         charges: Charges | None = None,
     ) -> None:
         if gpus_file is not None:
-            from lightning_predict.gpus.own import add_gpus
+            from lightning_predict.gpus.user_gpus import add_gpus
 
             add_gpus(gpus_file)
         check_steps("warmup_steps", warmup_steps)
@@ -220,7 +220,7 @@ class RuntimePredictor(Callback):
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
-        self.manner = Manner(
+        self.manner = OutputOptions(
             with_table=print_table,
             verbose=verbose,
             deadline_hours=None if deadline_hours is None else hours_of("deadline_hours", deadline_hours),
@@ -230,7 +230,7 @@ class RuntimePredictor(Callback):
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
         self.progress_file = None if progress_file is None else fspath(progress_file)
-        self._question = Question(
+        self._question = PredictionRequest(
             layouts=layouts,
             assumptions=Assumptions(
                 method=method,
@@ -244,8 +244,8 @@ class RuntimePredictor(Callback):
             ),
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,
-            learns=learn_from_history,
-            strategy=None if strategy is None else strategy_of(strategy),
+            uses_history=learn_from_history,
+            strategy=None if strategy is None else parse_strategy(strategy),
         )
         self.batch_sizes: tuple[BatchSizeOption, ...] = ()
         self.predictions: Predictions | None = None
@@ -259,7 +259,7 @@ class RuntimePredictor(Callback):
         """Copy and pickle arguments and results, but not the state of a running fit: its recording cannot be copied."""
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN | {"_fit"}}
 
-    @never_raises
+    @log_exceptions
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset for a new fit; stay off if there is nothing to predict."""
         if stage != "fit":
@@ -267,7 +267,7 @@ class RuntimePredictor(Callback):
         self._deactivate()
         self.predictions = self.outcome = self.trace = None
         self.batch_sizes = ()
-        mode = reason_for_no_extras(trainer)
+        mode = inactive_mode(trainer)
         if mode is not None:
             warn(f"RuntimePredictor does nothing under Trainer({mode}); leave that out to get predictions.")
         elif self._is_second(trainer):
@@ -276,71 +276,71 @@ class RuntimePredictor(Callback):
             device = trainer.strategy.root_device
             load_prediction()
             self._fit = _Fit(
-                FollowUp(self._question, run_clock_of(trainer, device=device), self.manner),
+                ForecastUpdates(self._question, run_clock_of(trainer, device=device), self.manner),
                 FitRecording(trainer, pl_module, clock=device_clock(device)),
             )
 
-    @never_raises
+    @log_exceptions
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Time the start of the validation loader's workers."""
         if self._fit is not None:
-            self._fit.clock.sanity_check_starts()
+            self._fit.clock.on_sanity_check_start()
 
-    @never_raises
+    @log_exceptions
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to time steps."""
         fit = self._fit
         if fit is None:
             return
         windows = fit.clock.windows
-        windows.begins(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
+        windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=not pl_module.automatic_optimization)
         fit.progress_file = ProgressFile.wanted(self.progress_file, trainer)
-        fit.recording.training_starts(
+        fit.recording.on_train_start(
             trainer, pl_module, warmup_steps=self.warmup_steps, capture_steps=self.capture_steps, count=windows
         )
 
-    @never_raises
+    @log_exceptions
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the start of workers from the wait for a batch."""
         if self._fit is not None:
-            self._fit.clock.epoch_starts()
+            self._fit.clock.on_epoch_start()
             self._fit.recording.pause()
 
-    @never_raises
+    @log_exceptions
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude the end of an epoch from the wait for a batch."""
         if self._fit is not None:
-            self._fit.clock.epoch_ends()
+            self._fit.clock.on_epoch_end()
             self._fit.recording.pause()
 
-    @never_raises
+    @log_exceptions
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Exclude a checkpoint from the wait for a batch, and time its writing."""
         if self._fit is not None:
             self._fit.recording.checkpoint_is_collected()
             self._fit.clock.checkpoint_is_collected(self)
 
-    @never_raises
+    @log_exceptions
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Time or record the next batch."""
         fit = self._fit
         if fit is None:
             return
-        if fit.clock.batch_starts():
+        if fit.clock.on_batch_start():
             self.predictions = fit.follow_up.renew(trainer, moment="batch start") or self.predictions
-        is_recorded = fit.recording.batch_starts(trainer, batch)
+        is_recorded = fit.recording.on_batch_start(trainer, batch)
         if fit.following is not None and not is_recorded:
-            fit.following.batch_starts(batch)
+            fit.following.on_batch_start(batch)
         if is_recorded or fit.following is not None:
             fit.clock.batch_is_recorded()
 
-    @never_raises
+    @log_exceptions
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         """Note which optimizers step together."""
         if self._fit is not None:
             self._fit.recording.optimizer_steps(optimizer)
 
-    @never_raises
+    @log_exceptions
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -348,14 +348,14 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        fit.clock.batch_ends(lambda: trainer.global_step)
+        fit.clock.on_batch_end(lambda: trainer.global_step)
         if fit.progress_file is not None:
-            fit.progress_file.batch_ends(trainer, fit.clock)
+            fit.progress_file.on_batch_end(trainer, fit.clock)
         if fit.follow_up.is_due():
             self.predictions = fit.follow_up.renew(trainer, moment="batch end") or self.predictions
-        if fit.following is not None and fit.following.batch_ends():
+        if fit.following is not None and fit.following.on_batch_end():
             self._tell_advice(trainer, fit, fit.following)
-        trace = fit.recording.batch_ends(batch)
+        trace = fit.recording.on_batch_end(batch)
         if trace is not None:
             is_first = self.trace is None
             fit.memory_ahead.batch_was_recorded(batch)
@@ -367,18 +367,18 @@ class RuntimePredictor(Callback):
                 show_batch_sizes(options, trainer, with_table=self.manner.with_table)
                 self.batch_sizes = options
 
-    @never_raises
+    @log_exceptions
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Exclude validation from the wait for a batch."""
         fit = self._fit
         if fit is None:
             return
-        fit.clock.validation_starts(is_check=trainer.sanity_checking)
-        fit.recording.validation_starts()
+        fit.clock.on_validation_start(is_check=trainer.sanity_checking)
+        fit.recording.on_validation_start()
         if self.trace is not None:  # its loaders may be made only now
-            fit.memory_ahead.tell(trainer, self.trace)
+            fit.memory_ahead.warn(trainer, self.trace)
 
-    @never_raises
+    @log_exceptions
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -386,12 +386,12 @@ class RuntimePredictor(Callback):
         fit = self._fit
         if fit is None:
             return
-        is_recorded = fit.recording.validation_batch_starts(trainer)
-        fit.clock.validation.batch_starts()
+        is_recorded = fit.recording.on_validation_batch_start(trainer)
+        fit.clock.validation.on_batch_start()
         if is_recorded:
             fit.clock.validation.batch_is_recorded()
 
-    @never_raises
+    @log_exceptions
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -403,20 +403,20 @@ class RuntimePredictor(Callback):
     ) -> None:
         """Stop recording a validation batch."""
         if self._fit is not None:
-            self._fit.clock.validation.batch_ends()
-            self._fit.recording.validation_batch_ends(batch)
+            self._fit.clock.validation.on_batch_end()
+            self._fit.recording.on_validation_batch_end(batch)
 
-    @never_raises
+    @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict again if validation was estimated before and has now been recorded."""
         fit = self._fit
         if fit is None:
             return
-        fit.clock.validation_ends()
+        fit.clock.on_validation_end()
         if fit.follow_up.has_predicted and fit.recording.validation_is_done:
             self._predict(trainer, pl_module, fit, "validation end")
 
-    @never_raises
+    @log_exceptions
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Predict from the recordings if the run ended early, warn if it was too short, and compare the times."""
         fit = self._fit
@@ -436,16 +436,16 @@ class RuntimePredictor(Callback):
         if fit.following is not None:
             self._tell_advice(trainer, fit, fit.following)
         if fit.progress_file is not None:
-            fit.progress_file.batch_ends(trainer, fit.clock, has_ended=True)
-        self.outcome = fit.follow_up.look_back(trainer)
+            fit.progress_file.on_batch_end(trainer, fit.clock, has_ended=True)
+        self.outcome = fit.follow_up.compare_outcome(trainer)
         self._deactivate()
 
-    @never_raises
+    @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the profiler after an error; teardown is not called then."""
         self._deactivate()
 
-    @never_raises
+    @log_exceptions
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the profiler."""
         self._deactivate()
@@ -477,31 +477,33 @@ class RuntimePredictor(Callback):
         except (OSError, TraceFormatError) as error:
             warn(f"RuntimePredictor could not write save_trace={path!r}: {type(error).__name__}: {error}")
 
-    def _predict(self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: Moment, **given: Any) -> None:
+    def _predict(
+        self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: HookMoment, **given: Any
+    ) -> None:
         """Predict and show; continue recording only a validation that has not been recorded."""
         follow_up, validation = fit.follow_up, fit.recording.validation_trace()
         self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
-        show(self.predictions, trainer, manner=self.manner, reason=reason, advises=follow_up.advises)
+        print_predictions(self.predictions, trainer, manner=self.manner, reason=reason, advises=follow_up.advises)
         if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
-            from lightning_predict.callbacks.advising import Following
+            from lightning_predict.callbacks.advice_output import DataFlowRecorder
 
-            following = Following(trainer, pl_module, self.trace, fit.clock.windows)
+            following = DataFlowRecorder(trainer, pl_module, self.trace, fit.clock.windows)
             if following.is_useful(self.trace) and moment == "batch end":
                 fit.following = following
             else:
                 self._tell_advice(trainer, fit, following)
         if self.trace is not None:
-            fit.memory_ahead.tell(trainer, self.trace, validation=validation)
+            fit.memory_ahead.warn(trainer, self.trace, validation=validation)
         if self.progress_bar and fit.in_bar is None:
             fit.in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=fit.clock.now)
-        follow_up.was_shown()
+        follow_up.exclude_display_time()
         if validation is not None or not trainer.enable_validation:
             fit.recording.forget_validation()
 
-    def _tell_advice(self, trainer: Trainer, fit: _Fit, following: Following) -> None:
+    def _tell_advice(self, trainer: Trainer, fit: _Fit, following: DataFlowRecorder) -> None:
         """Store the followed tensors of the step, and print the advice."""
-        from lightning_predict.callbacks.advising import tell_advice
+        from lightning_predict.callbacks.advice_output import print_advice
 
         following.stop()
         fit.following = None
@@ -509,7 +511,7 @@ class RuntimePredictor(Callback):
             self.trace = following.trace
             self._save(trainer)
         left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
-        self.advice = tell_advice(trainer, following.trace, self._question, iterations=left)
+        self.advice = print_advice(trainer, following.trace, self._question, iterations=left)
         if self.advice is not None:
             fit.follow_up.foretold = self.advice.foretold()
 

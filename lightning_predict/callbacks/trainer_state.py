@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_predict.callbacks.bases import lightning_classes
-from lightning_predict.fit.forecast import Facts
-from lightning_predict.fit.remaining import Moment, Position, Saving, Validation
-from lightning_predict.fit.windows import Pace, WindowCount
+from lightning_predict.callbacks.lightning_packages import lightning_classes
+from lightning_predict.observe.forecast import Facts
+from lightning_predict.observe.optimizer_steps import Pace, StepCounter
+from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
 def facts_of(
-    trainer: Trainer, *, pace: Pace, moment: Moment = "batch end", batches_per_epoch: int | None = None
+    trainer: Trainer, *, pace: Pace, moment: HookMoment = "batch end", batches_per_epoch: int | None = None
 ) -> Facts:
     """Read the inputs of a forecast from a Trainer; for the arguments see `position_of`."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
@@ -36,7 +36,7 @@ def facts_of(
             moment=moment,
             batches_per_epoch=batches_per_epoch,
         ),
-        savings=savings_of(trainer),
+        checkpoint_schedules=checkpoint_schedules(trainer),
         workers=workers_of(trainer),
         has_workers=has_workers(trainer),
         validation_has_workers=bool(validation) and _have_workers(trainer.val_dataloaders),
@@ -51,7 +51,7 @@ def position_of(
     *,
     batches_done: int,
     pace: Pace,
-    moment: Moment = "batch end",
+    moment: HookMoment = "batch end",
     batches_per_epoch: int | None = None,
 ) -> Position:
     """Read the progress of the fit; call it in the hooks around a training batch, when all of it is known.
@@ -93,7 +93,7 @@ def batches_of_fit(trainer: Trainer) -> int | None:
     return min(ends, default=None)
 
 
-def batches_without_step(trainer: Trainer, windows: WindowCount) -> int:
+def batches_without_step(trainer: Trainer, windows: StepCounter) -> int:
     """Count the batches since the last optimizer step, at the end of a batch: no checkpoint has their gradients."""
     if windows.is_followed or not windows.batches:
         return windows.batches_in_window
@@ -105,14 +105,14 @@ def callbacks_of(trainer: Any) -> list[Any]:
     return list(trainer.callbacks)
 
 
-def reason_for_no_extras(trainer: Any) -> str | None:
+def inactive_mode(trainer: Any) -> str | None:
     """Return the Trainer's mode in which callbacks should do nothing; None in an ordinary run."""
     if trainer.fast_dev_run:
         return f"fast_dev_run={trainer.fast_dev_run}"
     return "barebones=True" if trainer.barebones else None
 
 
-def unmet_minimums(trainer: Trainer) -> str:
+def minimums_preventing_stop(trainer: Trainer) -> str:
     """List the Trainer's settings that prevent a stop now; empty if it can stop."""
     minimums = []
     if trainer.min_epochs is not None and trainer.min_epochs > trainer.current_epoch:
@@ -122,7 +122,7 @@ def unmet_minimums(trainer: Trainer) -> str:
     return " and ".join(minimums)
 
 
-def savings_of(trainer: Any) -> list[Saving]:
+def checkpoint_schedules(trainer: Any) -> list[CheckpointSchedule]:
     """Return the schedules of the ModelCheckpoint callbacks."""
     kinds = lightning_classes("ModelCheckpoint")
     return [_saving(trainer, callback) for callback in trainer.checkpoint_callbacks if isinstance(callback, kinds)]
@@ -153,17 +153,17 @@ def _finite(number: float) -> int | None:
     return None if math.isinf(number) else int(number)
 
 
-def _saving(trainer: Any, callback: Any) -> Saving:
+def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
     """Read the schedule of a ModelCheckpoint from its attributes, which have these names since Lightning 1.6."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
     # ModelCheckpoint's own rule; if it waits for a validation that never runs, it never writes.
     at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)
     own_choice, best = callback._save_on_train_epoch_end, callback.save_top_k != 0
-    return Saving(
+    return CheckpointSchedule(
         every_steps=callback._every_n_train_steps,
         every_epochs=callback._every_n_epochs,
         at_validation=at_validation if own_choice is None else not own_choice,
-        by_the_clock=callback._train_time_interval is not None,
+        by_time=callback._train_time_interval is not None,
         files=int(best) + int(callback.save_last is True or (bool(callback.save_last) and not best)),  # or a link
     )
 
@@ -192,7 +192,7 @@ def starts_workers(trainer: Any) -> bool:
     return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
 
 
-def batches_in_store(trainer: Any) -> int:
+def prefetched_batches(trainer: Any) -> int:
     """Return the number of batches that the workers prefetch, which are ready after a break."""
     loaders = _loaders(trainer) if has_workers(trainer) else []
     return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)

@@ -70,9 +70,9 @@ def history(
 
 
 def _rewrite(path: Path, records: Sequence[HistoryRecord]) -> None:
-    from lightning_predict.files import write_whole
+    from lightning_predict.files import write_atomically
 
-    write_whole(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
+    write_atomically(path, "".join(json.dumps(asdict(record)) + "\n" for record in records).encode())
 
 
 def _runs(count: int) -> str:

@@ -107,13 +107,13 @@ def predict(
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.cost.grids import grid_of
     from lightning_predict.cost.prediction import Charges
-    from lightning_predict.distributed.strategy import strategy_of
+    from lightning_predict.distributed.strategy import parse_strategy
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions import extension
     from lightning_predict.gpus import DEFAULT_GPUS
     from lightning_predict.gpus.layouts import layouts_of
-    from lightning_predict.gpus.own import add_gpus
-    from lightning_predict.kernels.fabric import interconnect_of
+    from lightning_predict.gpus.user_gpus import add_gpus
+    from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.run.history import read_history
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.weights.source import weights_source
@@ -133,7 +133,7 @@ def predict(
     listed, notes = prices.offers()
     notes = (*notes, *prices.on_demand(layouts, listed))
     assumptions = Assumptions(
-        strategy=strategy_of(strategy),
+        strategy=parse_strategy(strategy),
         method=method,
         weights=replace(weights_source(weights), offline=offline),
         offers=listed,
@@ -372,13 +372,13 @@ def _findings(
     notes: Sequence[str],
 ) -> Findings:
     """Predict and rank; an invalid deadline is rejected before the trace is read."""
-    from lightning_predict.prediction import predict_workload, steps_to_come
+    from lightning_predict.prediction import predict_workload, remaining_steps
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
     from lightning_predict.tracing.trace import Trace
 
     rank(Predictions(()), deadline_hours=deadline_hours)
     step = Trace.load(str(trace))
-    found = predict_workload(step, layouts, steps_to_come(step, iterations), assumptions)
+    found = predict_workload(step, layouts, remaining_steps(step, iterations), assumptions)
     found = replace(found, notes=(*found.notes, *notes))
     return Findings(found, rank(found, deadline_hours=deadline_hours), assumptions.offers or ())

@@ -178,7 +178,7 @@ def memory_need(
         memory_fit="fits" if chance >= FITS_FROM else "tight" if free >= 0 else "exceeds",
         memory_free_bytes=free,
         spare_bytes=spare_bytes,
-        allocated=None if allocated_bytes is None else sure.scaled(allocated_bytes).at_most(reserved.high),
+        allocated=None if allocated_bytes is None else sure.scaled(allocated_bytes).clamp_max(reserved.high),
         reserved=reserved,
         process=reserved.added(context),
         fit_probability=chance,

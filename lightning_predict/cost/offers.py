@@ -203,7 +203,7 @@ def _parse_offers(document: Checked) -> tuple[Offer, ...]:
             offer = _parse_offer(row, price_list, known_gpus)
             key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
             if key in offers:
-                raise row.problem("is listed twice for one date; remove one of the two.")
+                raise row.error("is listed twice for one date; remove one of the two.")
             offers[key] = offer
     return tuple(offers.values())
 
@@ -211,7 +211,7 @@ def _parse_offers(document: Checked) -> tuple[Offer, ...]:
 def _tables(value: Checked, *named: str) -> list[Checked]:
     tables = value.items(named=named)
     if not tables:
-        raise value.wrong("a list of tables that is not empty")
+        raise value.unexpected("a list of tables that is not empty")
     return tables
 
 
@@ -219,13 +219,11 @@ def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) 
     row.check_keys(OFFER_KEYS, {"spot_usd_per_hour", "in_stock"})
     gpu = row.member("gpu")
     if gpu.words() not in known_gpus:
-        raise gpu.wrong("a name of the GPU catalogue; see gpu_names()")
+        raise gpu.unexpected("a name of the GPU catalogue; see gpu_names()")
     price = row.member("usd_per_hour").positive()
     spot = row.optional("spot_usd_per_hour", Checked.positive, None)
     if spot is not None and spot > price:
-        raise row.member("spot_usd_per_hour").problem(
-            f"is {spot:g}, above the on-demand price; were the two exchanged?"
-        )
+        raise row.member("spot_usd_per_hour").error(f"is {spot:g}, above the on-demand price; were the two exchanged?")
     num_gpus = row.member("num_gpus").integer(minimum=1)
     return Offer(
         provider=price_list.member("provider").words(),

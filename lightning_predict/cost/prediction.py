@@ -28,7 +28,7 @@ from lightning_predict.run.workload import Run
 from lightning_predict.units import minutes_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
-    from lightning_predict.timeline.iteration import Iteration
+    from lightning_predict.timeline.step_prediction import StepPrediction
     from lightning_predict.timeline.verdict import Verdict
 
 
@@ -68,7 +68,7 @@ class Prediction:
     """
 
     layout: Layout
-    step: Iteration
+    step: StepPrediction
     run: Run
     price: Price
     memory: MemoryNeed
@@ -251,13 +251,13 @@ class Prediction:
 
     @property
     def coverage(self) -> Mapping[str, float]:
-        """Share of the GPU time by prediction method; the shares add up to 1. See `Iteration`."""
+        """Share of the GPU time by prediction method; the shares add up to 1. See `StepPrediction`."""
         return self.step.coverage
 
     @property
     def base_share(self) -> float:
         """Share of the GPU time predicted by networks without any measurement of this GPU."""
-        return self.step.base_share
+        return self.step.extrapolated_share
 
     @property
     def verdict(self) -> Verdict | None:

@@ -77,7 +77,7 @@ def _price(value: Checked) -> float:
 def _check_currency(value: Checked) -> None:
     """Reject prices in another currency; the user has to choose the exchange rate."""
     if value.words().strip().upper() != CURRENCY:
-        raise value.problem(
+        raise value.error(
             f"is {shown(value.value)}; prices are compared in US dollars only. Convert them, and leave this key out."
         )
 
@@ -87,7 +87,7 @@ def _gpu_name(value: Checked) -> str:
     try:
         return find_gpu(_written(value)).name
     except UnknownGpuError as error:
-        raise replace(value, file=replace(value.file, error=UnknownGpuError)).problem(f"is unknown: {error}") from None
+        raise replace(value, file=replace(value.file, error=UnknownGpuError)).error(f"is unknown: {error}") from None
 
 
 def _written(value: Checked) -> str:
@@ -122,13 +122,13 @@ def read_yaml_offers(path: Path) -> OfferFile:
     is_mapping = isinstance(document.value, dict)
     offers = document.member(LIST_KEY) if is_mapping else replace(document, place=LIST_KEY)
     if not isinstance(offers.value, list) or not offers.value:
-        raise offers.wrong(f"a list of offers that is not empty, each with {', '.join(REQUIRED_KEYS)}")
+        raise offers.unexpected(f"a list of offers that is not empty, each with {', '.join(REQUIRED_KEYS)}")
     return OfferFile(offers=tuple(_offer(row, path) for row in offers.items()))
 
 
 def _offer(row: Checked, path: Path) -> Offer:
     if not isinstance(row.value, dict):
-        raise row.wrong(f"an offer with {', '.join(REQUIRED_KEYS)}")
+        raise row.unexpected(f"an offer with {', '.join(REQUIRED_KEYS)}")
     row.check_keys(set(REQUIRED_KEYS) - {"date"}, {"date", *OPTIONAL_KEYS})
     row.member("date", expected="the day or month that the price holds for")
     row.optional("currency", _check_currency, None)

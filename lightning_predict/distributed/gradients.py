@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, final
 
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 from lightning_predict.units import mebibytes_to_bytes
 
@@ -85,12 +85,12 @@ def is_of_expert(parameter: Parameter) -> bool:
     return experts_module(parameter.name) is not None
 
 
-def has_backward(work: Sequence[Launching]) -> bool:
+def has_backward(work: Sequence[HostOperation]) -> bool:
     """Return whether the step has a backward pass, and thus gradients."""
     return any(operation.phase == "backward" for operation in work)
 
 
-def ready_gradients(trace: Trace, work: Sequence[Launching]) -> list[Bucket]:
+def ready_gradients(trace: Trace, work: Sequence[HostOperation]) -> list[Bucket]:
     """Return each trainable parameter's gradient, in the order in which they become ready.
 
     A module may have no backward operation, for example a parent that passes its weight to a function. Its gradients
@@ -164,7 +164,7 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
     return counts
 
 
-def visits(work: Sequence[Launching], units: Mapping[str, float]) -> Iterator[Visit]:
+def visits(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[Visit]:
     """Yield the units that a step visits, in order; operations without a module belong to the preceding visit."""
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):

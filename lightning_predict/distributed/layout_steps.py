@@ -6,8 +6,8 @@ with the collectives. The extension `DividedStep` predicts strategies that chang
 parallelism. `update_seconds` times an optimizer whose state is in host memory.
 For one GPU, the step is unchanged. Example::
 
-    steps = iterations(trace, timed, gpus)
-    on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], strategy_of("ddp"))[0].added_seconds
+    steps = predict_steps(trace, timed, gpus)
+    on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], parse_strategy("ddp"))[0].added_seconds
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from lightning_predict.distributed.gradients import (
 )
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
-    WAITS,
-    Cutter,
+    STRAGGLER_WAIT,
     Ends,
     Links,
     OverlapCosts,
+    OverlappedStep,
+    StepSplitter,
     Transfer,
-    Walked,
     WorkSegment,
-    narrowed,
-    walk,
+    narrow_interval,
+    overlap_transfers,
 )
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -51,14 +51,20 @@ from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout, in_domains
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, check_links, link_notes
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, check_communication, link_assumption_notes
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.timeline.anchoring import anchor
+from lightning_predict.timeline.calibration import calibrate_step
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
+from lightning_predict.timeline.simulation import (
+    HostOperation,
+    SimulatedTimeline,
+    host_operations,
+    launch_schedule,
+    simulate_timeline,
+)
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import DTYPE_BYTES, Trace
 from lightning_predict.units import gigabytes_to_bytes, mebibytes_to_bytes
 
@@ -106,9 +112,9 @@ def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_p
 
 def on_layouts(
     trace: Trace,
-    timed: TimedWork,
+    timed: WorkTimes,
     gpus: Sequence[Gpu],
-    steps: Sequence[Iteration],
+    steps: Sequence[StepPrediction],
     layouts: Sequence[Layout],
     strategy: Strategy,
     *,
@@ -116,7 +122,7 @@ def on_layouts(
     origin: Gpu | None = None,
     models: KernelModels | None = None,
     host: Host = UNKNOWN_HOST,
-) -> tuple[Iteration, ...]:
+) -> tuple[StepPrediction, ...]:
     """Return the step on each layout.
 
     Args:
@@ -135,14 +141,14 @@ def on_layouts(
     own = [rows[layout.gpu.name] for layout in layouts]
     if all(layout.count == 1 for layout in layouts):
         return tuple(steps[row] for row in own)
-    shared = SharedStep(trace, timed, gpus, origin=origin, models=models, host=host)
+    shared = MultiGpuStep(trace, timed, gpus, origin=origin, models=models, host=host)
     return tuple(
         shared.on(layout, steps[row], row, strategy, interconnect) for layout, row in zip(layouts, own, strict=True)
     )
 
 
 @final
-class SharedStep:
+class MultiGpuStep:
     """One step, simulated on each GPU, from which steps on layouts are derived.
 
     Raises:
@@ -152,7 +158,7 @@ class SharedStep:
     def __init__(
         self,
         trace: Trace,
-        timed: TimedWork,
+        timed: WorkTimes,
         gpus: Sequence[Gpu],
         *,
         origin: Gpu | None = None,
@@ -160,38 +166,38 @@ class SharedStep:
         host: Host = UNKNOWN_HOST,
     ) -> None:
         self._trace, self._timed, self._gpus, self._models = trace, timed, gpus, models
-        self._work = launchings(trace, timed, timed.seconds)
+        self._work = host_operations(trace, timed, timed.seconds)
         if has_backward(self._work) and not trace.parameters:
             raise InvalidArgumentError(
                 "The trace has no parameters, so the communication of several GPUs is unknown. Record it with "
                 "lightning_predict.capture or the callback, or ask for one GPU."
             )
-        self._host = anchor(trace, timed, origin, host).host
-        self._simulated = run_queues(launch_order(self._work, gpus=len(gpus)), self._host)
+        self._host = calibrate_step(trace, timed, origin, host).host
+        self._simulated = simulate_timeline(launch_schedule(self._work, gpus=len(gpus)), self._host)
 
     def on(
         self,
         layout: Layout,
-        step: Iteration,
+        step: StepPrediction,
         row: int,
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
-    ) -> Iteration:
+    ) -> StepPrediction:
         """Return the step on a layout, given the step on one of its GPUs (`row`)."""
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
-        check_links(layout)
+        check_communication(layout)
         named, layout = layout, in_domains(layout)
-        if not strategy.is_whole:
-            noted = replace(step, notes=(*step.notes, *link_notes(layout, interconnect)))
+        if not strategy.runs_whole_model:
+            noted = replace(step, notes=(*step.notes, *link_assumption_notes(layout, interconnect)))
             shared = self.divided.on(layout, noted, row, strategy, interconnect, overlap_costs)
             return replace(shared, gpu=named.name)
         walked = self.walked(layout, step, row, strategy, interconnect, overlap_costs=overlap_costs)
         replicas = strategy.replicas(layout)
         low, middle, high = overlap_costs.seconds(
-            walked, np.full(3, step.seconds), layout, replicas=replicas, spread=WAITS
+            walked, np.full(3, step.seconds), layout, replicas=replicas, spread=STRAGGLER_WAIT
         )
         added = float(middle - step.seconds)
         verdict = step.verdict
@@ -205,23 +211,23 @@ class SharedStep:
             communication_seconds=float(walked.communication_seconds[1]),
             added_seconds=added,
             verdict=verdict,
-            notes=(*step.notes, *link_notes(layout, interconnect)),
+            notes=(*step.notes, *link_assumption_notes(layout, interconnect)),
         )
 
     def walked(
         self,
         layout: Layout,
-        step: Iteration,
+        step: StepPrediction,
         row: int,
         strategy: Strategy,
         interconnect: Interconnect = CATALOGUE,
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
-    ) -> Walked:
+    ) -> OverlappedStep:
         """Schedule the step's segments with overlapping collectives, for the middle and both ends of the interval."""
         strategy.replicas(layout)
         links = Links(layout, interconnect, overlap_costs.slowdown_on(layout))
-        cutter = Cutter(self._simulated, row, narrowed_ends(step) / self._simulated.seconds[row])
+        cutter = StepSplitter(self._simulated, row, narrowed_interval(step) / self._simulated.seconds[row])
         return exchanged(self._trace, self._work, cutter, links, strategy)
 
     @cached_property
@@ -236,7 +242,7 @@ class SharedStep:
         return self._trace
 
     @property
-    def timed(self) -> TimedWork:
+    def timed(self) -> WorkTimes:
         """Work of the step with device seconds."""
         return self._timed
 
@@ -251,7 +257,7 @@ class SharedStep:
         return self._models
 
     @property
-    def simulated(self) -> Simulated:
+    def simulated(self) -> SimulatedTimeline:
         """The step on each GPU as it was simulated."""
         return self._simulated
 
@@ -261,35 +267,35 @@ class SharedStep:
         return self._simulated.seconds
 
     @property
-    def work(self) -> tuple[Launching, ...]:
+    def work(self) -> tuple[HostOperation, ...]:
         """Operations of the step in host order."""
         return self._work
 
     def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
         """Return the host of each GPU; it is slower for steps that a framework splits."""
-        if strategy.is_whole or self._trace.has_measured_kernels:
+        if strategy.runs_whole_model or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
 
 
-def narrowed_ends(step: Iteration) -> Ends:
+def narrowed_interval(step: StepPrediction) -> Ends:
     """Return the ends of a one-GPU step's interval, narrowed for many GPUs."""
-    return narrowed(ends_of(step))
+    return narrow_interval(ends_of(step))
 
 
-def ends_of(step: Iteration) -> Ends:
+def ends_of(step: StepPrediction) -> Ends:
     """Return the low end, the middle and the high end of a step's seconds."""
     return np.array([step.low_seconds, step.seconds, step.high_seconds])
 
 
 def exchanged(
     trace: Trace,
-    work: Sequence[Launching],
-    cutter: Cutter,
+    work: Sequence[HostOperation],
+    cutter: StepSplitter,
     links: Links,
     strategy: Strategy,
     experts: Links | None = None,
-) -> Walked:
+) -> OverlappedStep:
     """Schedule the work with the communication between replicas; without a backward pass, nothing is communicated.
 
     Args:
@@ -302,7 +308,7 @@ def exchanged(
     """
     if not has_backward(work):
         (whole,) = cutter.segments([])
-        return Walked(whole, np.zeros(3), np.zeros(3))
+        return OverlappedStep(whole, np.zeros(3), np.zeros(3))
     if strategy.split.parameters:
         return _sharded(trace, work, cutter, links, strategy)
     return _bucketed(trace, work, cutter, {False: links, True: experts or links}, strategy)
@@ -310,11 +316,11 @@ def exchanged(
 
 def _bucketed(
     trace: Trace,
-    work: Sequence[Launching],
-    cutter: Cutter,
+    work: Sequence[HostOperation],
+    cutter: StepSplitter,
     links_of: Mapping[bool, Links],
     strategy: Strategy,
-) -> Walked:
+) -> OverlappedStep:
     """Schedule data parallelism with all parameters on every GPU.
 
     DDP: all_reduce of each bucket during or after the backward pass. ZeRO 1 and 2: each GPU updates its share of the
@@ -360,7 +366,7 @@ def _bucketed(
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
     segments = [*map(WorkSegment, before), WorkSegment(last, waits_for=len(transfers) - 1 if transfers else None)]
     transfers += [] if early else [Transfer(each, after=len(segments)) for each in gathers]
-    return walk(segments, transfers)
+    return overlap_transfers(segments, transfers)
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
@@ -409,11 +415,11 @@ def _reduced_share(trace: Trace, strategy: Strategy) -> float:
 
 def _sharded(
     trace: Trace,
-    work: Sequence[Launching],
-    cutter: Cutter,
+    work: Sequence[HostOperation],
+    cutter: StepSplitter,
     links: Links,
     strategy: Strategy,
-) -> Walked:
+) -> OverlappedStep:
     """Schedule a step with sharded parameters.
 
     FSDP gathers a unit's parameters while the previous unit computes, in the forward pass and again in the backward
@@ -466,7 +472,7 @@ def _sharded(
             gathered_root = gathered_root and visit.unit != ROOT
     transfers += [Transfer(seconds, after=len(segments)) for seconds in late]
     segments.append(WorkSegment(durations[-1], waits_for=len(transfers) - 1 if transfers else None))
-    return walk(segments, transfers)
+    return overlap_transfers(segments, transfers)
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
@@ -508,6 +514,6 @@ def _last_visits(stops: Sequence[Visit]) -> set[int]:
     return set(last.values())
 
 
-def _update(work: Sequence[Launching]) -> int:
+def _update(work: Sequence[HostOperation]) -> int:
     """Return the index of the optimizer's first operation, after the last backward operation."""
     return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1

@@ -104,7 +104,7 @@ class ModelMemory:
         late = late_share * whole.gradient_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
         passing = max(single_bytes - known + (1 - self._early) * whole.gradient_bytes - self._behind, 0.0)
-        if strategy.is_whole:
+        if strategy.runs_whole_model:
             return replace(
                 whole,
                 peak_bytes=max(single_bytes, known + self.copy_bytes + max(passing - late, written)),

@@ -5,13 +5,14 @@ gradients are ready). A segment may wait for a transfer (gathered parameters). E
 values are arrays over rows (GPUs, layouts).
 
 Distributed training costs more than its collectives: they slow down overlapping computation, and all GPUs wait for the
-slowest one. `Cutter` splits the simulated step into segments, and `Links` times collectives on a layout. Example::
+slowest one. `StepSplitter` splits the simulated step into segments, and `Links` times collectives on a layout.
+Example::
 
     >>> import numpy as np
     >>> backward, update = WorkSegment(np.array([6.0])), WorkSegment(np.array([1.0]), waits_for=1)
     >>> early, late = Transfer(np.array([3.0]), after=0), Transfer(np.array([4.0]), after=1)
-    >>> walk([backward, update], [early, late]).seconds  # 6 + 4 + 1: the first is hidden, the second is not
-    array([11.])
+    >>> overlap_transfers([backward, update], [early, late]).seconds  # 6 + 4 + 1: the first is hidden, the second is
+    not array([11.])
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
 from lightning_predict.kernels.operations import Array
 from lightning_predict.ties import less, ordered
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Simulated
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimeline
 
 
 @final
@@ -64,7 +65,7 @@ class Transfer:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Walked:
+class OverlappedStep:
     """Times of a step with its transfers.
 
     Attributes:
@@ -78,7 +79,7 @@ class Walked:
     exposed_seconds: Array
 
 
-def walk(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> Walked:
+def overlap_transfers(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> OverlappedStep:
     """Schedule both queues.
 
     Args:
@@ -89,7 +90,7 @@ def walk(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> Walk
     seconds = np.maximum(clock, link)
     communicating = sum((transfer.seconds for transfer in transfers), np.zeros_like(clock))
     computing = sum((segment.seconds for segment in segments), np.zeros_like(clock))
-    return Walked(seconds, communicating, seconds - computing)
+    return OverlappedStep(seconds, communicating, seconds - computing)
 
 
 def _placed(
@@ -240,9 +241,9 @@ class OverlapCosts:
         """Return the contention between transfers and computation on a layout."""
         if layout.gpu.nvlink_bytes_per_second is None:
             return self.pcie_contention
-        return self.hopper_contention if layout.gpu.generation.has_adding_switches else self.contention
+        return self.hopper_contention if layout.gpu.generation.has_in_network_reduction else self.contention
 
-    def spread(self, seconds: Array) -> Array:
+    def speed_deviation(self, seconds: Array) -> Array:
         """Return the standard deviation of a GPU's mean speed over a step, with exponentially decaying correlation."""
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
@@ -250,7 +251,7 @@ class OverlapCosts:
         return found
 
     def seconds(
-        self, walked: Walked, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
+        self, walked: OverlappedStep, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
     ) -> Array:
         """Return the step time.
 
@@ -262,14 +263,14 @@ class OverlapCosts:
             spread: Factor on the mean wait for the slowest.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
-        waiting = spread * self.spread(single) * slowest_of(replicas) * single
+        waiting = spread * self.speed_deviation(single) * slowest_of(replicas) * single
         seconds: Array = walked.seconds + self.contention_on(layout) * hidden + waiting
         return seconds
 
 
 OVERLAP_COSTS: Final = OverlapCosts()
 
-WAITS: Final = np.array([0.0, 1.0, 2.5])
+STRAGGLER_WAIT: Final = np.array([0.0, 1.0, 2.5])
 """Low end, middle and high end of the wait for the slowest GPU, relative to its mean."""
 
 
@@ -288,7 +289,7 @@ many-gpus`).
 """
 
 
-def narrowed(ends: Ends) -> Ends:
+def narrow_interval(ends: Ends) -> Ends:
     """Narrow the interval of a single step to the interval of a step on many GPUs."""
     middle = ends[1]
     if middle <= 0:
@@ -303,7 +304,7 @@ machines whose links work at all (`python -m benchmarks.accuracy` prints their b
 
 
 @final
-class Cutter:
+class StepSplitter:
     """Splits the simulated step of one GPU into segments, for the middle and both ends of its interval.
 
     Args:
@@ -315,7 +316,13 @@ class Cutter:
     """
 
     def __init__(
-        self, simulated: Simulated, row: int, factors: Ends, exposed: Ends | None = None, *, micro_batches: int = 1
+        self,
+        simulated: SimulatedTimeline,
+        row: int,
+        factors: Ends,
+        exposed: Ends | None = None,
+        *,
+        micro_batches: int = 1,
     ) -> None:
         on_compute = simulated.kernel_streams == COMPUTE_STREAM
         self._owners = simulated.kernel_owners[on_compute]
@@ -367,7 +374,7 @@ class Links:
         """Return the time of each message: low end, middle and high end."""
         if not sizes:
             return []
-        found = collective(
+        found = collective_seconds(
             operation,
             sizes,
             self.layout,

@@ -2,7 +2,7 @@
 
 Example::
 
-    setting = Setting((gpu("L4"),), None, models, "auto", UNKNOWN_HOST, CATALOGUE)
+    setting = PredictionContext((gpu("L4"),), None, models, "auto", UNKNOWN_HOST, CATALOGUE)
     single_steps(trace, setting).steps[0].seconds
 """
 
@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from typing import final
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.timeline.host import Host
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.whole_steps import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
+from lightning_predict.timeline.same_gpu_check import SameGpuCheck, corrected_iterations, corrected_work, same_gpu_check
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.collectives import without_collectives
 from lightning_predict.tracing.trace import Trace
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PredictionContext:
     """GPUs, models and assumptions shared by all steps of one prediction.
 
     Attributes:
         gpus: The GPUs, each once.
         origin: GPU that the steps were recorded on; None without CUDA, or if it is not in the catalogue.
         models: Trained models; None uses rooflines.
-        method: How kernels are predicted, see `kernels/choice.py`.
+        method: How kernels are predicted, see `kernels/measured_scaling.py`.
         host: Assumptions about the host of the GPUs.
         interconnect: Known properties of the links between GPUs.
     """
@@ -54,23 +54,23 @@ class SingleSteps:
         trace: The step without communication between processes.
         timed: Its work with device seconds, corrected by the same-GPU check; rows in the order of the setting's GPUs.
         host: Assumptions about the host, corrected by the check.
-        steps: One Iteration per GPU.
+        steps: One StepPrediction per GPU.
         check: Check with the GPU in use; None without measurements on it.
     """
 
     recorded: Trace
     trace: Trace
-    timed: TimedWork
+    timed: WorkTimes
     host: Host
-    steps: tuple[Iteration, ...]
+    steps: tuple[StepPrediction, ...]
     check: SameGpuCheck | None
 
 
-def single_steps(trace: Trace, setting: Setting) -> SingleSteps:
+def single_steps(trace: Trace, setting: PredictionContext) -> SingleSteps:
     """Predict the step on one of each GPU."""
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
-    timed = timed_work(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
+    timed = predict_work_times(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)
     steps = corrected_iterations(alone, timed, setting.gpus, origin=setting.origin, check=check, host=setting.host)
     work, factor = corrected_work(alone, timed, check)
     return SingleSteps(trace, alone, work, setting.host.scaled(factor), steps, check)

@@ -6,11 +6,11 @@ comma: `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives
 and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. Options without a name apply to
 `ddp`. Example::
 
-    >>> strategy_of("fsdp").name
+    >>> parse_strategy("fsdp").name
     'fsdp'
-    >>> strategy_of("deepspeed_stage_2,tensor=8").data
+    >>> parse_strategy("deepspeed_stage_2,tensor=8").data
     'zero2'
-    >>> strategy_of("ddp,tensor=8,pipeline=4,virtual=2,sequence=true").name
+    >>> parse_strategy("ddp,tensor=8,pipeline=4,virtual=2,sequence=true").name
     'ddp,tensor=8,pipeline=4,virtual=2,sequence=true'
 """
 
@@ -259,7 +259,7 @@ class Strategy:
             "embedding= says nothing; expected auto, a way to share tables, or a plan file.",
         )
         yield (
-            self.embedding is not None and (self.data != "ddp" or not self.is_whole),
+            self.embedding is not None and (self.data != "ddp" or not self.runs_whole_model),
             f"embedding={self.embedding} shares tables while each GPU holds all other layers; choose ddp, without "
             "other parallelism.",
         )
@@ -270,7 +270,7 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """Text that `strategy_of` parses back: the data strategy and the options that differ from their defaults."""
+        """Text that `parse_strategy` parses back: the data strategy and the options that differ from their defaults."""
         words: list[str] = [self.data]
         for own in fields(self)[1:]:
             value = getattr(self, own.name)
@@ -294,7 +294,7 @@ class Strategy:
         return self.tensor * self.pipeline * self.context
 
     @property
-    def is_whole(self) -> bool:
+    def runs_whole_model(self) -> bool:
         """Whether each GPU runs the whole recorded model on a whole batch at once."""
         is_as_recorded = (
             self.expert == 1
@@ -391,14 +391,17 @@ _OPTIONS: Final = (*_NUMBERS, *_DECIMALS, *_FLAGS, *_TEXTS, *_CHOICES)
 
 
 class LightningStrategy(Protocol):
-    """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`; see `extensions/parallel/foreign.py`."""
+    """A strategy of Lightning or Fabric, such as `ModelParallelStrategy(...)`.
+
+    See `extensions/parallel/external_configs.py`.
+    """
 
     @property
     def root_device(self) -> Any:
         """Its device."""
 
 
-def strategy_of(words: str | Strategy | LightningStrategy) -> Strategy:
+def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
     Files are torchtitan's TOML and DeepSpeed's JSON. A strategy object of Lightning is also accepted.

@@ -22,7 +22,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     # Strategies
     "DividedStep": "parallel.divided_step",
     "StageMemory": "parallel.stage_memory",
-    "strategy_of_foreign": "parallel.foreign",
+    "strategy_of_foreign": "parallel.external_configs",
     "ShardedEmbeddings": "embeddings.whole_step",
     "skew_of": "embeddings.tables",
     "with_skew": "embeddings.tables",
@@ -31,7 +31,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     "batch_size_lines": "advice.what_if",
     "batch_sizes_that_fit": "advice.what_if",
     "layer_table": "advice.layers",
-    "memory_report": "advice.relief",
+    "memory_report": "advice.memory_savings",
     "short_lines": "advice.advice_text",
     "why_no_other_batch": "advice.batch_size",
     "with_samples": "advice.batch_size",

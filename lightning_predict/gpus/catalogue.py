@@ -134,7 +134,7 @@ def load_catalogue(folder: Path = CATALOGUE_FOLDER) -> tuple[Gpu, ...]:
     homes: dict[str, str] = {}
     for gpu, row in (pair for pairs in found for pair in pairs):
         if gpu.name in homes:
-            raise row.problem(f"is also a row of {homes[gpu.name]}.toml; remove one of the two.")
+            raise row.error(f"is also a row of {homes[gpu.name]}.toml; remove one of the two.")
         homes[gpu.name] = gpu.architecture
     if not homes:
         raise CatalogueError(f"{folder} holds no file of an architecture; give a catalogue's folder.")
@@ -175,7 +175,7 @@ def _load_capabilities(document: Checked, sources: Mapping[str, Source]) -> dict
     for version, row in capabilities.items():
         row.check_keys(frozenset({*CAPABILITY_KEYS, "sources"}))
         if not re.fullmatch(r"\d+\.\d", version):
-            raise row.problem(f"is named {version!r}; expected a compute capability like 8.6.")
+            raise row.error(f"is named {version!r}; expected a compute capability like 8.6.")
         _cited(row, "sources", sources)
     return capabilities
 
@@ -185,10 +185,10 @@ def _cited(row: Checked, key: str, sources: Mapping[str, Source]) -> tuple[Sourc
     cited = row.member(key)
     identifiers = cited.texts()
     if not identifiers:
-        raise cited.wrong(f"at least one id of {SOURCES_FILE}")
+        raise cited.unexpected(f"at least one id of {SOURCES_FILE}")
     for identifier in identifiers:
         if identifier not in sources:
-            raise cited.problem(f"cites {identifier!r}, which is not in {SOURCES_FILE}; add it there.")
+            raise cited.error(f"cites {identifier!r}, which is not in {SOURCES_FILE}; add it there.")
     return tuple(sources[identifier] for identifier in identifiers)
 
 
@@ -197,10 +197,10 @@ def _parse_gpu(
 ) -> Gpu:
     row.check_keys(REQUIRED_KEYS, OPTIONAL_KEYS)
     if not NAME_PATTERN.fullmatch(name):
-        raise row.problem(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
+        raise row.error(f"is named {name!r}; expected only letters, digits, dots and hyphens.")
     reported_names = row.member("reported_names")
     if not reported_names.texts():
-        raise reported_names.wrong("what torch.cuda.get_device_name reports")
+        raise reported_names.unexpected("what torch.cuda.get_device_name reports")
     version = row.member("compute_capability").choice(tuple(capabilities))
     shared = capabilities[version]
     fields: dict[str, Any] = {field: convert(_figure(row, key)) for key, (field, convert) in FIGURES.items()}
@@ -208,9 +208,7 @@ def _parse_gpu(
     fields |= {"base_clock_hz": boost, "highest_clock_hz": boost, "nvlink_bytes_per_second": None}
     fields |= {field: convert(_figure(row, key)) for key, (field, convert) in OPTIONAL_FIGURES.items() if row.has(key)}
     if fields["highest_clock_hz"] < boost:
-        raise row.member("highest_clock_mhz").problem(
-            "is below the boost clock; leave it out where none is known above."
-        )
+        raise row.member("highest_clock_mhz").error("is below the boost clock; leave it out where none is known above.")
     fields |= {key: row.member(key).integer(minimum=1) for key in COUNTS}
     for key, field in CAPABILITY_KEYS.items():
         number = shared.member(key).integer(minimum=1)
@@ -245,7 +243,7 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
     stated = {dtype for key, dtype in PEAKS.items() if row.has(key)}
     for dtype in emulated:
         if dtype not in stated:
-            raise row.member("emulated_dtypes").problem(f"lists {dtype!r}, but the row states no rate for it.")
+            raise row.member("emulated_dtypes").error(f"lists {dtype!r}, but the row states no rate for it.")
     return frozenset(emulated)
 
 
@@ -258,7 +256,7 @@ def _parse_measured(row: Checked) -> dict[str, float]:
     measured = {}
     for dtype, value in table.members().items():
         if dtype not in stated:
-            raise value.problem("is a dtype that the row states no peak for; state one, or remove the rate.")
+            raise value.error("is a dtype that the row states no peak for; state one, or remove the rate.")
         measured[dtype] = teraflops_to_flops(value.positive("in TFLOP/s"))
     return measured
 
@@ -267,7 +265,7 @@ def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source])
     """Parse sources by field of `Gpu` (by dtype for peaks); `"*"` applies to every figure without its own entry."""
     cited = {"*": _cited(row, "sources", sources)}
     if len(cited["*"]) < 2 and not row.member("single_source").flag():
-        raise row.member("sources").problem(
+        raise row.member("sources").error(
             "cites one source; cite a second one that agrees, or say single_source = true."
         )
     cited |= {field: _cited(shared, "sources", sources) for field in CAPABILITY_KEYS.values()}
@@ -276,6 +274,6 @@ def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source])
     overrides = row.member("figure_sources")
     for key, override in overrides.members().items():
         if key not in CITABLE or not row.has(key):
-            raise override.problem("is not a figure of this row; cite sources only for figures that it states.")
+            raise override.error("is not a figure of this row; cite sources only for figures that it states.")
         cited[CITABLE[key]] = _cited(overrides, key, sources)
     return cited

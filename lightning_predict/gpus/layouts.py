@@ -41,7 +41,7 @@ _GRAMMAR: Final = re.compile(r"\s*(?:(?P<nodes>\d+)\s*[xX*]\s*)?(?P<per_node>\d+
 _SUFFIX: Final = re.compile(r"\s*(?P<gpu>.*\S)\s*:\s*(?P<per_node>\d+)\s*")
 """Notation of SkyPilot and Slurm: `H100:8` means `8xH100`."""
 
-MOST_GPUS: Final = 65_536
+MAX_GPUS: Final = 65_536
 """Maximum number of GPUs in a layout. Larger numbers are treated as typing errors; published runs use fewer GPUs."""
 
 
@@ -64,7 +64,7 @@ class Layout:
     gpus_per_node: int = 1
     nodes: int = 1
     machine: str | None = None
-    asked: str | None = field(default=None, compare=False)
+    requested_name: str | None = field(default=None, compare=False)
     network: Network | None = None
 
     @property
@@ -109,9 +109,9 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
     per_node = int(parts["per_node"])
     nodes = num_nodes if parts["nodes"] is None else int(parts["nodes"])
     example = f"'8x{parts['gpu']}' (one machine of eight) or '2x8x{parts['gpu']}' (two of them)"
-    if per_node < 1 or nodes < 1 or per_node * nodes > MOST_GPUS:
+    if per_node < 1 or nodes < 1 or per_node * nodes > MAX_GPUS:
         raise InvalidArgumentError(
-            f"The layout {name!r} has {nodes} machine(s) of {per_node} GPU(s); expected between 1 and {MOST_GPUS:,} "
+            f"The layout {name!r} has {nodes} machine(s) of {per_node} GPU(s); expected between 1 and {MAX_GPUS:,} "
             f"GPUs, for example {example}."
         )
     if parts["nodes"] is not None and num_nodes not in (1, nodes):
@@ -135,7 +135,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
 def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
     """Build the layout of a named GPU; `asked` is set only if the name could also mean another card."""
     found = find_gpu(name)
-    return Layout(found, gpus_per_node, nodes, asked=name.strip() if other_forms(name, found) else None)
+    return Layout(found, gpus_per_node, nodes, requested_name=name.strip() if other_forms(name, found) else None)
 
 
 def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tuple[Layout, ...]:

@@ -62,23 +62,23 @@ _OTHER_MAKERS: Final = {
 """Words in accelerator names, by vendors other than NVIDIA."""
 
 
-def other_maker_of(name: str) -> str | None:
+def other_vendor(name: str) -> str | None:
     """Return the vendor of an accelerator that is not NVIDIA's; None for NVIDIA.
 
-    >>> other_maker_of("AMD Instinct MI300X"), other_maker_of("NVIDIA L4")
+    >>> other_vendor("AMD Instinct MI300X"), other_vendor("NVIDIA L4")
     ('AMD', None)
     """
     words = re.split(r"[\s_-]+", name)
     return next((maker for maker, known in _OTHER_MAKERS.items() if any(map(known.fullmatch, words))), None)
 
 
-def is_of_another_maker(name: str) -> bool:
+def is_other_vendor(name: str) -> bool:
     """Return whether an accelerator's name belongs to a vendor other than NVIDIA.
 
-    >>> is_of_another_maker("AMD Instinct MI300X"), is_of_another_maker("NVIDIA L4")
+    >>> is_other_vendor("AMD Instinct MI300X"), is_other_vendor("NVIDIA L4")
     (True, False)
     """
-    return other_maker_of(name) is not None
+    return other_vendor(name) is not None
 
 
 _WITHOUT_ROW: Final = {
@@ -240,7 +240,7 @@ def _by_memory(name: str, candidates: tuple[Gpu, ...], memory_bytes: float | Non
 def _unknown_message(name: str) -> str:
     """Build the error message for an unknown name, with the nearest names."""
     index = _catalogue_index()
-    maker = other_maker_of(name)
+    maker = other_vendor(name)
     words = difflib.get_close_matches(normalise(name), index, n=4 * NEAREST_NAMES, cutoff=0.5)
     rows = {row.name: row for word in words for row in index[word]}
     names = [row.name for row in rows.values() if maker in (None, row.vendor)][:NEAREST_NAMES]

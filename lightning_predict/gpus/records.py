@@ -206,12 +206,13 @@ class Generation:
         streams_norms: Layer norm is memory-bound (`kernels/families/norm.py`).
         streams_softmax: Softmax is memory-bound.
         has_asynchronous_copies: Asynchronous copies to shared memory bypass the registers.
-        is_made_for_games: The chips are also sold as GeForce boards: half of the lanes share their issue slots with
+        is_geforce_chip: The chips are also sold as GeForce boards: half of the lanes share their issue slots with
             integer operations.
-        has_group_products: Warp-group matmul instructions are available; attention and TF32 matmuls have newer kernels.
+        has_warp_group_matmul: Warp-group matmul instructions are available; attention and TF32 matmuls have newer
+        kernels.
         has_slow_reduced_products: float8 and TF32 matmuls reach a smaller fraction of the peak than bfloat16 matmuls.
         has_large_workspaces: cuBLAS allocates larger workspaces.
-        has_adding_switches: NVSwitch reduces in the network, and collectives use fewer SMs.
+        has_in_network_reduction: NVSwitch reduces in the network, and collectives use fewer SMs.
         context_mebibytes: Memory of the CUDA context and loaded code: low, middle and high estimate.
         taken_for: Equivalent NVIDIA compute capability for the networks, which are trained on NVIDIA GPUs only; None:
             its own.
@@ -224,11 +225,11 @@ class Generation:
     streams_norms: bool = True
     streams_softmax: bool = True
     has_asynchronous_copies: bool = True
-    is_made_for_games: bool = False
-    has_group_products: bool = False
+    is_geforce_chip: bool = False
+    has_warp_group_matmul: bool = False
     has_slow_reduced_products: bool = False
     has_large_workspaces: bool = False
-    has_adding_switches: bool = False
+    has_in_network_reduction: bool = False
     context_mebibytes: tuple[int, int, int] = (500, 1500, 1800)
     taken_for: tuple[int, int] | None = None
 
@@ -243,15 +244,15 @@ _VOLTA: Final = Generation(
 _PASCAL: Final = replace(_VOLTA, has_tensor_cores=False, has_fast_stacked_memory=False)
 _AMPERE: Final = Generation(chip="ampere")
 _GEFORCE_AMPERE: Final = replace(
-    _AMPERE, chip="ampere_geforce", is_made_for_games=True, context_mebibytes=(400, 800, 1000)
+    _AMPERE, chip="ampere_geforce", is_geforce_chip=True, context_mebibytes=(400, 800, 1000)
 )
 _HOPPER: Final = replace(
     _AMPERE,
     chip="hopper",
-    has_group_products=True,
+    has_warp_group_matmul=True,
     has_slow_reduced_products=True,
     has_large_workspaces=True,
-    has_adding_switches=True,
+    has_in_network_reduction=True,
     context_mebibytes=(500, 1200, 1400),
 )
 _BLACKWELL: Final = replace(
@@ -278,8 +279,8 @@ GENERATIONS: Final[Mapping[str, Mapping[tuple[int, int], Generation]]] = {
         (8, 9): replace(_GEFORCE_AMPERE, chip="ada"),
         (9, 0): _HOPPER,
         (10, 0): _BLACKWELL,
-        (11, 0): replace(_BLACKWELL, has_group_products=False),
-        (12, 0): replace(_BLACKWELL, chip="ada", has_group_products=False, is_made_for_games=True),
+        (11, 0): replace(_BLACKWELL, has_warp_group_matmul=False),
+        (12, 0): replace(_BLACKWELL, chip="ada", has_warp_group_matmul=False, is_geforce_chip=True),
     },
     AMD: {
         (0, 0): _CDNA,

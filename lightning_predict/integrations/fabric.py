@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.fit.watched_loop import WatchedRun, watch
-from lightning_predict.guard import log_sentence, never_raises
+from lightning_predict.guard import log_exceptions, log_sentence
+from lightning_predict.observe.watched_loop import WatchedRun, watch
 
 Batch = TypeVar("Batch")
 
@@ -62,7 +62,7 @@ class FabricPredictor:
         if fabric.is_global_zero:
             self._begins(fabric, module)
 
-    @never_raises
+    @log_exceptions
     def _begins(self, fabric: Any, module: Any) -> None:
         """Watch the loop that trains a module."""
         run = watch(**self._options, model=getattr(module, "module", module), device=fabric.device)
@@ -76,7 +76,7 @@ class FabricPredictor:
         else:
             log_sentence(f"FabricPredictor is off; the loop continues: {type(error).__name__}: {error}")
 
-    @never_raises
+    @log_exceptions
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Note that the current step has made an update."""
         self._has_stepped = True

@@ -17,14 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-from lightning_predict.fit.forecast import Facts
-from lightning_predict.fit.memory_ahead import Ahead, Worry, longest_sequence, recorded_length
-from lightning_predict.fit.remaining import Position, Saving, Validation
-from lightning_predict.fit.watched_loop import WatchedRun
 from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.guard import log_sentence, never_raises
+from lightning_predict.guard import log_exceptions, log_sentence
 from lightning_predict.interval import Interval
+from lightning_predict.observe.forecast import Facts
+from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, longest_sequence, recorded_length
+from lightning_predict.observe.remaining import CheckpointSchedule, Position, Validation
+from lightning_predict.observe.watched_loop import WatchedRun
 from lightning_predict.reports.loggers import metrics
 
 try:
@@ -38,7 +38,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from lightning_predict.fit.outcome import Outcome
+    from lightning_predict.observe.predicted_vs_actual import Outcome
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.tracing.trace import Trace
 
@@ -74,7 +74,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
     _run: WatchedRun | None = None
     _evaluation: Any = None
-    _worries: tuple[Worry, ...] = ()
+    _worries: tuple[MemoryRisk, ...] = ()
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RuntimePredictorCallback(TrainerCallback):
         self.outcome: Outcome | None = None
         self.stopping_reason: str | None = None
 
-    @never_raises
+    @log_exceptions
     def on_train_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -135,7 +135,7 @@ class RuntimePredictorCallback(TrainerCallback):
         run.world_size, run.tell, run.fails = args.world_size, partial(self._tell, state), self.give_up
         run.__enter__()
 
-    @never_raises
+    @log_exceptions
     def on_step_begin(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -143,7 +143,7 @@ class RuntimePredictorCallback(TrainerCallback):
         if self._run is not None:
             self._run.starts()
 
-    @never_raises
+    @log_exceptions
     def on_step_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -155,32 +155,32 @@ class RuntimePredictorCallback(TrainerCallback):
             self.stopping_reason = self._run.stopping_reason
             control.should_training_stop = True
 
-    @never_raises
+    @log_exceptions
     def on_prediction_step(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Time the evaluation batches; the Trainer reports only their ends."""
         if self._run is not None:
-            self._run.clock.validation_starts(is_check=False)
-            self._run.clock.validation.batch_ends()
-            self._run.clock.validation.batch_starts()
+            self._run.clock.on_validation_start(is_check=False)
+            self._run.clock.validation.on_batch_end()
+            self._run.clock.validation.on_batch_start()
 
-    @never_raises
+    @log_exceptions
     def on_evaluate(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Exclude an evaluation from the waits for the loader."""
         self._evaluation = kwargs.get("eval_dataloader")  # absent before the first evaluation
         if self._run is not None:
-            self._run.clock.validation_ends()
+            self._run.clock.on_validation_end()
 
-    @never_raises
+    @log_exceptions
     def on_save(self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Exclude a checkpoint from the waits for the loader."""
         if self._run is not None:
-            self._run.clock.interrupt()
+            self._run.clock.exclude_interruption()
 
-    @never_raises
+    @log_exceptions
     def on_train_end(
         self, /, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -203,7 +203,7 @@ class RuntimePredictorCallback(TrainerCallback):
         return None if self._run is None else self._run.remaining
 
     @property
-    def worries(self) -> tuple[Worry, ...]:
+    def worries(self) -> tuple[MemoryRisk, ...]:
         """Later parts of the run that may not fit the memory of the GPU in use; each is logged, too."""
         return self._worries if self._run is None else self._run.worries
 
@@ -229,7 +229,7 @@ class RuntimePredictorCallback(TrainerCallback):
             run.stop()
 
 
-def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
+def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> MemoryFacts:
     """Read the facts about later parts of the run that may need more memory.
 
     Args:
@@ -240,7 +240,7 @@ def ahead_of(args: TrainingArguments, run: WatchedRun, loader: Any) -> Ahead:
     assert run.trace is not None
     length = recorded_length(run.trace)
     evaluates = _when(args.eval_strategy) != "no"
-    return Ahead(
+    return MemoryFacts(
         validation_samples=args.per_device_eval_batch_size if evaluates else None,
         length=length,
         longest=None if length is None else longest_sequence(loader),
@@ -285,7 +285,7 @@ def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, step
             accumulation={0: 1},
             validation=validation,
         ),
-        savings=[] if not save else [Saving(every_steps=int(save))],
+        checkpoint_schedules=[] if not save else [CheckpointSchedule(every_steps=int(save))],
         workers=args.dataloader_num_workers,
         has_workers=args.dataloader_num_workers > 0,
         validation_batches=0,

@@ -10,8 +10,8 @@ Without peer access, every byte passes through host memory, which more than two 
 is then a lower bound, even for a card with a faster link. `m` is the whole message (two bytes times the tables'
 `message_elements`), as in nccl-tests. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
     896.0
 """
 
@@ -31,7 +31,7 @@ from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, ProblemBatch, register
+from lightning_predict.kernels.operations import Array, Columns, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import link_bandwidth, roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import least
@@ -43,7 +43,7 @@ UNMEASURED: Final = {"broadcast": "all_gather"}
 broadcast sends the whole message over a link; an all_gather sends all but a GPU's own share."""
 
 CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
-MESHED: Final = frozenset({"pascal", "volta"})
+NVLINK_MESH_ARCHITECTURES: Final = frozenset({"pascal", "volta"})
 """Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh). A pair of GPUs shares
 one or two of a GPU's four or six links, so bandwidth depends on the number of GPUs."""
 
@@ -58,7 +58,7 @@ def _bytes_over_the_link(c: Columns) -> Array:
 
 register(
     *(
-        OperationKind(
+        OperationSpec(
             name=name,
             shape=("num_gpus", "message_bytes"),
             defaults={},
@@ -103,20 +103,20 @@ class CollectiveCurves:
         """Return whether this GPU's own collectives were measured."""
         return gpu_name in self.curves
 
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, problems)
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
         bound = roofline_seconds(batch, gpus, least=True)
         seconds = np.maximum(seconds, bound)
-        return Estimate(Interval.around(seconds, spread).at_least(bound))
+        return Estimate(Interval.from_factor(seconds, spread).clamp_min(bound))
 
     def _is_measured(self, operation: str, target: Gpu) -> bool:
         own = UNMEASURED.get(operation, operation)
         return target.name in self.curves and (target.name, own) not in self.derived
 
-    def _seconds(self, batch: ProblemBatch, target: Gpu) -> Array:
+    def _seconds(self, batch: ShapeBatch, target: Gpu) -> Array:
         source, scale = self._source(target)
         by_count = self.curves[source][UNMEASURED.get(batch.operation, batch.operation)]
         counts = np.array(sorted(by_count), dtype=np.float64)  # (counts,)
@@ -176,7 +176,7 @@ def on_curve(log_sizes: Array, curve: Array, log_messages: Array) -> Array:
 def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
     """Return the kind of a machine's links: whether NVLink, whether peer access, whether a mesh without a switch."""
     has_nvlink = target.nvlink_bytes_per_second is not None
-    return has_nvlink, has_peer_access, has_nvlink and target.architecture in MESHED
+    return has_nvlink, has_peer_access, has_nvlink and target.architecture in NVLINK_MESH_ARCHITECTURES
 
 
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
@@ -212,7 +212,7 @@ def bundled_curves(path: Path = CURVES_FILE) -> CollectiveCurves:
     try:
         document = parse_json(path.read_bytes(), file)
     except OSError as error:
-        raise file.refusal(f"cannot be read ({error}).") from error
+        raise file.error_at(f"cannot be read ({error}).") from error
     one = microseconds_to_seconds(1.0)
     sizes = np.log([size.positive() for size in document.member("message_bytes").items()])
     curves = {

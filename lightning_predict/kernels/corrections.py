@@ -19,16 +19,16 @@ data sheet, or sustain less. The mean log error is multiplied by n / (n + 1) for
 predictions by two thirds of their mean, a single source by nothing. `python -m benchmarks.accuracy FOLDER --of steps`
 prints the error of each source on each GPU.
 
-`choice.timed_work` applies all three. Example::
+`measured_scaling.predict_work_times` applies all three. Example::
 
     >>> from lightning_predict.gpus import gpu
-    >>> round(software_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
+    >>> round(torch_version_factor({"torch": "1.13.1"}), 2)  # a year before 2.1
     1.05
-    >>> software_factor({"torch": "2.4.0"}), software_factor({})
+    >>> torch_version_factor({"torch": "2.4.0"}), torch_version_factor({})
     (1.0, 1.0)
     >>> flash_generation("2.6", gpu("H100-SXM-80GB")), flash_generation("2.11", gpu("H100-SXM-80GB"))
     (2, 3)
-    >>> round(gpu_effect("RTX-4090"), 3), gpu_effect("T4")
+    >>> round(gpu_bias_factor("RTX-4090"), 3), gpu_bias_factor("T4")
     (0.923, 1.0)
 """
 
@@ -43,10 +43,10 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
-from lightning_predict.kernels.operations import Array, Problem, operation_kind
+from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
+from lightning_predict.kernels.operations import Array, OperationShape, operation_spec
 from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import computes_in_float32
-from lightning_predict.kernels.traffic import FREE_OPERATIONS
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.tracing.operand_strides import FACTORS_AT, SECOND_TRANSPOSED
 from lightning_predict.tracing.recorded_on import release_of
@@ -96,9 +96,11 @@ _YEARS: Final[Mapping[tuple[int, int], float]] = {
 """Release dates of torch versions, in years."""
 
 
-def software_factors(problems: Sequence[Problem], gpus: Sequence[Gpu], software: Mapping[str, str]) -> Array:
-    """Return the slowdown of problems under a torch version, (gpus, problems) or 1 x 1; see `software_factor`."""
-    factor = software_factor(software)
+def torch_version_factors(
+    problems: Sequence[OperationShape], gpus: Sequence[Gpu], software: Mapping[str, str]
+) -> Array:
+    """Return the slowdown of problems under a torch version, (gpus, problems) or 1 x 1; see `torch_version_factor`."""
+    factor = torch_version_factor(software)
     if factor == 1:
         return np.ones((1, 1))
     has_wide_loads = (release_of(software) or _CURRENT) >= FIRST_WIDE_LOADS
@@ -106,20 +108,20 @@ def software_factors(problems: Sequence[Problem], gpus: Sequence[Gpu], software:
     return np.where(np.array(gains, dtype=np.bool_), factor, 1.0)
 
 
-def _gains(problem: Problem, gpu: Gpu, *, has_wide_loads: bool) -> bool:
+def _gains(problem: OperationShape, gpu: Gpu, *, has_wide_loads: bool) -> bool:
     """Return whether newer libraries are faster: norms, and products except float32 or float64 without tensor cores."""
-    if operation_kind(problem.operation).units != "tensor":
+    if operation_spec(problem.operation).units != "tensor":
         is_narrow = problem.dtype in ("float16", "bfloat16") and not has_wide_loads
         return is_narrow or any(word in problem.operation for word in REWRITTEN)
     return not _runs_on_lanes(problem, gpu)
 
 
-def _runs_on_lanes(problem: Problem, gpu: Gpu) -> bool:
+def _runs_on_lanes(problem: OperationShape, gpu: Gpu) -> bool:
     """Return whether a product runs on CUDA cores, in float32 or float64."""
     return problem.dtype in ("float32", "float64") or computes_in_float32(problem.dtype, gpu)
 
 
-def software_factor(software: Mapping[str, str]) -> float:
+def torch_version_factor(software: Mapping[str, str]) -> float:
     """Return the slowdown of work under the torch version of a recording, relative to a current version.
 
     Args:
@@ -174,12 +176,12 @@ def flash_generation(release: str | None, gpu: Gpu) -> int:
     known = release_of({"torch": release or ""})
     if known is not None and known < SECOND_GENERATION:
         return 1
-    has_newer = gpu.generation.has_group_products
+    has_newer = gpu.generation.has_warp_group_matmul
     return 2 if not has_newer or (known is not None and known < CUDNN_BY_DEFAULT) else 3
 
 
 def attention_factors(
-    problems: Sequence[Problem], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
+    problems: Sequence[OperationShape], names: Sequence[str], gpus: Sequence[Gpu], software: Mapping[str, str]
 ) -> Array:
     """Return the attention slowdown of a torch version relative to the tables' kernels, (gpus, problems) or 1 x 1.
 
@@ -320,7 +322,7 @@ def _turns(view: Operation) -> bool:
 
 # --- Individual GPU
 
-SOURCES_SAY: Final[Mapping[str, Mapping[str, float]]] = {
+GPU_BIAS: Final[Mapping[str, Mapping[str, float]]] = {
     "RTX-3090": {"training benchmarks": -0.04, "timm": -0.04},
     "RTX-4090": {"training benchmarks": -0.12, "timm": -0.12},
 }
@@ -333,9 +335,9 @@ predicted 13 % too slow. With one source left out, no correction applies, and th
 GPU qualifies: for the L40S, four sources give +0.10, +0.05, +0.05 and 0.00."""
 
 
-def gpu_effect(name: str) -> float:
+def gpu_bias_factor(name: str) -> float:
     """Return the correction factor of GPU times on a GPU."""
-    said = tuple(SOURCES_SAY.get(name, {}).values())
+    said = tuple(GPU_BIAS.get(name, {}).values())
     if len(said) < 2:
         return 1.0
     return math.exp(statistics.fmean(said) * len(said) / (len(said) + 1))

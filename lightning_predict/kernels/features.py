@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, ProblemBatch
+from lightning_predict.kernels.operations import Array, ShapeBatch
 from lightning_predict.kernels.roofline import compute_peak, per_gpu, roofline_seconds
 from lightning_predict.units import GIGA, MICROSECOND
 
@@ -58,14 +58,14 @@ def multiprocessors(gpus: Sequence[Gpu]) -> Array:
     return per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors)
 
 
-def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+def reference_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the reference time of utilisation, shape (gpus, problems).
 
     It is a kernel launch plus the longer of compute time (fewest FLOPs of any algorithm) and memory time. Traffic up to
     the size of the L2 cache may come from the cache; the rest must come from memory. Unlike the roofline, the reference
     has no jump at the size of the L2, and no kernel is faster.
     """
-    compute = batch.least_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
+    compute = batch.minimum_flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     moved = batch.bytes_moved[None, :]  # (1, problems)
     capacity = per_gpu(gpus, lambda gpu: gpu.l2_bytes)
     cache = per_gpu(gpus, lambda gpu: max(gpu.l2_bytes_per_second, gpu.dram_bytes_per_second))
@@ -75,7 +75,7 @@ def reference_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     return LAUNCH_SECONDS + np.maximum(compute, np.maximum(cached, streamed))
 
 
-def machine_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+def machine_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Return features of the GPU, as ratios to its SMs and clock, each (gpus, 1)."""
     lanes = per_gpu(gpus, lambda gpu: gpu.streaming_multiprocessors * gpu.boost_clock_hz)  # (gpus, 1)
     capability = per_gpu(gpus, lambda gpu: gpu.network_capability[0] + gpu.network_capability[1] / 10)
@@ -100,7 +100,7 @@ def clock_features(gpus: Sequence[Gpu]) -> dict[str, Array]:
     return {"clock_shortage": np.minimum(log2(promised / ENOUGH_BASE_CLOCK), 0.0)}
 
 
-def work_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+def work_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Return ratios of the work to the machine: compute, memory and launch time, and size relative to the L2."""
     compute = batch.flops[None, :] / compute_peak(batch, gpus)  # (gpus, problems)
     memory = batch.bytes_moved[None, :] / per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)

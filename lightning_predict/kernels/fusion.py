@@ -30,8 +30,8 @@ from itertools import count, pairwise
 from typing import Final
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import OperationKind, operation_kind
-from lightning_predict.kernels.traffic import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
+from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDUCTIONS, is_free
+from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
 from lightning_predict.tracing.signatures import DRAWS_MASKS
@@ -160,12 +160,12 @@ def _entered(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield operation
 
 
-MOST_JOINED: Final = 8
+MAX_JOINED: Final = 8
 """Maximum number of tensors that a kernel concatenates (Inductor's `max_pointwise_cat_inputs`)."""
 
 
 def _is_joined_apart(operation: Operation) -> bool:
-    return operation.name == "aten::cat" and len(operation.inputs) > MOST_JOINED
+    return operation.name == "aten::cat" and len(operation.inputs) > MAX_JOINED
 
 
 def _apart(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -390,13 +390,13 @@ def _gains(group: Sequence[int], trace: Trace) -> bool:
         return bool(group)
     operation = trace.operations[group[0]]
     problems = translate(operation, trace.flags)
-    kinds = [operation_kind(problem.operation) for problem in problems]
+    kinds = [operation_spec(problem.operation) for problem in problems]
     is_own = operation.name in (STATISTICS, NORMALISATION) or operation.name in _SCANS
     return is_own or len(problems) > 1 or any(map(_is_limited, kinds))
 
 
-def _is_limited(kind: OperationKind) -> bool:
-    return kind.floor is not None
+def _is_limited(kind: OperationSpec) -> bool:
+    return kind.latency_bound is not None
 
 
 def _is_pointwise(operation: Operation, trace: Trace) -> bool:
@@ -415,7 +415,7 @@ def _is_pointwise(operation: Operation, trace: Trace) -> bool:
     if "softmax" in operation.name and operation.outputs[0].shape and _row_length(operation) > LONGEST_ROW_IN_A_KERNEL:
         return False
     problems = translate(operation, trace.flags)
-    return bool(problems) and all(operation_kind(one.operation).units == "vector" for one in problems)
+    return bool(problems) and all(operation_spec(one.operation).units == "vector" for one in problems)
 
 
 def _row_length(operation: Operation) -> int:

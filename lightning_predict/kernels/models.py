@@ -9,7 +9,7 @@ measured value and 1. Features are clipped to the training range, so shapes far 
 edge, and their times still follow the roofline. A GPU without its own weights uses the *base* networks, which know a
 GPU by the figures of its data sheet alone.
 
-Network times are clamped to bounds (`NETWORK_LIMITS`):
+Network times are clamped to bounds (`NETWORK_BOUNDS`):
 
 * A product takes no longer than a larger one that contains it, because one can pad. Libraries do not always pad: for
   the smallest products, they choose kernels that are several times slower than for similar sizes (bfloat16 on the L40S:
@@ -30,11 +30,11 @@ Network times are clamped to bounds (`NETWORK_LIMITS`):
 Example::
 
     >>> from lightning_predict.gpus import gpu
-    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> from lightning_predict.kernels.operations import shape_batch
     >>> models = kernel_models(("T4", "H100-SXM-80GB"))
     >>> models.supports("linear", "bfloat16"), models.supports("all_reduce", "bfloat16")
     (True, True)
-    >>> batch = problem_batch("linear", "bfloat16", m=4096, n=4096, k=4096)
+    >>> batch = shape_batch("linear", "bfloat16", m=4096, n=4096, k=4096)
     >>> 0.15e-3 < float(models.estimate(batch, [gpu("H100-SXM-80GB")]).seconds[0, 0]) < 0.19e-3
     True
 """
@@ -61,8 +61,16 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.collective import COLLECTIVES, CollectiveCurves, bundled_curves
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import Array, BoolArray, Family, IndexArray, ProblemBatch, families, family_of
-from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, sustaining
+from lightning_predict.kernels.operations import (
+    Array,
+    BoolArray,
+    IndexArray,
+    NetworkSpec,
+    ShapeBatch,
+    network_spec,
+    network_specs,
+)
+from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
 from lightning_predict.ties import less
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
@@ -104,7 +112,7 @@ class BundledModels:
         """Return the correction from this GPU's own measurements of an operation without a tuned network."""
         return self.networks.measured_factor(gpu_name, operation, dtype)
 
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
         return self._serving(batch.operation).estimate(batch, gpus)
 
@@ -143,7 +151,7 @@ def _loaded(
 ) -> BundledModels:
     from lightning_predict.weights.store import load_weights  # imports the download libraries only if needed
 
-    weights = load_weights(gpu_names, source, beside=beside)
+    weights = load_weights(gpu_names, source, optional_gpus=beside)
     return BundledModels(
         networks=UtilisationModels(weights),
         notes=weights.notes,
@@ -153,9 +161,9 @@ def _loaded(
 
 # --- From network outputs to seconds
 
-NETWORK_LIMITS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
+NETWORK_BOUNDS: Final = ("a larger problem", "a measured GPU of lesser figures", "the same GPU with weaker figures")
 """Bounds on network times, applied in this order. The reasons are given in the module's docstring; bounds that apply to
-every source of times follow in `timing.LIMITS`."""
+every source of times follow in `timing.BOUNDS`."""
 
 OTHER_HALF: Final[Mapping[str, str]] = {"float16": "bfloat16", "bfloat16": "float16"}
 """The other 16-bit dtype of the same units."""
@@ -203,7 +211,7 @@ def outranks(gpu: Gpu, other: Gpu, dtype: str) -> bool:
 
 
 @lru_cache(maxsize=4096)  # called again by every family
-def weakened(gpu: Gpu, factor: float) -> Gpu:
+def weakened_gpu(gpu: Gpu, factor: float) -> Gpu:
     """Return the GPU with every figure divided by the factor."""
     return replace(
         gpu,
@@ -239,7 +247,7 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
         gpu.streaming_multiprocessors,
         gpu.boost_clock_hz,
         gpu.peak(dtype) or 0.0,
-        sustaining(gpu).peak(dtype) or 0.0,
+        with_sustained_peaks(gpu).peak(dtype) or 0.0,
         gpu.dram_bytes_per_second,
         gpu.l2_bytes,
         gpu.l2_bytes_per_second,
@@ -248,7 +256,7 @@ def _figures(gpu: Gpu, dtype: str) -> tuple[float, ...]:
     )
 
 
-def longest_seconds(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
+def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], high_seconds: Array, dtype: str) -> Array:
     """Return the upper interval end of the fastest lesser GPU that each GPU beats.
 
     Args:
@@ -277,15 +285,15 @@ class UtilisationModels:
 
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a network supports this operation and dtype, on any GPU."""
-        family = family_of(operation, dtype)
-        return family is not None and family.name in self._weights.base.families
+        family = network_spec(operation, dtype)
+        return family is not None and family.name in self._weights.cross_gpu_model.families
 
     def trained_on(self, operation: str, dtype: str) -> bool:
         """Return whether measurements of this operation and dtype, from any GPU, were in the training data."""
-        family = family_of(operation, dtype)
+        family = network_spec(operation, dtype)
         if family is None:
             return False
-        for one in (self._weights.base, *self._weights.gpus.values()):
+        for one in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
             network = one.families.get(family.name)
             if network is not None and (operation, dtype) in network.trained:
                 return True
@@ -311,7 +319,7 @@ class UtilisationModels:
 
         For fused attention, measurements of one 16-bit dtype count for the other if the same units compute both.
         """
-        family = family_of(operation, dtype)
+        family = network_spec(operation, dtype)
         own = self._weights.gpus.get(gpu_name)
         if family is None or own is None or family.name not in own.families:
             return False
@@ -320,7 +328,7 @@ class UtilisationModels:
             return (operation, dtype) in trained or (operation, OTHER_HALF[dtype]) in trained
         return (operation, dtype) in trained
 
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict each problem's time on each GPU, by the GPU's own weights if available, else by the base network.
 
         If a GPU's products in one 16-bit dtype are slower than the base predicts, the slowdown also applies to the
@@ -342,7 +350,7 @@ class UtilisationModels:
             rows = [row for row, (_, told_in) in tellers.items() if told_in == dtype]
             if rows:
                 cards, twin = [tellers[row][0] for row in rows], replace(batch, dtype=dtype)
-                ratio = self._estimated(twin, cards).seconds / self._by_base._estimated(twin, cards).seconds
+                ratio = self._estimated(twin, cards).seconds / self._by_cross_gpu_model._estimated(twin, cards).seconds
                 said = np.maximum(np.log(ratio), 0.0)
                 factor[rows] = np.exp(said * said**2 / (said**2 + CARRIED_SCATTER**2))
         return replace(found, interval=found.interval.scaled(factor))
@@ -358,13 +366,13 @@ class UtilisationModels:
         return next(((card, one) for card, one in asked if self.has_own_weights(card.name, "linear", one)), None)
 
     @cached_property
-    def _by_base(self) -> UtilisationModels:
+    def _by_cross_gpu_model(self) -> UtilisationModels:
         """The same models without any GPU's own weights."""
         return UtilisationModels(replace(self._weights, gpus={}))
 
-    def _estimated(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def _estimated(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Predict the time of each problem on each GPU, without the transfer between 16-bit dtypes."""
-        family = family_of(batch.operation, batch.dtype)
+        family = network_spec(batch.operation, batch.dtype)
         run = batch if family is None else family.built_for(batch)
         if run is not batch:
             # Padding adds compute but no memory traffic.
@@ -372,35 +380,37 @@ class UtilisationModels:
             asked = np.maximum(compute, batch.bytes_moved / memory_bandwidth(run, gpus))
             found = self._estimated(run, gpus)
             return replace(found, interval=found.interval.scaled(asked / roofline_seconds(run, gpus)))
-        if family is None or family.name not in self._weights.base.families:
+        if family is None or family.name not in self._weights.cross_gpu_model.families:
             raise UnknownOperationError(
                 f"No utilisation model serves {batch.operation!r} in {batch.dtype!r}. Families: "
-                + "; ".join(f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in families().values())
+                + "; ".join(
+                    f"{f.name} ({', '.join(f.operations)}; {', '.join(f.dtypes)})" for f in network_specs().values()
+                )
             )
         networks = [self._network(family, gpu, batch) for gpu in gpus]
 
-        def timed(problems: ProblemBatch, wanted: BoolArray) -> Array:
+        def timed(problems: ShapeBatch, wanted: BoolArray) -> Array:
             return self._wanted_seconds(family, networks, problems, gpus, wanted)[0]
 
         everything = np.ones((len(gpus), len(batch)), dtype=np.bool_)
         flat, half_widths, by_base = self._wanted_seconds(family, networks, batch, gpus, everything)
         predicted = flat.reshape(everything.shape)  # (gpus, problems)
-        larger = held_by_monotonicity(family, batch, gpus, predicted, timed)
+        larger = clamp_to_larger_shapes(family, batch, gpus, predicted, timed)
         longest = np.minimum(self._longest(batch, gpus), self._longest_of_chip(batch, gpus))
         lesser = np.minimum(larger, longest)
         # Rules for slow kernels (`floor`) may make a problem slower than the next larger one.
         floor = np.maximum(family.least_seconds(batch, gpus), self._shortest_of_chip(batch, gpus))
-        seconds = np.maximum(self._held_to_weaker(family, batch, gpus, lesser), floor)
-        steps = zip(NETWORK_LIMITS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
+        seconds = np.maximum(self._clamp_to_weaker_gpu(family, batch, gpus, lesser), floor)
+        steps = zip(NETWORK_BOUNDS, (predicted, larger, lesser), (larger, lesser, seconds), strict=True)
         bound = roofline_seconds(batch, gpus, least=True)
         spread = np.exp(half_widths).reshape(everything.shape)  # (gpus, problems)
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
-        high = said * spread * family.doubt_above(batch)
+        high = said * spread * family.upper_interval_factor(batch)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
         held = {name: less(after, before) for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
-    def _longest(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    def _longest(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return upper bounds on times from the base network, from measured lesser GPUs, shape (gpus, problems)."""
         key = batch.operation, batch.dtype
         longest = np.full((len(gpus), len(batch)), np.inf)
@@ -413,10 +423,10 @@ class UtilisationModels:
         ]
         if lesser:
             high = self.estimate(batch, lesser).interval.high  # (lesser, problems)
-            longest[unmeasured] = longest_seconds(stronger, lesser, high, batch.dtype)
+            longest[unmeasured] = upper_bound_from_lesser_gpus(stronger, lesser, high, batch.dtype)
         return longest
 
-    def _shortest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    def _shortest_of_chip(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return lower bounds on times from the base network, from measured greater boards of the same chip."""
         shortest = np.zeros((len(gpus), len(batch)))  # (gpus, problems)
         key = batch.operation, batch.dtype
@@ -439,7 +449,7 @@ class UtilisationModels:
                 shortest[rows] = np.maximum(shortest[rows], least)
         return shortest
 
-    def _longest_of_chip(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    def _longest_of_chip(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return upper bounds on times of measured GPUs, from the GPUs that they outrank, shape (gpus, problems)."""
         longest = np.full((len(gpus), len(batch)), np.inf)
         key = batch.operation, batch.dtype
@@ -450,17 +460,19 @@ class UtilisationModels:
                         longest[row] = np.minimum(longest[row], self.estimate(batch, [other]).seconds[0])
         return longest
 
-    def _held_to_weaker(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array) -> Array:
+    def _clamp_to_weaker_gpu(
+        self, family: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array
+    ) -> Array:
         """Clamp times from the base network to the times of the same GPU with weaker figures."""
-        base = self._weights.base.families[family.name]
+        base = self._weights.cross_gpu_model.families[family.name]
         slack = math.exp(base.half_width(batch.operation, batch.dtype) / 2)
         served = np.array([[not self.has_own_weights(gpu.name, batch.operation, batch.dtype)] for gpu in gpus])
         held = seconds.copy()
         for factor in WEAKER:
-            weaker = [weakened(gpu, factor) for gpu in gpus]
+            weaker = [weakened_gpu(gpu, factor) for gpu in gpus]
             # If even the reference time of the weaker GPU is longer, the bound cannot apply: skip it.
             seen = [family.unmeasured(gpu) for gpu in weaker]
-            wanted = served & (slack * reference_seconds(batch, seen) < MOST_UTILISATION * held)
+            wanted = served & (slack * reference_seconds(batch, seen) < MAX_UTILISATION * held)
             if wanted.any():
                 limits = slack * self._wanted_seconds(family, [base] * len(gpus), batch, weaker, wanted)[0]
                 held[wanted] = np.minimum(held[wanted], limits)
@@ -468,9 +480,9 @@ class UtilisationModels:
 
     def _wanted_seconds(
         self,
-        family: Family,
+        family: NetworkSpec,
         networks: Sequence[NetworkWeights],
-        batch: ProblemBatch,
+        batch: ShapeBatch,
         gpus: Sequence[Gpu],
         wanted: BoolArray,
     ) -> tuple[Array, Array, BoolArray]:
@@ -480,7 +492,7 @@ class UtilisationModels:
         """
         rows, columns = np.flatnonzero(wanted.any(axis=1)), np.flatnonzero(wanted.any(axis=0))
         asked = wanted[np.ix_(rows, columns)]  # (cards, part)
-        part = ProblemBatch(
+        part = ShapeBatch(
             batch.operation, batch.dtype, {word: values[columns] for word, values in batch.columns.items()}
         )
         cards = [gpus[int(row)] for row in rows]
@@ -488,26 +500,26 @@ class UtilisationModels:
         features = by_base = self._features(family, part, cards)[asked]  # (asked, features)
         if seen != cards:
             by_base = self._features(family, part, seen)[asked]
-        serving = [*(networks[int(row)] for row in rows), self._weights.base.families[family.name]]
+        serving = [*(networks[int(row)] for row in rows), self._weights.cross_gpu_model.families[family.name]]
         owners = _serving(serving, np.nonzero(asked)[0], features, by_base)  # (asked,)
         is_base = np.array([network is serving[-1] for network in serving], dtype=np.bool_)[owners]
-        log_utilisation = log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
+        log_utilisation = predict_log_utilisations(serving, owners, np.where(is_base[:, None], by_base, features))
         widths = np.array([_half_width(network, serving[-1], batch) for network in serving])[owners]
-        doubts = np.array([family.doubt(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
+        doubts = np.array([family.log_uncertainty(gpu, batch.dtype) for gpu in cards])[np.nonzero(asked)[0]]
         widths = np.where(is_base, np.hypot(widths, doubts), widths)
         floor = np.maximum(roofline_seconds(part, cards, least=True), family.least_seconds(part, cards))
         reference = np.where(is_base, reference_seconds(part, seen)[asked], reference_seconds(part, cards)[asked])
         seconds: Array = np.maximum(reference * np.exp(-log_utilisation), floor[asked])
         return seconds, widths, is_base
 
-    def _network(self, family: Family, gpu: Gpu, batch: ProblemBatch) -> NetworkWeights:
+    def _network(self, family: NetworkSpec, gpu: Gpu, batch: ShapeBatch) -> NetworkWeights:
         if self.has_own_weights(gpu.name, batch.operation, batch.dtype):
             return self._weights.gpus[gpu.name].families[family.name]
-        return self._weights.base.families[family.name]
+        return self._weights.cross_gpu_model.families[family.name]
 
-    def _features(self, family: Family, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Float32Array:
+    def _features(self, family: NetworkSpec, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Float32Array:
         names, matrix = family.described(batch, gpus)
-        for weights in (self._weights.base, *self._weights.gpus.values()):
+        for weights in (self._weights.cross_gpu_model, *self._weights.gpus.values()):
             network = weights.families.get(family.name)
             if network is not None and network.features != names:
                 raise WeightsFormatError(
@@ -518,7 +530,7 @@ class UtilisationModels:
         return matrix
 
 
-def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ProblemBatch) -> float:
+def _half_width(network: NetworkWeights, base: NetworkWeights, batch: ShapeBatch) -> float:
     """Return the half width of a network's interval; for an untrained dtype, at least the base's half width."""
     key = batch.operation, batch.dtype
     own = network.half_width(*key)
@@ -560,27 +572,27 @@ def log_utilisation_of(network: NetworkWeights, features: Float32Array) -> Array
         Mean over the ensemble, shape (gpus, problems).
     """
     rows = features.reshape(-1, features.shape[-1])
-    return log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])
+    return predict_log_utilisations([network], np.zeros(len(rows), dtype=np.intp), rows).reshape(features.shape[:2])
 
 
 # --- Bounds from larger problems
 
-LEAST_SHARE: Final = 0.72
+MIN_SHARE: Final = 0.72
 """Minimum time of a product with one side doubled, relative to the product's own time."""
 
-MOST_UTILISATION: Final = 0.6
+MAX_UTILISATION: Final = 0.6
 """Assumed maximum utilisation of larger products; it limits how many of them need to be computed."""
 
-MOST_DOUBLINGS: Final = 2
+MAX_DOUBLINGS: Final = 2
 """Maximum number of doublings over all sides; two, because the first larger product may be too slow as well."""
 
 
-def held_by_monotonicity(
-    family: Family,
-    batch: ProblemBatch,
+def clamp_to_larger_shapes(
+    family: NetworkSpec,
+    batch: ShapeBatch,
     gpus: Sequence[Gpu],
     seconds: Array,
-    timed: Callable[[ProblemBatch, BoolArray], Array],
+    timed: Callable[[ShapeBatch, BoolArray], Array],
 ) -> Array:
     """Clamp seconds so that no larger product is much faster.
 
@@ -599,21 +611,21 @@ def held_by_monotonicity(
         return seconds
     held = seconds.copy()
     doublings = [
-        p for p in product(range(MOST_DOUBLINGS + 1), repeat=len(family.growing)) if 0 < sum(p) <= MOST_DOUBLINGS
+        p for p in product(range(MAX_DOUBLINGS + 1), repeat=len(family.growing)) if 0 < sum(p) <= MAX_DOUBLINGS
     ]
     for powers in doublings:
         grown = _grown(batch, dict(zip(family.growing, powers, strict=True)))
-        share = LEAST_SHARE ** sum(powers)
+        share = MIN_SHARE ** sum(powers)
         # Larger problems with a long reference time cannot lower the bound.
-        wanted = reference_seconds(grown, gpus) < MOST_UTILISATION * share * held  # (gpus, problems)
+        wanted = reference_seconds(grown, gpus) < MAX_UTILISATION * share * held  # (gpus, problems)
         if wanted.any():
             held[wanted] = np.minimum(held[wanted], timed(grown, wanted) / share)
     return held
 
 
-def _grown(batch: ProblemBatch, powers: Mapping[str, int]) -> ProblemBatch:
+def _grown(batch: ShapeBatch, powers: Mapping[str, int]) -> ShapeBatch:
     columns = {name: values * 2.0 ** powers.get(name, 0) for name, values in batch.columns.items()}
-    return ProblemBatch(batch.operation, batch.dtype, columns)
+    return ShapeBatch(batch.operation, batch.dtype, columns)
 
 
 # --- Forward pass of many small networks over many rows, while training needs the same cores
@@ -634,7 +646,7 @@ THREADED_BLOCKS: Final = 16
 """Minimum number of blocks for threads; starting threads takes as long as one or two blocks."""
 
 
-def log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:
+def predict_log_utilisations(networks: Sequence[NetworkWeights], owners: IndexArray, rows: Float32Array) -> Array:
     """Compute the log utilisation, in [log(lowest), 0], averaged over each ensemble.
 
     Args:

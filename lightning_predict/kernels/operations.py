@@ -2,10 +2,10 @@
 
 An operation has shape parameters, FLOPs, minimum memory traffic, the dispatcher calls that compute it, its networks
 (`families/`), and a surrogate for the case without a network. Formulas are pure functions of NumPy columns with one
-value per problem. A `Problem` is one operation at one shape and dtype; a `ProblemBatch` holds many shapes of one
+value per problem. An `OperationShape` is one operation at one shape and dtype; a `ShapeBatch` holds many shapes of one
 operation and dtype, the input of every kernel model. Example::
 
-    >>> batch = problem_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
+    >>> batch = shape_batch("linear", "float16", b=1, m=4096, n=4096, k=4096)
     >>> float(batch.flops[0]) / 1e9  # 2 x 4096^3
     137.438953472
     >>> float(batch.bytes_moved[0]) / 2**20  # three matrices of 4096 x 4096 x 2 bytes
@@ -53,11 +53,11 @@ COMPUTE_BYTES: Final[Mapping[str, float]] = {
 
 @final
 @dataclass(frozen=True, slots=True)
-class Problem:
+class OperationShape:
     """One operation at one shape and dtype; hashable, so that duplicates are predicted once.
 
     Attributes:
-        operation: Name of an `OperationKind`.
+        operation: Name of an `OperationSpec`.
         dtype: Compute dtype, a key of `COMPUTE_BYTES`.
         dims: Values of the kind's shape parameters, in order.
     """
@@ -69,21 +69,21 @@ class Problem:
     @property
     def shape(self) -> dict[str, float]:
         """Shape parameters by name."""
-        return dict(zip(operation_kind(self.operation).shape, self.dims, strict=True))
+        return dict(zip(operation_spec(self.operation).shape, self.dims, strict=True))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class CountedProblem:
+class CountedShape:
     """A problem with a multiplier."""
 
     times: float
-    problem: Problem
+    problem: OperationShape
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rereads:
+class RepeatedReads:
     """Memory traffic of a kernel that reads its input several times.
 
     Attributes:
@@ -91,18 +91,18 @@ class Rereads:
         bytes_per_multiprocessor: Working set of a multiprocessor, in bytes.
     """
 
-    transfer: Problem
+    transfer: OperationShape
     bytes_per_multiprocessor: float
 
 
 NamedFeatures = Mapping[str, Array]
 """Feature name -> values of shape (gpus, problems); (gpus, 1) or (1, problems) if they depend on one of them only."""
 
-Translator = Callable[[Operation, Flags], tuple[Problem, ...] | None]
+Translator = Callable[[Operation, Flags], tuple[OperationShape, ...] | None]
 """Returns the problems that a recorded call computes; None for an unknown call."""
 
 
-def _as_it_is(batch: ProblemBatch) -> ProblemBatch:
+def _as_it_is(batch: ShapeBatch) -> ShapeBatch:
     return batch
 
 
@@ -114,13 +114,13 @@ def _without_doubt(_gpu: Gpu, _dtype: str) -> float:
     return 0.0
 
 
-def _no_doubt_above(batch: ProblemBatch) -> Array:
+def _no_doubt_above(batch: ShapeBatch) -> Array:
     return np.ones(len(batch))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class NetworkSpec:
     """Operations that share one network, in the dtypes that it supports.
 
     Attributes:
@@ -128,12 +128,12 @@ class Family:
         dtypes: Supported compute dtypes.
         describe: Features of a batch on GPUs.
         growing: Shape parameters that can be padded: a problem takes at most slightly longer than with one of them
-            doubled (`models.held_by_monotonicity`).
+            doubled (`models.clamp_to_larger_shapes`).
         floor: Minimum seconds of problems with known slow kernels, shape (gpus, problems), 0 for others; bounds from
             larger problems do not apply to them.
         built_for: Maps problems to the sizes that kernels are built for, if kernels pad other sizes to the next larger
             one.
-        doubt_above: Additional upper interval factor for problems with possibly poor library kernels, shape
+        upper_interval_factor: Additional upper interval factor for problems with possibly poor library kernels, shape
             (problems,).
         unmeasured: GPU description given to the base network, which serves GPUs without measurements.
         doubt: Half width in log(seconds) of the error of that description, for a GPU and dtype.
@@ -141,15 +141,15 @@ class Family:
 
     name: str
     dtypes: tuple[str, ...]
-    describe: Callable[[ProblemBatch, Sequence[Gpu]], NamedFeatures]
+    describe: Callable[[ShapeBatch, Sequence[Gpu]], NamedFeatures]
     growing: tuple[str, ...] = ()
-    floor: Callable[[ProblemBatch, Sequence[Gpu]], Array] | None = None
-    built_for: Callable[[ProblemBatch], ProblemBatch] = _as_it_is
-    doubt_above: Callable[[ProblemBatch], Array] = _no_doubt_above
+    floor: Callable[[ShapeBatch, Sequence[Gpu]], Array] | None = None
+    built_for: Callable[[ShapeBatch], ShapeBatch] = _as_it_is
+    upper_interval_factor: Callable[[ShapeBatch], Array] = _no_doubt_above
     unmeasured: Callable[[Gpu], Gpu] = _by_data_sheet
-    doubt: Callable[[Gpu, str], float] = _without_doubt
+    log_uncertainty: Callable[[Gpu, str], float] = _without_doubt
 
-    def least_seconds(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+    def least_seconds(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
         """Return the seconds of `floor`, shape (gpus, problems)."""
         return np.zeros((len(gpus), len(batch))) if self.floor is None else self.floor(batch, gpus)
 
@@ -157,9 +157,9 @@ class Family:
     def operations(self) -> tuple[str, ...]:
         """Names of its operations, in order of registration."""
         register_families()
-        return tuple(kind.name for kind in _KINDS.values() if self in kind.families)
+        return tuple(kind.name for kind in _KINDS.values() if self in kind.network_specs)
 
-    def described(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+    def described(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Return the feature names, and their values as float32 in the same order, shape (gpus, problems, features)."""
         named = self.describe(batch, gpus)
         matrix = np.empty((len(gpus), len(batch), len(named)), dtype=np.float32)
@@ -167,11 +167,11 @@ class Family:
             matrix[:, :, index] = values
         return tuple(named), matrix
 
-    def feature_names(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    def feature_names(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         """Return the names along the last axis of `feature_matrix`."""
         return tuple(self.describe(batch, gpus))
 
-    def feature_matrix(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
+    def feature_matrix(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> npt.NDArray[np.float32]:
         """Return the features as float32, shape (gpus, problems, features)."""
         return self.described(batch, gpus)[1]
 
@@ -187,16 +187,16 @@ class Alternative:
         bounds_networks: Whether its time is an upper bound on all GPUs; otherwise only on GPUs without measurements.
     """
 
-    problem: Callable[[Problem], Problem | None]
+    problem: Callable[[OperationShape], OperationShape | None]
     is_on: Callable[[Generation], bool] = lambda _: True
     bounds_networks: bool = False
 
 
-def _no_problem(_problem: Problem) -> bool:
+def _no_problem(_problem: OperationShape) -> bool:
     return False
 
 
-def _every_problem(_problem: Problem) -> bool:
+def _every_problem(_problem: OperationShape) -> bool:
     return True
 
 
@@ -207,19 +207,19 @@ class Formula:
 
     Attributes:
         seconds: Seconds and their interval, shape (gpus, problems).
-        comes_first: Problems for which the formula takes precedence over the operation's networks, which were not
+        takes_precedence: Problems for which the formula takes precedence over the operation's networks, which were not
             trained on them.
         knows: Problems that the formula supports.
     """
 
-    seconds: Callable[[ProblemBatch, Sequence[Gpu]], Interval[Array]]
-    comes_first: Callable[[Problem], bool] = _no_problem
-    knows: Callable[[Problem], bool] = _every_problem
+    seconds: Callable[[ShapeBatch, Sequence[Gpu]], Interval[Array]]
+    takes_precedence: Callable[[OperationShape], bool] = _no_problem
+    supports: Callable[[OperationShape], bool] = _every_problem
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Untrained:
+class RooflineEfficiency:
     """Efficiency of an operation without a model, relative to its roofline.
 
     Attributes:
@@ -233,13 +233,13 @@ class Untrained:
     sequential_kernels: Callable[[Columns], Array] | None = None
 
 
-def _reads_once(_problem: Problem) -> Rereads | None:
+def _reads_once(_problem: OperationShape) -> RepeatedReads | None:
     return None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class LatencyBound:
     """Lower bound on an operation's time beyond its minimum traffic and arithmetic.
 
     Attributes:
@@ -247,8 +247,8 @@ class Floor:
         rereads: Traffic of a problem that reads its input repeatedly; None for others.
     """
 
-    latency: Callable[[ProblemBatch, Gpu], Array]
-    rereads: Callable[[Problem], Rereads | None] = _reads_once
+    latency: Callable[[ShapeBatch, Gpu], Array]
+    repeated_reads: Callable[[OperationShape], RepeatedReads | None] = _reads_once
 
 
 def _nothing(c: Columns) -> Array:
@@ -257,18 +257,18 @@ def _nothing(c: Columns) -> Array:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationKind:
+class OperationSpec:
     """All properties of one operation; formulas map columns of shape (problems,) to an array of that shape.
 
     Attributes:
         name: Name in `operator_seconds` and in the measurement tables.
-        shape: Shape parameters of every problem, in the order of `Problem.dims`.
+        shape: Shape parameters of every problem, in the order of `OperationShape.dims`.
         defaults: Default values of shape parameters; a string copies another parameter.
         spellings: Alternative names, mapped to the parameters that they set: `{"image_size": ("height", "width")}`.
         units: `tensor` if tensor cores can do the work, `vector` if only CUDA cores can, `link` for copies over the
             host link, `fabric` for communication between GPUs.
         flops: FLOPs of the textbook algorithm (a multiply-add counts as two).
-        least_flops: Minimum FLOPs of any algorithm in use; None for the textbook's.
+        minimum_flops: Minimum FLOPs of any algorithm in use; None for the textbook's.
         reads: Elements that must be read at least once.
         writes: Elements that must be written at least once.
         element_bytes: Bytes of one element if independent of the dtype (a copy counted in bytes).
@@ -281,7 +281,7 @@ class OperationKind:
         alternative: Another algorithm that libraries always have.
         formula: Predicts its time if there is no network; takes precedence over the surrogate.
         untrained: Efficiency relative to the roofline, if it is not the typical one of its units.
-        floor: Lower bound beyond memory traffic and arithmetic (`roofline.latencies`).
+        floor: Lower bound beyond memory traffic and arithmetic (`roofline.minimum_latencies`).
     """
 
     name: str
@@ -292,22 +292,22 @@ class OperationKind:
     writes: Callable[[Columns], Array] = _nothing
     defaults: Mapping[str, float | str] = field(default_factory=dict)
     spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    least_flops: Callable[[Columns], Array] | None = None
+    minimum_flops: Callable[[Columns], Array] | None = None
     element_bytes: float | None = None
     aten: tuple[str, ...] = ()
-    translator: Callable[[str, Operation, Flags], tuple[Problem, ...] | None] | None = None
-    families: tuple[Family, ...] = ()
+    translator: Callable[[str, Operation, Flags], tuple[OperationShape, ...] | None] | None = None
+    network_specs: tuple[NetworkSpec, ...] = ()
     reduces_rows: bool = False
-    proxy: Callable[[Problem], tuple[CountedProblem, ...]] | None = None
+    surrogate: Callable[[OperationShape], tuple[CountedShape, ...]] | None = None
     alternative: Alternative | None = None
     formula: Formula | None = None
-    untrained: Untrained | None = None
-    floor: Floor | None = None
+    roofline_efficiency: RooflineEfficiency | None = None
+    latency_bound: LatencyBound | None = None
 
 
 @final
 @dataclass(frozen=True)
-class ProblemBatch:
+class ShapeBatch:
     """Many shapes of one operation and dtype: one NumPy column per shape parameter, all of the same length."""
 
     operation: str
@@ -318,36 +318,36 @@ class ProblemBatch:
         return len(next(iter(self.columns.values())))
 
     @property
-    def kind(self) -> OperationKind:
+    def spec(self) -> OperationSpec:
         """The operation's properties."""
-        return operation_kind(self.operation)
+        return operation_spec(self.operation)
 
     @cached_property
     def flops(self) -> Array:
         """Floating-point operations, shape (problems,)."""
-        return np.asarray(self.kind.flops(self.columns), dtype=np.float64)
+        return np.asarray(self.spec.flops(self.columns), dtype=np.float64)
 
     @cached_property
-    def least_flops(self) -> Array:
+    def minimum_flops(self) -> Array:
         """Minimum floating-point operations of any algorithm in use, shape (problems,)."""
-        least = self.kind.least_flops
+        least = self.spec.minimum_flops
         return self.flops if least is None else np.asarray(least(self.columns), dtype=np.float64)
 
     @property
     def element_bytes(self) -> float:
         """Bytes of one element."""
-        fixed = self.kind.element_bytes
+        fixed = self.spec.element_bytes
         return COMPUTE_BYTES[self.dtype] if fixed is None else fixed
 
     @cached_property
     def bytes_read(self) -> Array:
         """Bytes that must be read at least once, shape (problems,)."""
-        return np.asarray(self.kind.reads(self.columns), dtype=np.float64) * self.element_bytes
+        return np.asarray(self.spec.reads(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_written(self) -> Array:
         """Bytes that must be written at least once, shape (problems,)."""
-        return np.asarray(self.kind.writes(self.columns), dtype=np.float64) * self.element_bytes
+        return np.asarray(self.spec.writes(self.columns), dtype=np.float64) * self.element_bytes
 
     @cached_property
     def bytes_moved(self) -> Array:
@@ -355,7 +355,7 @@ class ProblemBatch:
         return self.bytes_read + self.bytes_written
 
 
-_KINDS: Final[dict[str, OperationKind]] = {}
+_KINDS: Final[dict[str, OperationSpec]] = {}
 _TRANSLATORS: Final[dict[str, Translator]] = {}
 
 
@@ -371,7 +371,7 @@ def register_families() -> None:
     import_module("lightning_predict.kernels.families").import_all()
 
 
-def register(*kinds: OperationKind) -> None:
+def register(*kinds: OperationSpec) -> None:
     """Add operations to the registry, with the translators of their calls.
 
     Raises:
@@ -413,9 +413,9 @@ def registrations() -> Iterator[None]:
             table.update(before)
 
 
-def by_bytes(name: str) -> OperationKind:
+def by_bytes(name: str) -> OperationSpec:
     """Return an operation defined by its FLOPs and the bytes that it moves, independent of its tensors."""
-    return OperationKind(
+    return OperationSpec(
         name=name,
         shape=("read_bytes", "write_bytes", "flops"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0},
@@ -454,26 +454,26 @@ def translator_of(call: str) -> Translator | None:
     return _TRANSLATORS.get(call)
 
 
-def families() -> Mapping[str, Family]:
+def network_specs() -> Mapping[str, NetworkSpec]:
     """Return all families of networks by name, sorted."""
     register_families()
-    found = {family.name: family for kind in _KINDS.values() for family in kind.families}
+    found = {family.name: family for kind in _KINDS.values() for family in kind.network_specs}
     return dict(sorted(found.items()))
 
 
-def family_of(operation: str, dtype: str) -> Family | None:
+def network_spec(operation: str, dtype: str) -> NetworkSpec | None:
     """Return the family that supports an operation in a dtype; None without one."""
     _register_families_of(operation)
     kind = _KINDS.get(operation)
-    for family in () if kind is None else kind.families:
+    for family in () if kind is None else kind.network_specs:
         if dtype in family.dtypes:
             return family
     return None
 
 
-def proxies_of(problem: Problem) -> tuple[CountedProblem, ...]:
+def surrogates_of(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Return the surrogate problems whose times add up to the problem's; empty without a surrogate."""
-    proxy = operation_kind(problem.operation).proxy
+    proxy = operation_spec(problem.operation).surrogate
     return () if proxy is None else proxy(problem)
 
 
@@ -483,7 +483,7 @@ def operation_names() -> tuple[str, ...]:
     return tuple(sorted(_KINDS))
 
 
-def operation_kind(name: str) -> OperationKind:
+def operation_spec(name: str) -> OperationSpec:
     """Return an operation by name.
 
     Raises:
@@ -498,16 +498,14 @@ def operation_kind(name: str) -> OperationKind:
     return kind
 
 
-def problem_batch(
-    operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]
-) -> ProblemBatch:
+def shape_batch(operation: str, dtype: str, **words: float | Sequence[float] | npt.NDArray[np.generic]) -> ShapeBatch:
     """Build a batch of an operation from shape parameters, scalars or arrays that broadcast to one length.
 
     Raises:
         UnknownOperationError: The operation or a shape parameter is unknown, or a shape parameter is missing.
         InvalidArgumentError: The dtype is unknown, or a value is not a positive finite number.
     """
-    kind = operation_kind(operation)
+    kind = operation_spec(operation)
     if dtype not in COMPUTE_BYTES:
         raise InvalidArgumentError(f"dtype {dtype!r} is not known. Known dtypes: {', '.join(COMPUTE_BYTES)}.")
     given = _expand(kind, words)
@@ -524,25 +522,25 @@ def problem_batch(
             f"Shape parameters of {operation!r} have lengths that do not broadcast: {lengths}. Give scalars or "
             "arrays of one length."
         ) from None
-    return ProblemBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.shape, columns, strict=True)})
+    return ShapeBatch(operation, dtype, {w: column.ravel() for w, column in zip(kind.shape, columns, strict=True)})
 
 
-def batch_of(problems: Sequence[Problem]) -> ProblemBatch:
+def batch_shapes(problems: Sequence[OperationShape]) -> ShapeBatch:
     """Combine problems of one operation and dtype into a batch."""
     first = problems[0]
     values = np.array([problem.dims for problem in problems], dtype=np.float64)
-    shape = operation_kind(first.operation).shape
-    return ProblemBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(shape)})
+    shape = operation_spec(first.operation).shape
+    return ShapeBatch(first.operation, first.dtype, {name: values[:, i] for i, name in enumerate(shape)})
 
 
-def problem(operation: str, dtype: str, **words: float) -> Problem:
-    """Build one problem from shape parameters; errors as for `problem_batch`."""
-    batch = problem_batch(operation, dtype, **words)
-    return Problem(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
+def problem(operation: str, dtype: str, **words: float) -> OperationShape:
+    """Build one problem from shape parameters; errors as for `shape_batch`."""
+    batch = shape_batch(operation, dtype, **words)
+    return OperationShape(operation, dtype, tuple(float(column[0]) for column in batch.columns.values()))
 
 
 def _expand(
-    kind: OperationKind, words: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
+    kind: OperationSpec, words: Mapping[str, float | Sequence[float] | npt.NDArray[np.generic]]
 ) -> dict[str, float | Sequence[float] | npt.NDArray[np.generic]]:
     """Replace alternative names by the parameters they set, and reject unknown and missing parameters."""
     spellings = kind.spellings or {}
@@ -563,13 +561,13 @@ def _expand(
     return expanded
 
 
-def _describe(kind: OperationKind) -> str:
+def _describe(kind: OperationSpec) -> str:
     words = [f"{word}={kind.defaults[word]}" if word in kind.defaults else word for word in kind.shape]
     short = [f"{spelling} (sets {', '.join(targets)})" for spelling, targets in (kind.spellings or {}).items()]
     return ", ".join(words + short)
 
 
-def _check_values(operation: str, kind: OperationKind, arrays: Mapping[str, Array]) -> None:
+def _check_values(operation: str, kind: OperationSpec, arrays: Mapping[str, Array]) -> None:
     for word in kind.shape:
         values = arrays[word]
         zero_allowed = (word in kind.defaults and kind.defaults[word] == 0) or word.startswith(

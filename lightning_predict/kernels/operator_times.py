@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, problem_batch
-from lightning_predict.kernels.timing import compute_dtype_on, problem_times
+from lightning_predict.kernels.operations import OperationShape, shape_batch
+from lightning_predict.kernels.timing import compute_dtype_on, predict_operation_times
 from lightning_predict.weights.source import AnyWeights
 
 
@@ -52,10 +52,10 @@ def operator_seconds(
     """
     target = find_gpu(gpu)
     shape.pop("implementation", None)  # All fused kernels of one class are timed alike.
-    batch = problem_batch(operation, compute_dtype_on(dtype, target), **shape)
+    batch = shape_batch(operation, compute_dtype_on(dtype, target), **shape)
     columns = np.stack(list(batch.columns.values()), axis=1)
-    problems = [Problem(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
-    seconds = problem_times(problems, [target], kernel_models((target.name,), weights)).seconds[0]
+    problems = [OperationShape(operation, batch.dtype, tuple(row)) for row in columns.tolist()]
+    seconds = predict_operation_times(problems, [target], kernel_models((target.name,), weights)).seconds[0]
     if all(np.ndim(value) == 0 for value in shape.values()):
         return float(seconds[0])
     broadcast: npt.NDArray[np.float64] = seconds.reshape(np.broadcast_shapes(*map(np.shape, shape.values())))

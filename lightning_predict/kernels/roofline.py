@@ -15,7 +15,8 @@ because half of them also compute integers. If published measurements of large s
 P is the peak at the highest clock, and s the share of it that tensor cores or CUDA cores reach without a power limit. W
 is the board's power in watts, and e the watts per unit of P at which power becomes the limit.
 
-Three further limits apply (`latencies`; families of operations give cycles and blocks, `operations.Floor`):
+Three further limits apply (`minimum_latencies`; families of operations give cycles and blocks,
+`operations.LatencyBound`):
 
 * Instruction issue: kernels that load one element at a time or compute indices are bound by their number of elements,
   not bytes. They reach half of the bandwidth in 16 bits if float32 reaches all of it. The effect is larger on GPUs with
@@ -27,15 +28,15 @@ Three further limits apply (`latencies`; families of operations give cycles and 
 Example::
 
     >>> from lightning_predict.gpus import gpu
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> batch = problem_batch("add", "float32", rows=4096, cols=4096)
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> batch = shape_batch("add", "float32", rows=4096, cols=4096)
     >>> seconds = roofline_seconds(batch, [gpu("T4")])  # 3 x 64 MiB over 320 GB/s
     >>> round(float(seconds[0, 0]) * 1e6)
     629
     >>> [round(sustained_flops(gpu(name), "float16") / 1e12) for name in ("A10", "RTX-A5000", "RTX-3070-Ti")]
     [82, 94, 44]
     >>> serial = limited_transfer(4, 4, 0, blocks=1, block_cycles=1.755e6)  # on one of 132 multiprocessors
-    >>> round(float(latencies([serial], [gpu("H100-PCIe-80GB")])[0, 0]) * 1e3, 3)
+    >>> round(float(minimum_latencies([serial], [gpu("H100-PCIe-80GB")])[0, 0]) * 1e3, 3)
     1.0
 """
 
@@ -52,13 +53,13 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.operations import (
     Array,
-    CountedProblem,
-    Floor,
-    Problem,
-    ProblemBatch,
-    batch_of,
+    CountedShape,
+    LatencyBound,
+    OperationShape,
+    ShapeBatch,
+    batch_shapes,
     by_bytes,
-    operation_kind,
+    operation_spec,
     register,
 )
 
@@ -70,7 +71,7 @@ def per_gpu(gpus: Sequence[Gpu], figure: Callable[[Gpu], float]) -> Array:
     return np.array([figure(gpu) for gpu in gpus], dtype=np.float64)[:, None]
 
 
-def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
+def compute_peak(batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """Return the peak FLOP/s of the batch's units, shape (gpus, 1).
 
     CUDA cores compute 16-bit types at the float32 rate, and float64 without tensor cores. A dtype that a GPU does not
@@ -82,7 +83,7 @@ def compute_peak(batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = Fals
         least: Return an upper bound: the highest clock instead of the boost clock. For an emulated dtype, use the rate
             of the underlying units instead of the catalogue's rate, which is what libraries reach.
     """
-    if batch.kind.units == "tensor":
+    if batch.spec.units == "tensor":
         return per_gpu(gpus, lambda gpu: _tensor_peak(gpu, batch.dtype, least=least))
     return per_gpu(gpus, lambda gpu: gpu.lanes_peak(batch.dtype) * (gpu.overclock if least else 1.0))
 
@@ -100,10 +101,10 @@ def link_bandwidth(gpu: Gpu) -> float:
     return gpu.nvlink_bytes_per_second or gpu.pcie_bytes_per_second
 
 
-def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+def memory_bandwidth(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the bytes per second of memory, (gpus, problems): the L2's if the work fits in it, else the DRAM's."""
-    if batch.kind.units in ("link", "fabric"):
-        on_fabric = batch.kind.units == "fabric"
+    if batch.spec.units in ("link", "fabric"):
+        on_fabric = batch.spec.units == "fabric"
         speeds = per_gpu(gpus, lambda gpu: link_bandwidth(gpu) if on_fabric else gpu.pcie_bytes_per_second)
         return np.broadcast_to(speeds, (len(gpus), len(batch)))
     dram = per_gpu(gpus, lambda gpu: gpu.dram_bytes_per_second)
@@ -113,7 +114,7 @@ def memory_bandwidth(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
 
 
 def roofline_seconds(
-    batch: ProblemBatch, gpus: Sequence[Gpu], *, least: bool = False, bandwidth: Array | None = None
+    batch: ShapeBatch, gpus: Sequence[Gpu], *, least: bool = False, bandwidth: Array | None = None
 ) -> Array:
     """Compute the seconds of each problem on each GPU at full utilisation, shape (gpus, problems).
 
@@ -123,13 +124,13 @@ def roofline_seconds(
         least: Use the minimum FLOPs of any algorithm in use, and for emulated dtypes the rate of the units.
         bandwidth: Bytes per second of memory, (gpus, problems); None for `memory_bandwidth`.
     """
-    flops = batch.least_flops if least else batch.flops
+    flops = batch.minimum_flops if least else batch.flops
     compute = flops[None, :] / compute_peak(batch, gpus, least=least)  # (gpus, problems)
     fed = memory_bandwidth(batch, gpus) if bandwidth is None else bandwidth
     return np.maximum(compute, batch.bytes_moved[None, :] / fed)
 
 
-def rooflines_of_twins(batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
+def rooflines_at_equal_bandwidth(batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> tuple[Array, Array]:
     """Compute the rooflines of problems and of their twins in another dtype, at one bandwidth, (gpus, problems) each.
 
     Both use the slower memory of the two. If one fits in the L2 and the other does not, the bandwidth jumps, but
@@ -189,7 +190,7 @@ that cuBLAS reaches in bfloat16 on the H100, give ratios of 0.60 to 0.52; the pe
 `matmul_fp8` take 0.63 (H100) and 0.58 (H200) from 8,192 rows up. No whole steps were used. On Blackwell, the ratio of
 the peaks is used unchanged."""
 
-POWER_DOUBT: Final = 0.5
+POWER_RATE_UNCERTAINTY: Final = 0.5
 """Maximum interval half width in log(rate) due to power; it decreases with the share of the rate lost to power.
 
 The temperature of a card and the values it multiplies then determine the clock. Between two sources, times of float32
@@ -205,7 +206,7 @@ H100, an H800 and an H20 take 1.9 to 2.1 times as long (training data: these row
 Twelve TF32 steps on the H100-PCIe, which were not used for this choice, have a median error of 7.5 % with this value,
 and 8.5 % with 1.13."""
 
-UNMEASURED_DOUBT: Final = 0.12
+UNMEASURED_RATE_UNCERTAINTY: Final = 0.12
 """Half width in log(rate) without a measured rate: 90 % quantile of the errors on GPUs left out of the fit, except
 float32.
 """
@@ -242,12 +243,12 @@ def sustained_flops(gpu: Gpu, dtype: str) -> float:
     return gpu.peak_flops_per_second[dtype] * gpu.overclock * share * _share_of_power(gpu, dtype)
 
 
-def sustained_doubt(gpu: Gpu, dtype: str) -> float:
+def sustained_rate_uncertainty(gpu: Gpu, dtype: str) -> float:
     """Return the half width of a sustained rate's interval in log(FLOP/s)."""
     if dtype not in REDUCED or not has_units(gpu, dtype) or dtype not in gpu.peak_flops_per_second:
         return 0.0
-    by_power = POWER_DOUBT * (1 - _share_of_power(gpu, dtype))
-    return math.hypot(by_power, UNMEASURED_DOUBT) if _measured_flops(gpu, dtype) is None else by_power
+    by_power = POWER_RATE_UNCERTAINTY * (1 - _share_of_power(gpu, dtype))
+    return math.hypot(by_power, UNMEASURED_RATE_UNCERTAINTY) if _measured_flops(gpu, dtype) is None else by_power
 
 
 def _measured_flops(gpu: Gpu, dtype: str) -> float | None:
@@ -279,7 +280,7 @@ def tf32_ratio(gpu: Gpu) -> float:
 
 
 @lru_cache(maxsize=4096)  # called again by every family
-def sustaining(gpu: Gpu) -> Gpu:
+def with_sustained_peaks(gpu: Gpu) -> Gpu:
     """Return a GPU with sustained rates as peaks, as input for networks that were not trained on it.
 
     Dtypes that it emulates keep their rates; so do dtypes without measurements on any GPU.
@@ -311,7 +312,7 @@ def has_units(gpu: Gpu, dtype: str) -> bool:
 def _lanes_share(gpu: Gpu) -> float:
     if gpu.cores_per_multiprocessor < 128 or not gpu.generation.has_tensor_cores:
         return LANES_SHARE
-    return SHARED_LANES_SHARE if gpu.generation.is_made_for_games else WIDE_LANES_SHARE
+    return SHARED_LANES_SHARE if gpu.generation.is_geforce_chip else WIDE_LANES_SHARE
 
 
 # --- Instruction issue, latency, and rows that do not fit in the L2
@@ -380,15 +381,15 @@ def rounds(blocks: Array, gpu: Gpu, *, resident: int = 1) -> Array:
     return started
 
 
-def _latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     c = batch.columns
     waiting = rounds(c["blocks"], gpu) * c["block_cycles"] / gpu.boost_clock_hz
     return np.maximum(c["cycles"] / issue_rate(gpu), waiting)
 
 
-def _as_transfer(problem: Problem) -> tuple[CountedProblem, ...]:
+def _as_transfer(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Time it by memory traffic alone."""
-    return (CountedProblem(1.0, Problem("transfer", "float32", problem.dims[:3])),)
+    return (CountedShape(1.0, OperationShape("transfer", "float32", problem.dims[:3])),)
 
 
 register(
@@ -396,8 +397,8 @@ register(
         by_bytes(LIMITED),
         shape=("read_bytes", "write_bytes", "flops", "cycles", "blocks", "block_cycles"),
         defaults={"read_bytes": 0, "write_bytes": 0, "flops": 0, "cycles": 0, "blocks": 1, "block_cycles": 0},
-        proxy=_as_transfer,
-        floor=Floor(latency=_latency),
+        surrogate=_as_transfer,
+        latency_bound=LatencyBound(latency=_latency),
     )
 )
 
@@ -410,7 +411,7 @@ def limited_transfer(
     cycles: float = 0.0,
     blocks: float = 1.0,
     block_cycles: float = 0.0,
-) -> Problem:
+) -> OperationShape:
     """Return a transfer that instructions or few blocks may bound.
 
     Args:
@@ -421,24 +422,24 @@ def limited_transfer(
         blocks: Number of blocks.
         block_cycles: Cycles of one block.
     """
-    return Problem(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
+    return OperationShape(LIMITED, "float32", (read_bytes, written_bytes, flops, cycles, blocks, block_cycles))
 
 
-def latencies(problems: Sequence[Problem], gpus: Sequence[Gpu]) -> Array:
+def minimum_latencies(problems: Sequence[OperationShape], gpus: Sequence[Gpu]) -> Array:
     """Return the minimum seconds for instructions and waiting, shape (gpus, problems); 0 without such a limit."""
     seconds = np.zeros((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
-        if operation_kind(item.operation).floor is not None:
+        if operation_spec(item.operation).latency_bound is not None:
             groups.setdefault((item.operation, item.dtype), []).append(index)
     for (operation, _), indices in groups.items():
-        floor, batch = operation_kind(operation).floor, batch_of([problems[index] for index in indices])
+        floor, batch = operation_spec(operation).latency_bound, batch_shapes([problems[index] for index in indices])
         assert floor is not None  # by the loop above
         seconds[:, indices] = [floor.latency(batch, gpu) for gpu in gpus]
     return seconds
 
 
-def reread_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
+def l2_miss_time_share(bytes_per_multiprocessor: float, gpu: Gpu) -> float:
     """Return a kernel's time relative to one without L2 hits, from `FOUND_COST` to 1."""
     at_once = bytes_per_multiprocessor * gpu.streaming_multiprocessors
     missed = min(max(at_once / (CACHED_SHARE * gpu.l2_bytes) - 1, 0.0), 1.0)

@@ -1,7 +1,7 @@
 """Predict the seconds of problems on GPUs: choose the source of a time, then clamp it to bounds.
 
 The first entry of `SOURCES` that supports a problem times it, by trained models (`KernelModels`) or without. Then each
-applicable entry of `LIMITS` clamps that time, in order. For example, the backward pass of a layer norm in float16, on a
+applicable entry of `BOUNDS` clamps that time, in order. For example, the backward pass of a layer norm in float16, on a
 GPU without measurements, takes
 
     proxy:  2.2 x the forward pass, by the network of norms and element-wise work
@@ -15,12 +15,12 @@ float32 instead (`TimingRequest.computed`). Example::
     >>> from lightning_predict.gpus import gpu
     >>> from lightning_predict.kernels.operations import problem
     >>> add = problem("add", "float32", rows=4096, cols=4096)
-    >>> times = problem_times([add], [gpu("T4")], models=None)
+    >>> times = predict_operation_times([add], [gpu("T4")], models=None)
     >>> times.seconds.shape, float(times.shares["roofline"][0, 0])
     ((1, 1), 1.0)
     >>> explain(add, gpu("T4"), None).source.name
     'roofline'
-    >>> compute_dtype_on("tf32", gpu("T4")), float32_stands_in("bfloat16", gpu("T4"))
+    >>> compute_dtype_on("tf32", gpu("T4")), uses_float32_fallback("bfloat16", gpu("T4"))
     ('float32', True)
     >>> summed_by_owner(np.array([[1.0, 2.0, 4.0]]), np.array([1, 0, 1]), 2)
     array([[2., 5.]])
@@ -44,23 +44,23 @@ from lightning_predict.kernels.operations import (
     Array,
     BoolArray,
     Columns,
-    CountedProblem,
+    CountedShape,
     IndexArray,
-    Problem,
-    ProblemBatch,
-    Rereads,
-    Untrained,
-    batch_of,
-    operation_kind,
-    proxies_of,
+    OperationShape,
+    RepeatedReads,
+    RooflineEfficiency,
+    ShapeBatch,
+    batch_shapes,
+    operation_spec,
+    surrogates_of,
 )
 from lightning_predict.kernels.roofline import (
     LATENCY_SPREAD,
     float8_ratio,
-    latencies,
-    reread_share,
+    l2_miss_time_share,
+    minimum_latencies,
     roofline_seconds,
-    rooflines_of_twins,
+    rooflines_at_equal_bandwidth,
     sustained_flops,
     tf32_ratio,
 )
@@ -86,11 +86,11 @@ class Estimate:
     Attributes:
         interval: Seconds.
         by_base: True where the network had no measurements of the GPU; None without a network.
-        held: Where a bound lowered the network's time, by the name of the bound (`models.NETWORK_LIMITS`).
+        held: Where a bound lowered the network's time, by the name of the bound (`models.NETWORK_BOUNDS`).
     """
 
     interval: Interval[Array]
-    by_base: BoolArray | None = None
+    is_extrapolated: BoolArray | None = None
     held: Mapping[str, BoolArray] = field(default_factory=dict)
 
     @property
@@ -114,13 +114,13 @@ class KernelModels(Protocol):
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> MeasuredFactor | None:
         """Return the correction from this GPU's own measurements of an operation without a tuned network."""
 
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class ProblemTimes:
+class OperationTimes:
     """Seconds of problems, arrays of shape (gpus, problems).
 
     Attributes:
@@ -131,7 +131,7 @@ class ProblemTimes:
 
     interval: Interval[Array]
     shares: Mapping[TimedBy, Array]
-    base_share: Array
+    extrapolated_share: Array
 
     @property
     def seconds(self) -> Array:
@@ -153,7 +153,7 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
     return "float32" if dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second else dtype
 
 
-def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
+def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
     """Return whether this GPU computes a lower-precision matrix dtype on float32's units, which are as fast.
 
     `compute_dtype_on` handles TF32: without units for it, it is the same as float32.
@@ -167,7 +167,7 @@ def float32_stands_in(dtype: str, gpu: Gpu) -> bool:
 
 def computes_in_float32(dtype: str, gpu: Gpu) -> bool:
     """Return whether this GPU computes another matrix dtype on float32's units, including TF32."""
-    return float32_stands_in(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
+    return uses_float32_fallback(dtype, gpu) or (dtype == "tf32" and compute_dtype_on(dtype, gpu) == "float32")
 
 
 def summed_by_owner(values: Array, owners: IndexArray, count: int) -> Array:
@@ -202,13 +202,13 @@ SHORTEST_KERNEL_SECONDS: Final = 2 * MICROSECOND
 ROOFLINE_SPREAD: Final = 1.6
 """Interval factor of a prediction from the roofline alone. An assumption, deliberately wide."""
 
-PROXY_SPREAD: Final = 1.3
+SURROGATE_SPREAD: Final = 1.3
 """Additional interval factor for a sibling dtype or a surrogate.
 
 A conservative assumption: with it, the intervals cover 90 % of published times of recurrent layers, norms and backward
-passes (`benchmarks/training/proxies.py`)."""
+passes (`benchmarks/training/surrogates.py`)."""
 
-STAND_IN_SPREAD: Final = 2.0
+FLOAT32_FALLBACK_SPREAD: Final = 2.0
 """Additional interval factor if float32 replaces a dtype that the GPU computes no faster.
 
 An assumption. Products in float16 on the P100 take 0.72 to 1.04 times as long as in float32, convolutions 0.55 to 1.6
@@ -216,7 +216,7 @@ times (90 % of DeepBench's rows, which are therefore no test of it). For emulate
 is known, 0.28 (M40) to 0.66 (V100) of float32's peak; three reports for one card (T4: 2.0 to 2.5 TFLOP/s) differ by
 20 %. There are no measurements of other shapes and operations."""
 
-LEAST_SPREAD: Final = 1.02
+MIN_SPREAD: Final = 1.02
 """Minimum factor between the middle and either end of an interval. An assumption: repeated timings of one kernel differ
 by as much, and no kernel was measured at its bound."""
 
@@ -238,7 +238,9 @@ LOWER_PRECISIONS: Final = frozenset({"tf32", "float16", "bfloat16", "float8"})
 """Dtypes whose values float32 can represent, so that its kernels could compute the problem."""
 
 
-def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: KernelModels | None) -> ProblemTimes:
+def predict_operation_times(
+    problems: Sequence[OperationShape], gpus: Sequence[Gpu], models: KernelModels | None
+) -> OperationTimes:
     """Predict the times of problems on GPUs, (gpus, problems); distinct problems are computed once.
 
     Args:
@@ -246,15 +248,15 @@ def problem_times(problems: Sequence[Problem], gpus: Sequence[Gpu], models: Kern
         gpus: The GPUs.
         models: Trained models; None uses the roofline alone.
     """
-    position: dict[Problem, int] = {}
+    position: dict[OperationShape, int] = {}
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
     distinct = list(position)
-    dtypes = {item.dtype for item in distinct if operation_kind(item.operation).units == "tensor"}
+    dtypes = {item.dtype for item in distinct if operation_spec(item.operation).units == "tensor"}
     groups: dict[frozenset[str], list[int]] = {}
     for row, gpu in enumerate(gpus):
         groups.setdefault(frozenset(dtype for dtype in dtypes if computes_in_float32(dtype, gpu)), []).append(row)
     parts = [
-        _decided(TimingRequest(distinct, [gpus[row] for row in rows], models, as_float32))
+        _predict_times(TimingRequest(distinct, [gpus[row] for row in rows], models, as_float32))
         for as_float32, rows in groups.items()
     ]
 
@@ -280,37 +282,37 @@ class TimingRequest:
         as_float32: Matrix dtypes that these GPUs compute in float32.
     """
 
-    asked: Sequence[Problem]
+    requested: Sequence[OperationShape]
     gpus: Sequence[Gpu]
     models: KernelModels | None
     as_float32: frozenset[str] = frozenset()
 
     @cached_property
-    def computed(self) -> Sequence[Problem]:
+    def computed(self) -> Sequence[OperationShape]:
         """The problems with the dtypes that the GPUs compute in."""
         return [
             replace(item, dtype="float32")
-            if item.dtype in self.as_float32 and operation_kind(item.operation).units == "tensor"
+            if item.dtype in self.as_float32 and operation_spec(item.operation).units == "tensor"
             else item
-            for item in self.asked
+            for item in self.requested
         ]
 
     @cached_property
     def least(self) -> Array:
         """Lower bound on the seconds of any kernel, (gpus, problems)."""
-        return _rooflines(self.asked, self.gpus, least=True)
+        return _rooflines(self.requested, self.gpus, least=True)
 
     @property
-    def stood_in_for(self) -> BoolArray:
+    def is_float32_fallback(self) -> BoolArray:
         """Whether float32 replaces another dtype; TF32 without units counts as float32. Shape (problems,)."""
-        pairs = zip(self.computed, self.asked, strict=True)
+        pairs = zip(self.computed, self.requested, strict=True)
         return np.array([one != asked and asked.dtype != "tf32" for one, asked in pairs], dtype=np.bool_)
 
-    def of(self, columns: Sequence[int]) -> TimingRequest:
+    def subset(self, columns: Sequence[int]) -> TimingRequest:
         """Return a request for some of the problems."""
-        return replace(self, asked=[self.asked[column] for column in columns])
+        return replace(self, requested=[self.requested[column] for column in columns])
 
-    def about(self, problems: Sequence[Problem]) -> TimingRequest:
+    def for_shapes(self, problems: Sequence[OperationShape]) -> TimingRequest:
         """Return a request for other problems, in their own dtypes, with the same GPUs and models."""
         return TimingRequest(problems, self.gpus, self.models)
 
@@ -331,83 +333,83 @@ class TimeSource:
     """
 
     name: str
-    knows: Callable[[Problem, KernelModels | None], bool]
-    estimate: Callable[[ProblemBatch, Sequence[Gpu], KernelModels | None], Estimate] | None
-    timed_by: Callable[[Problem, KernelModels | None], TimedBy]
+    supports: Callable[[OperationShape, KernelModels | None], bool]
+    estimate: Callable[[ShapeBatch, Sequence[Gpu], KernelModels | None], Estimate] | None
+    timed_by: Callable[[OperationShape, KernelModels | None], TimedBy]
 
 
-def _has_network(problem: Problem, models: KernelModels | None) -> bool:
+def _has_network(problem: OperationShape, models: KernelModels | None) -> bool:
     if models is None or not models.supports(problem.operation, problem.dtype):
         return False
-    formula = operation_kind(problem.operation).formula
-    return formula is None or not formula.comes_first(problem)
+    formula = operation_spec(problem.operation).formula
+    return formula is None or not formula.takes_precedence(problem)
 
 
-def _by_network(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
+def _by_network(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
     assert models is not None  # by `_has_network`
     return models.estimate(batch, gpus)
 
 
-def _as_network_knows(problem: Problem, models: KernelModels | None) -> TimedBy:
+def _as_network_knows(problem: OperationShape, models: KernelModels | None) -> TimedBy:
     assert models is not None  # by `_has_network`
     return models.timed_by(problem.operation, problem.dtype)
 
 
-def _has_formula(problem: Problem, models: KernelModels | None) -> bool:
-    formula = operation_kind(problem.operation).formula
-    return models is not None and formula is not None and formula.knows(problem)
+def _has_formula(problem: OperationShape, models: KernelModels | None) -> bool:
+    formula = operation_spec(problem.operation).formula
+    return models is not None and formula is not None and formula.supports(problem)
 
 
-def _by_formula(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
-    formula = batch.kind.formula
+def _by_formula(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
+    formula = batch.spec.formula
     assert formula is not None  # by `_has_formula`
     return Estimate(formula.seconds(batch, gpus))
 
 
 def _sibling(operation: str, dtype: str, models: KernelModels | None) -> str | None:
     """Return the dtype whose network replaces a missing one; None without one."""
-    siblings = SIBLING_DTYPES[operation_kind(operation).units].get(dtype, ())
+    siblings = SIBLING_DTYPES[operation_spec(operation).units].get(dtype, ())
     known = (one for one in siblings if models is not None and models.supports(operation, one))
     return next(known, None)
 
 
-def _has_sibling(problem: Problem, models: KernelModels | None) -> bool:
+def _has_sibling(problem: OperationShape, models: KernelModels | None) -> bool:
     return _sibling(problem.operation, problem.dtype, models) is not None
 
 
-def _by_sibling(batch: ProblemBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
+def _by_sibling(batch: ShapeBatch, gpus: Sequence[Gpu], models: KernelModels | None) -> Estimate:
     sibling = _sibling(batch.operation, batch.dtype, models)
     assert models is not None  # by `_has_sibling`, like the next one
     assert sibling is not None
-    twin = ProblemBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
+    twin = ShapeBatch(batch.operation, sibling, _columns_of_twin(batch, sibling))
     found = models.estimate(twin, gpus)
-    if batch.dtype == "tf32" and batch.kind.units == "tensor":
-        return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.by_base)
+    if batch.dtype == "tf32" and batch.spec.units == "tensor":
+        return Estimate(_as_tf32(found.interval, batch, twin, gpus), found.is_extrapolated)
     # The time of a kernel without work is the same for both dtypes.
-    own, other = rooflines_of_twins(batch, twin, gpus)
+    own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     ratio = (SHORTEST_KERNEL_SECONDS + own) / (SHORTEST_KERNEL_SECONDS + other)  # (gpus, problems)
-    if batch.dtype == "float8" and batch.kind.units == "tensor":
+    if batch.dtype == "float8" and batch.spec.units == "tensor":
         ratio = ratio * np.array([[float8_ratio(gpu)] for gpu in gpus])
-    return Estimate(found.interval.scaled(ratio), found.by_base)
+    return Estimate(found.interval.scaled(ratio), found.is_extrapolated)
 
 
-def _as_tf32(of_twin: Interval[Array], batch: ProblemBatch, twin: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+def _as_tf32(of_twin: Interval[Array], batch: ShapeBatch, twin: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Convert seconds of 16-bit products to TF32; only the time after the start of a kernel is scaled.
 
     Rows of twice the bytes pass through shared memory in twice as many steps, even if a product is too small for the
     roofline. XLA's products that take 4 to 12 µs in bfloat16 take 2 to 9 µs more in TF32 on the B200 and the H100.
     """
-    own, other = rooflines_of_twins(batch, twin, gpus)
+    own, other = rooflines_at_equal_bandwidth(batch, twin, gpus)
     slower = np.array([[tf32_ratio(gpu)] for gpu in gpus]) * own / other  # (gpus, problems)
 
     def longer(seconds: Array) -> Array:
         started = np.minimum(seconds, SHORTEST_KERNEL_SECONDS)
         return started + (seconds - started) * slower
 
-    return of_twin.each(longer)
+    return of_twin.map(longer)
 
 
-def _columns_of_twin(batch: ProblemBatch, sibling: str) -> Columns:
+def _columns_of_twin(batch: ShapeBatch, sibling: str) -> Columns:
     """Return the sizes of a 16-bit product with the same row alignment as the batch.
 
     A row of an odd number of 4-byte elements has the alignment of an even number of 2-byte elements; a multiple of 4
@@ -427,35 +429,39 @@ def _twice_as_even(size: Array) -> Array:
     return even
 
 
-def _has_proxy(problem: Problem, models: KernelModels | None) -> bool:
-    return models is not None and bool(proxies_of(problem))
+def _has_surrogate(problem: OperationShape, models: KernelModels | None) -> bool:
+    return models is not None and bool(surrogates_of(problem))
 
 
-def _by_roofline(batch: ProblemBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
-    kind = batch.kind
-    untrained = kind.untrained or Untrained()
+def _by_roofline(batch: ShapeBatch, gpus: Sequence[Gpu], _models: KernelModels | None) -> Estimate:
+    kind = batch.spec
+    untrained = kind.roofline_efficiency or RooflineEfficiency()
     utilisation = untrained.utilisation or TYPICAL_UTILISATION[kind.units]
     kernels = 1 if untrained.sequential_kernels is None else untrained.sequential_kernels(batch.columns)
     seconds = roofline_seconds(batch, gpus) / utilisation + SHORTEST_KERNEL_SECONDS * kernels  # (gpus, problems)
-    return Estimate(Interval.around(seconds, untrained.spread or ROOFLINE_SPREAD))
+    return Estimate(Interval.from_factor(seconds, untrained.spread or ROOFLINE_SPREAD))
 
 
-PROXY: Final = TimeSource(name="proxy", knows=_has_proxy, estimate=None, timed_by=lambda _problem, _models: "proxy")
+SURROGATE: Final = TimeSource(
+    name="proxy", supports=_has_surrogate, estimate=None, timed_by=lambda _problem, _models: "proxy"
+)
 
 # The order follows the strength of the evidence. A network of the operation was trained on the same kernel. A formula
 # of its family models the kernel if there were too few measurements for training. A sibling dtype has the same kernel
 # with other units, so it precedes a proxy, which is another kernel. The roofline is last because it supports every
 # problem. (A trace's own measured kernels precede all of these, in `choice.py`.)
 SOURCES: Final = (
-    TimeSource(name="network", knows=_has_network, estimate=_by_network, timed_by=_as_network_knows),
-    TimeSource(name="formula", knows=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"),
+    TimeSource(name="network", supports=_has_network, estimate=_by_network, timed_by=_as_network_knows),
     TimeSource(
-        name="sibling dtype", knows=_has_sibling, estimate=_by_sibling, timed_by=lambda _problem, _models: "proxy"
+        name="formula", supports=_has_formula, estimate=_by_formula, timed_by=lambda _problem, _models: "formula"
     ),
-    PROXY,
+    TimeSource(
+        name="sibling dtype", supports=_has_sibling, estimate=_by_sibling, timed_by=lambda _problem, _models: "proxy"
+    ),
+    SURROGATE,
     TimeSource(
         name="roofline",
-        knows=lambda _problem, _models: True,
+        supports=lambda _problem, _models: True,
         estimate=_by_roofline,
         timed_by=lambda _problem, _models: "roofline",
     ),
@@ -469,9 +475,9 @@ SOURCES: Final = (
 * The roofline, which supports everything."""
 
 
-def source_of(problem: Problem, models: KernelModels | None) -> TimeSource:
+def source_of(problem: OperationShape, models: KernelModels | None) -> TimeSource:
     """Return the first source that supports a problem."""
-    return next(source for source in SOURCES if source.knows(problem, models))
+    return next(source for source in SOURCES if source.supports(problem, models))
 
 
 @final
@@ -479,7 +485,7 @@ def source_of(problem: Problem, models: KernelModels | None) -> TimeSource:
 class _Leaf:
     """A problem that a source times directly."""
 
-    problem: Problem
+    problem: OperationShape
     source: TimeSource
     timed_by: TimedBy
 
@@ -492,29 +498,29 @@ class _Expansion:
     Attributes:
         parts: The leaves.
         spread: Factor by which the use of a surrogate widens the interval.
-        is_proxy: Whether the leaves are other operations than the problem.
+        is_surrogate: Whether the leaves are other operations than the problem.
     """
 
     parts: tuple[tuple[_Leaf, float], ...]
     spread: float
-    is_proxy: bool = False
+    is_surrogate: bool = False
 
     def timed_by(self, leaf: _Leaf) -> TimedBy:
         """Return the method of a leaf's share; a model of another operation counts as a proxy."""
-        return "proxy" if self.is_proxy and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
+        return "proxy" if self.is_surrogate and leaf.timed_by in ("mlp", "bytes") else leaf.timed_by
 
 
-def _expand(problem: Problem, models: KernelModels | None) -> _Expansion:
+def _expand(problem: OperationShape, models: KernelModels | None) -> _Expansion:
     source = source_of(problem, models)
-    if source is not PROXY:
+    if source is not SURROGATE:
         leaf = _Leaf(problem, source, source.timed_by(problem, models))
-        return _Expansion(((leaf, 1.0),), PROXY_SPREAD if leaf.timed_by == "proxy" else 1.0)
-    expanded = [(_expand(part.problem, models), part.times) for part in proxies_of(problem)]
+        return _Expansion(((leaf, 1.0),), SURROGATE_SPREAD if leaf.timed_by == "proxy" else 1.0)
+    expanded = [(_expand(part.problem, models), part.times) for part in surrogates_of(problem)]
     leaves = tuple((leaf, count * times) for inner, times in expanded for leaf, count in inner.parts)
-    return _Expansion(leaves, PROXY_SPREAD * max(inner.spread for inner, _ in expanded), is_proxy=True)
+    return _Expansion(leaves, SURROGATE_SPREAD * max(inner.spread for inner, _ in expanded), is_surrogate=True)
 
 
-def _sourced(question: TimingRequest) -> ProblemTimes:
+def _unclamped_times(question: TimingRequest) -> OperationTimes:
     """Time each problem by its source, before any limit: the sum of its leaves."""
     problems = question.computed
     expansions = [_expand(item, question.models) for item in problems]
@@ -532,13 +538,13 @@ def _sourced(question: TimingRequest) -> ProblemTimes:
     def added(values: Array) -> Array:
         return summed_by_owner(values[:, leaf_of] * times, owner, len(problems))
 
-    interval = found.each(added).widened(spread)  # (gpus, problems)
+    interval = found.map(added).widened(spread)  # (gpus, problems)
     whole = interval.middle
     shares: dict[TimedBy, Array] = {
         method: summed_by_owner(found.middle[:, leaf_of] * times * (methods == method), owner, len(problems)) / whole
         for method in get_args(TimedBy)
     }
-    return ProblemTimes(interval, shares, added(found.middle * by_base) / whole)
+    return OperationTimes(interval, shares, added(found.middle * by_base) / whole)
 
 
 def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Interval[Array], BoolArray]:
@@ -552,14 +558,14 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
     for indices in groups.values():
         estimate = leaves[indices[0]].source.estimate
         assert estimate is not None  # a leaf's source is never the proxy
-        found = estimate(batch_of([leaves[index].problem for index in indices]), question.gpus, question.models)
+        found = estimate(batch_shapes([leaves[index].problem for index in indices]), question.gpus, question.models)
         low[:, indices], middle[:, indices], high[:, indices] = (
             found.interval.low,
             found.interval.middle,
             found.interval.high,
         )
-        if found.by_base is not None:
-            by_base[:, indices] = found.by_base
+        if found.is_extrapolated is not None:
+            by_base[:, indices] = found.is_extrapolated
     return Interval(low, middle, high), by_base
 
 
@@ -568,7 +574,7 @@ def _leaf_times(leaves: Sequence[_Leaf], question: TimingRequest) -> tuple[Inter
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLimit:
+class TimeBound:
     """An upper or lower bound on times.
 
     Attributes:
@@ -578,21 +584,21 @@ class TimeLimit:
     """
 
     name: str
-    concerns: Callable[[Problem, Problem, KernelModels | None], bool]
-    hold: Callable[[ProblemTimes, TimingRequest], ProblemTimes]
+    applies_to: Callable[[OperationShape, OperationShape, KernelModels | None], bool]
+    clamp: Callable[[OperationTimes, TimingRequest], OperationTimes]
 
 
-def _alternative(problem: Problem) -> tuple[Alternative, Problem] | None:
-    alternative = operation_kind(problem.operation).alternative
+def _alternative(problem: OperationShape) -> tuple[Alternative, OperationShape] | None:
+    alternative = operation_spec(problem.operation).alternative
     other = None if alternative is None else alternative.problem(problem)
     return None if alternative is None or other is None else (alternative, other)
 
 
-def _has_alternative(_asked: Problem, computed: Problem, models: KernelModels | None) -> bool:
+def _has_alternative(_asked: OperationShape, computed: OperationShape, models: KernelModels | None) -> bool:
     return models is not None and _alternative(computed) is not None
 
 
-def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Use another algorithm's time if it is an upper bound, or if a network without measurements is slower.
 
     Such times are bounded by the implicit product of a convolution and the transfer of a norm's rows; the interval
@@ -601,10 +607,10 @@ def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> Proble
     faster as convolutions.
     """
     found = [pair for item in question.computed if (pair := _alternative(item)) is not None]
-    other = _sourced(question.about([problem for _, problem in found]))
+    other = _unclamped_times(question.for_shapes([problem for _, problem in found]))
     kinds = [alternative for alternative, _ in found]
     has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in question.gpus])
-    counts = (times.base_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
+    counts = (times.extrapolated_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
     faster = has_it & counts & less(other.seconds, times.seconds)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()
@@ -614,53 +620,55 @@ def _held_to_alternative(times: ProblemTimes, question: TimingRequest) -> Proble
         np.where(faster, other.seconds, times.seconds),
         times.interval.high,
     )
-    return ProblemTimes(interval, shares, np.where(faster, other.base_share, times.base_share))
+    return OperationTimes(interval, shares, np.where(faster, other.extrapolated_share, times.extrapolated_share))
 
 
-def _has_floor(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
-    return operation_kind(computed.operation).floor is not None
+def _has_floor(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
+    return operation_spec(computed.operation).latency_bound is not None
 
 
-def _held_to_latency(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
-    return _raised(times, latencies(question.computed, question.gpus), question)
+def _clamp_to_latency(times: OperationTimes, question: TimingRequest) -> OperationTimes:
+    return _raised(times, minimum_latencies(question.computed, question.gpus), question)
 
 
-def _rereads(problem: Problem) -> Rereads | None:
-    floor = operation_kind(problem.operation).floor
-    return None if floor is None else floor.rereads(problem)
+def _rereads(problem: OperationShape) -> RepeatedReads | None:
+    floor = operation_spec(problem.operation).latency_bound
+    return None if floor is None else floor.repeated_reads(problem)
 
 
-def _reads_again(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+def _reads_again(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     return _rereads(computed) is not None
 
 
-def _held_to_rereads(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_repeated_reads(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times of kernels that read their input again, by the L2 misses."""
     found = [rereads for item in question.computed if (rereads := _rereads(item)) is not None]
-    share = np.array([[reread_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus])
-    whole = _sourced(question.about([each.transfer for each in found]))
+    share = np.array(
+        [[l2_miss_time_share(each.bytes_per_multiprocessor, gpu) for each in found] for gpu in question.gpus]
+    )
+    whole = _unclamped_times(question.for_shapes([each.transfer for each in found]))
     return _raised(times, share * whole.seconds, question)
 
 
-def _raised(times: ProblemTimes, floor: Array, question: TimingRequest) -> ProblemTimes:
-    """Raise times to a lower bound from instructions, latency or L2 misses (`roofline.latencies`)."""
+def _raised(times: OperationTimes, floor: Array, question: TimingRequest) -> OperationTimes:
+    """Raise times to a lower bound from instructions, latency or L2 misses (`roofline.minimum_latencies`)."""
     binds = less(times.seconds, floor)  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
     }
-    interval = times.interval.each(
+    interval = times.interval.map(
         lambda seconds, least: np.where(binds, np.maximum(seconds, least), seconds),
-        Interval.around(floor, LATENCY_SPREAD),
+        Interval.from_factor(floor, LATENCY_SPREAD),
     )
-    return ProblemTimes(interval, shares, np.where(binds, 0.0, times.base_share))
+    return OperationTimes(interval, shares, np.where(binds, 0.0, times.extrapolated_share))
 
 
-def _convolves(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+def _convolves(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     return computed.operation.startswith("conv")
 
 
-def _held_to_all_products(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_products_without_winograd(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise convolutions to all of their products at the sustained rate, on chips without Winograd kernels."""
     before = np.array([not gpu.generation.has_winograd for gpu in question.gpus])
     if not before.any():
@@ -677,14 +685,14 @@ FEW_CHANNELS: Final = 8
 """Number of channels to which tensor cores pad fewer channels."""
 
 
-def _convolves_few_channels(_asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+def _convolves_few_channels(_asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     if computed.operation != "conv2d" or computed.dtype != "float32":
         return False
     shape = computed.shape
     return shape["groups"] == 1 and shape["in_channels"] < FEW_CHANNELS
 
 
-def _held_to_tf32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_tf32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise float32's first layers to the time of TF32's kernels, if the base network times them.
 
     The base was trained on GPUs without TF32, and its times are too low for these layers, which are bound by memory or
@@ -693,19 +701,19 @@ def _held_to_tf32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
     too fast to 17 % too slow on the RTX 3090 (training data: these rows).
     """
     has_units = np.array([["tf32" in gpu.peak_flops_per_second] for gpu in question.gpus])
-    wanted = has_units & (times.base_share > 0.5)  # (gpus, problems)
+    wanted = has_units & (times.extrapolated_share > 0.5)  # (gpus, problems)
     if not wanted.any():
         return times
     twins = [replace(item, dtype="tf32") for item in question.computed]
-    least = np.where(wanted, _sourced(question.about(twins)).seconds, 0.0)
+    least = np.where(wanted, _unclamped_times(question.for_shapes(twins)).seconds, 0.0)
     return replace(times, interval=times.interval.scaled(np.maximum(least / times.seconds, 1.0)))
 
 
-def _is_emulated(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+def _is_emulated(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     return computed != asked and asked.dtype != "tf32"
 
 
-def _held_to_emulation(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_emulated_rate(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times to the rate of the requested dtype if emulation is slower than float32.
 
     If emulation is as fast as float32 (float16 before tensor cores), it can also save multiplications by Winograd,
@@ -713,19 +721,19 @@ def _held_to_emulation(times: ProblemTimes, question: TimingRequest) -> ProblemT
     """
     interval = times.interval
     slower = [
-        [(gpu.peak(asked.dtype) or 0.0) < gpu.peak_flops_per_second["float32"] for asked in question.asked]
+        [(gpu.peak(asked.dtype) or 0.0) < gpu.peak_flops_per_second["float32"] for asked in question.requested]
         for gpu in question.gpus
     ]
-    rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(question.asked, question.gpus), 0.0)
+    rates = np.where(np.array(slower, dtype=np.bool_), _rooflines(question.requested, question.gpus), 0.0)
     seconds = np.maximum(times.seconds, rates)
     return replace(times, interval=Interval(interval.low, seconds, np.maximum(interval.high, seconds)))
 
 
-def _may_be_measured(_asked: Problem, _computed: Problem, models: KernelModels | None) -> bool:
+def _may_be_measured(_asked: OperationShape, _computed: OperationShape, models: KernelModels | None) -> bool:
     return models is not None
 
 
-def _scaled_as_measured(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _scaled_as_measured(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Multiply times by the factors that were measured on the GPU, with the interval of such a correction."""
     models = question.models
     assert models is not None
@@ -744,24 +752,24 @@ def _scaled_as_measured(times: ProblemTimes, question: TimingRequest) -> Problem
         middle,
         np.where(is_measured, middle * spread, times.interval.high),
     )
-    return replace(times, interval=interval, base_share=np.where(is_measured, 0.0, times.base_share))
+    return replace(times, interval=interval, extrapolated_share=np.where(is_measured, 0.0, times.extrapolated_share))
 
 
-def _always(_asked: Problem, _computed: Problem, _models: KernelModels | None) -> bool:
+def _always(_asked: OperationShape, _computed: OperationShape, _models: KernelModels | None) -> bool:
     return True
 
 
-def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_minimum_work(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Raise times to the minimum work, and widen intervals to at least the scatter of repeated timings.
 
     If float32 replaces another dtype, its kernels count as a proxy, and the interval is wider.
     """
-    stands_in = question.stood_in_for  # (problems,)
-    spread = np.where(stands_in, STAND_IN_SPREAD, 1.0)
+    stands_in = question.is_float32_fallback  # (problems,)
+    spread = np.where(stands_in, FLOAT32_FALLBACK_SPREAD, 1.0)
     bound = question.least  # (gpus, problems)
-    seconds = np.maximum(times.seconds, LEAST_SPREAD * bound)
-    low = np.maximum(np.minimum(times.interval.low / spread, seconds / LEAST_SPREAD), bound)
-    high = np.maximum(np.maximum(times.interval.high, seconds) * spread, seconds * LEAST_SPREAD)
+    seconds = np.maximum(times.seconds, MIN_SPREAD * bound)
+    low = np.maximum(np.minimum(times.interval.low / spread, seconds / MIN_SPREAD), bound)
+    high = np.maximum(np.maximum(times.interval.high, seconds) * spread, seconds * MIN_SPREAD)
     trained, copied = times.shares["mlp"], times.shares["bytes"]
     shares: dict[TimedBy, Array] = {
         "mlp": np.where(stands_in, 0.0, trained),
@@ -770,16 +778,16 @@ def _held_to_least_work(times: ProblemTimes, question: TimingRequest) -> Problem
         "formula": times.shares["formula"],
         "roofline": times.shares["roofline"],
     }
-    return ProblemTimes(Interval(low, seconds, high), shares, times.base_share)
+    return OperationTimes(Interval(low, seconds, high), shares, times.extrapolated_share)
 
 
-def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | None) -> bool:
+def _float32_holds(asked: OperationShape, computed: OperationShape, _models: KernelModels | None) -> bool:
     """Return whether float32's kernels could compute the problem and are not its source already.
 
     Libraries never use them for grouped convolutions in channels-last layout: they choose 16-bit kernels, which are
     slower. A copy counted in bytes moves the same bytes in any dtype, so there is nothing to compare.
     """
-    kind = operation_kind(asked.operation)
+    kind = operation_spec(asked.operation)
     if kind.element_bytes is not None:
         return False
     if asked.shape.get("channels_last") and asked.shape.get("groups", 1) > 1:
@@ -788,26 +796,26 @@ def _float32_holds(asked: Problem, computed: Problem, _models: KernelModels | No
     return on_gpu and asked.dtype in LOWER_PRECISIONS and asked == computed
 
 
-def _held_to_float32(times: ProblemTimes, question: TimingRequest) -> ProblemTimes:
+def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> OperationTimes:
     """Use float32's times if they are lower; they are computed only if that is possible.
 
     The interval is a surrogate's; its lower end is reduced by the potential gain of the dtype's own kernels.
     """
-    twins = [replace(item, dtype="float32") for item in question.asked]
+    twins = [replace(item, dtype="float32") for item in question.requested]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
     may_gain = less(least, times.seconds) & ~less(least, bound)  # (gpus, problems)
     doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return times
-    float32 = problem_times([twins[int(index)] for index in doubtful], question.gpus, question.models)
+    float32 = predict_operation_times([twins[int(index)] for index in doubtful], question.gpus, question.models)
     own, gain = _columns(times, doubtful), (bound / least)[:, doubtful]
     taken = less(float32.seconds, own.seconds) & may_gain[:, doubtful]
     shares: dict[TimedBy, Array] = {method: np.zeros_like(gain) for method in get_args(TimedBy)}
     shares |= {method: float32.shares[method] for method in ("formula", "roofline")}
     shares["proxy"] = 1 - float32.shares["formula"] - float32.shares["roofline"]
-    stand_in = float32.interval.widened(PROXY_SPREAD)
+    stand_in = float32.interval.widened(SURROGATE_SPREAD)
     stand_in = replace(stand_in, low=np.maximum(stand_in.low * gain, bound[:, doubtful]))
-    instead = ProblemTimes(stand_in, shares, float32.base_share)
+    instead = OperationTimes(stand_in, shares, float32.extrapolated_share)
 
     def chosen(table: Array, other: Array) -> Array:
         return np.where(taken, other, table)
@@ -815,40 +823,40 @@ def _held_to_float32(times: ProblemTimes, question: TimingRequest) -> ProblemTim
     return _merged(times, doubtful, _each(own, chosen, instead))
 
 
-LIMITS: Final = (
-    TimeLimit(name="another algorithm", concerns=_has_alternative, hold=_held_to_alternative),
-    TimeLimit(name="instructions and waiting", concerns=_has_floor, hold=_held_to_latency),
-    TimeLimit(name="rows read again", concerns=_reads_again, hold=_held_to_rereads),
-    TimeLimit(name="all products", concerns=_convolves, hold=_held_to_all_products),
-    TimeLimit(name="TF32's kernels", concerns=_convolves_few_channels, hold=_held_to_tf32),
-    TimeLimit(name="emulation", concerns=_is_emulated, hold=_held_to_emulation),
-    TimeLimit(name="own measurements", concerns=_may_be_measured, hold=_scaled_as_measured),
-    TimeLimit(name="least work", concerns=_always, hold=_held_to_least_work),
-    TimeLimit(name="float32's kernels", concerns=_float32_holds, hold=_held_to_float32),
+BOUNDS: Final = (
+    TimeBound(name="another algorithm", applies_to=_has_alternative, clamp=_clamp_to_alternative),
+    TimeBound(name="instructions and waiting", applies_to=_has_floor, clamp=_clamp_to_latency),
+    TimeBound(name="rows read again", applies_to=_reads_again, clamp=_clamp_to_repeated_reads),
+    TimeBound(name="all products", applies_to=_convolves, clamp=_clamp_to_products_without_winograd),
+    TimeBound(name="TF32's kernels", applies_to=_convolves_few_channels, clamp=_clamp_to_tf32),
+    TimeBound(name="emulation", applies_to=_is_emulated, clamp=_clamp_to_emulated_rate),
+    TimeBound(name="own measurements", applies_to=_may_be_measured, clamp=_scaled_as_measured),
+    TimeBound(name="least work", applies_to=_always, clamp=_clamp_to_minimum_work),
+    TimeBound(name="float32's kernels", applies_to=_float32_holds, clamp=_clamp_to_float32),
 )
 """Bounds on times, in order of application. Upper bounds come before lower bounds, so that no lower bound is violated
 afterwards. Factors from the GPU's own measurements come between them. float32's
 kernels come last because their times satisfy the same lower bounds."""
 
 
-def _stages(question: TimingRequest) -> Iterator[tuple[str, ProblemTimes]]:
+def _stages(question: TimingRequest) -> Iterator[tuple[str, OperationTimes]]:
     """Yield the times after the source and after each applicable limit, with its name."""
-    times = _sourced(question)
+    times = _unclamped_times(question)
     yield "source", times
-    for limit in LIMITS:
-        pairs = zip(question.asked, question.computed, strict=True)
-        concerned = [index for index, pair in enumerate(pairs) if limit.concerns(*pair, question.models)]
-        if len(concerned) == len(question.asked):
-            times = limit.hold(times, question)
+    for limit in BOUNDS:
+        pairs = zip(question.requested, question.computed, strict=True)
+        concerned = [index for index, pair in enumerate(pairs) if limit.applies_to(*pair, question.models)]
+        if len(concerned) == len(question.requested):
+            times = limit.clamp(times, question)
         elif concerned:
             columns = np.array(concerned, dtype=np.intp)
-            times = _merged(times, columns, limit.hold(_columns(times, columns), question.of(concerned)))
+            times = _merged(times, columns, limit.clamp(_columns(times, columns), question.subset(concerned)))
         else:
             continue
         yield limit.name, times
 
 
-def _decided(question: TimingRequest) -> ProblemTimes:
+def _predict_times(question: TimingRequest) -> OperationTimes:
     *_, (_, times) = _stages(question)
     return times
 
@@ -867,22 +875,22 @@ class Explanation:
         source: Source of the time.
         parts: Surrogate problems whose times add up to it, if the source is a proxy.
         sourced_seconds: Time from the source, before any limit.
-        network_limits: Bounds that already lowered the network's time (`models.NETWORK_LIMITS`).
+        network_limits: Bounds that already lowered the network's time (`models.NETWORK_BOUNDS`).
         limits: Limits that changed the time, with the seconds after each, in order.
         interval: Seconds.
     """
 
-    problem: Problem
-    computed: Problem
+    problem: OperationShape
+    computed: OperationShape
     source: TimeSource
-    parts: tuple[CountedProblem, ...]
+    parts: tuple[CountedShape, ...]
     sourced_seconds: float
     network_limits: tuple[str, ...]
     limits: tuple[tuple[str, float], ...]
     interval: Interval[float]
 
 
-def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanation:
+def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> Explanation:
     """Return the source of a problem's time on a GPU, and the limits that changed it.
 
     Args:
@@ -890,19 +898,19 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
         gpu: The GPU.
         models: Trained models; None uses the roofline alone.
     """
-    is_matrix = operation_kind(problem.operation).units == "tensor"
+    is_matrix = operation_spec(problem.operation).units == "tensor"
     as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
     question = TimingRequest([problem], [gpu], models, as_float32)
-    stages = [(name, times.interval.each(lambda table: float(table[0, 0]))) for name, times in _stages(question)]
+    stages = [(name, times.interval.map(lambda table: float(table[0, 0]))) for name, times in _stages(question)]
     seconds = [interval.middle for _, interval in stages]
     (computed,) = question.computed
     source = source_of(computed, models)
-    held = {} if source.estimate is None else source.estimate(batch_of([computed]), [gpu], models).held
+    held = {} if source.estimate is None else source.estimate(batch_shapes([computed]), [gpu], models).held
     return Explanation(
         problem=problem,
         computed=computed,
         source=source,
-        parts=proxies_of(computed) if source is PROXY else (),
+        parts=surrogates_of(computed) if source is SURROGATE else (),
         sourced_seconds=seconds[0],
         network_limits=tuple(name for name, where in held.items() if where[0, 0]),
         limits=tuple(
@@ -917,21 +925,21 @@ def explain(problem: Problem, gpu: Gpu, models: KernelModels | None) -> Explanat
 # --- Helpers for tables of times
 
 
-def _each(times: ProblemTimes, change: Callable[..., Array], *others: ProblemTimes) -> ProblemTimes:
+def _each(times: OperationTimes, change: Callable[..., Array], *others: OperationTimes) -> OperationTimes:
     """Apply a function to each table, together with the same table of the others."""
     every = (times, *others)
-    return ProblemTimes(
-        times.interval.each(change, *(one.interval for one in others)),
+    return OperationTimes(
+        times.interval.map(change, *(one.interval for one in others)),
         {method: change(*(one.shares[method] for one in every)) for method in get_args(TimedBy)},
-        change(*(one.base_share for one in every)),
+        change(*(one.extrapolated_share for one in every)),
     )
 
 
-def _columns(times: ProblemTimes, columns: IndexArray) -> ProblemTimes:
+def _columns(times: OperationTimes, columns: IndexArray) -> OperationTimes:
     return _each(times, lambda table: table[:, columns])
 
 
-def _merged(times: ProblemTimes, columns: IndexArray, part: ProblemTimes) -> ProblemTimes:
+def _merged(times: OperationTimes, columns: IndexArray, part: OperationTimes) -> OperationTimes:
     """Insert the times of some problems."""
 
     def placed(whole: Array, own: Array) -> Array:
@@ -942,12 +950,12 @@ def _merged(times: ProblemTimes, columns: IndexArray, part: ProblemTimes) -> Pro
     return _each(times, placed, part)
 
 
-def _rooflines(problems: Sequence[Problem], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
+def _rooflines(problems: Sequence[OperationShape], gpus: Sequence[Gpu], *, least: bool = False) -> Array:
     """Compute the roofline of problems of any operation and dtype, (gpus, problems)."""
     seconds = np.empty((len(gpus), len(problems)))
     groups: dict[tuple[str, str], list[int]] = {}
     for index, item in enumerate(problems):
         groups.setdefault((item.operation, item.dtype), []).append(index)
     for indices in groups.values():
-        seconds[:, indices] = roofline_seconds(batch_of([problems[index] for index in indices]), gpus, least=least)
+        seconds[:, indices] = roofline_seconds(batch_shapes([problems[index] for index in indices]), gpus, least=least)
     return seconds

@@ -30,15 +30,15 @@ from typing import Final, final
 
 import numpy as np
 
+from lightning_predict.kernels.memory_bound import is_free, is_known, transfer_of, untranslated
 from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     ON_SPARSE_TENSORS,
     Array,
-    Problem,
-    operation_kind,
+    OperationShape,
+    operation_spec,
     translator_of,
 )
-from lightning_predict.kernels.traffic import is_free, is_known, transfer_of, untranslated
 from lightning_predict.ties import ordered
 from lightning_predict.tracing.recorded_on import updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -61,7 +61,7 @@ COMPLEX_PRODUCTS: Final = 4
 """Products of real numbers in a product of complex numbers."""
 
 
-def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+def translate(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
     """Return the problems that an operation computes on a GPU; empty if it only changes metadata.
 
     Raises:
@@ -70,7 +70,7 @@ def translate(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
     return _translated(operation, flags)[0]
 
 
-def _translated(operation: Operation, flags: Flags) -> tuple[tuple[Problem, ...], str | None]:
+def _translated(operation: Operation, flags: Flags) -> tuple[tuple[OperationShape, ...], str | None]:
     """Return an operation's problems, and the error message if its translator failed."""
     if is_free(operation):
         return (), None
@@ -131,7 +131,7 @@ class WorkItem:
     """
 
     operations: tuple[int, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[OperationShape, ...]
     launches: int
     unknown: tuple[str, ...] = ()
     error: str | None = None
@@ -152,7 +152,7 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
     elsewhere = trace.device != "cuda"
     merges = elsewhere and not updates_one_by_one(trace)
     firsts = _firsts(trace.operations)
-    translated: dict[int, tuple[tuple[Problem, ...], str | None]] = {}
+    translated: dict[int, tuple[tuple[OperationShape, ...], str | None]] = {}
     known: dict[int, bool] = {}
     dropouts = _dropouts(trace.operations, firsts) if elsewhere else {}
     inside = {index for indices in dropouts.values() for index in indices}
@@ -214,11 +214,12 @@ def _firsts(operations: Sequence[Operation]) -> list[int]:
     return firsts
 
 
-def _of_transposed_left(product: Problem) -> Problem:
+def _of_transposed_left(product: OperationShape) -> OperationShape:
     """Return a product with a transposed left operand by the row sizes in memory.
 
     The rows of that operand have m elements, not k, and rows of odd length are slow on tensor cores
-    (`misaligned_seconds`). The library computes the transposed product, (n, m, k), so m takes the place of the columns.
+    (`unaligned_product_seconds`). The library computes the transposed product, (n, m, k), so m takes the place of the
+    columns.
     """
     if product.operation != "linear":
         return product
@@ -226,12 +227,12 @@ def _of_transposed_left(product: Problem) -> Problem:
     return replace(product, dims=(b, n, m, k)) if m % 2 == 1 else product
 
 
-def _added_in_place(operation: Operation) -> tuple[Problem, ...]:
+def _added_in_place(operation: Operation) -> tuple[OperationShape, ...]:
     """Count the added values and their indices as read, and the touched elements as read and written."""
     added = operation.inputs[-1]
     size, elements = float(added.size_bytes), float(added.elements)
     indices = math.fsum(tensor.size_bytes for tensor in operation.inputs[1:-1])
-    return (Problem("transfer", "float32", (2 * size + indices, size, elements)),) if elements else ()
+    return (OperationShape("transfer", "float32", (2 * size + indices, size, elements)),) if elements else ()
 
 
 def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> WorkItem:
@@ -243,14 +244,14 @@ def _merged(trace: Trace, items: Sequence[WorkItem], firsts: Sequence[int]) -> W
     return WorkItem(indices, (problem,), 1, items[0].unknown, next(errors, None))
 
 
-def _is_vector_work(problem: Problem) -> bool:
-    return operation_kind(problem.operation).units == "vector"
+def _is_vector_work(problem: OperationShape) -> bool:
+    return operation_spec(problem.operation).units == "vector"
 
 
-def _sum_transfers(transfers: Iterable[tuple[Problem, ...]]) -> Problem:
+def _sum_transfers(transfers: Iterable[tuple[OperationShape, ...]]) -> OperationShape:
     dims = [problem.dims for problems in transfers for problem in problems]
     read, written, flops = (math.fsum(column) for column in zip(*dims, strict=True))
-    return Problem("transfer", "float32", (read, written, flops))
+    return OperationShape("transfer", "float32", (read, written, flops))
 
 
 def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -272,20 +273,20 @@ def _dropouts(operations: Sequence[Operation], firsts: Sequence[int]) -> dict[in
     return found
 
 
-def _dropout_problem(drawn: Operation) -> tuple[Problem, ...]:
+def _dropout_problem(drawn: Operation) -> tuple[OperationShape, ...]:
     """Return the dropout of a tensor with the mask's shape."""
     mask = drawn.inputs[0]
     rows, columns = rows_and_columns(mask.shape)
     if rows < 1 or columns < 1:
         return ()
-    return (Problem("dropout", compute_dtype(mask), (float(rows), float(columns))),)
+    return (OperationShape("dropout", compute_dtype(mask), (float(rows), float(columns))),)
 
 
-def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[Problem, ...]:
+def _dropout_backward(product: Operation, masks: frozenset[int | None]) -> tuple[OperationShape, ...]:
     """Count the gradient as read and written, plus one byte of the mask per element."""
     gradient = next((tensor for tensor in product.inputs if tensor.id not in masks), product.inputs[0])
     size, elements = float(gradient.size_bytes), float(gradient.elements)
-    return (Problem("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()
+    return (OperationShape("transfer", "float32", (size + elements, size, 2 * elements)),) if elements else ()
 
 
 # --- Notes for the user
@@ -297,7 +298,7 @@ UNKNOWN_SPREAD: Final = 10.0
 SHARE_TO_NAME: Final = 0.01
 """Minimum share of the time for an operation to be named."""
 
-MOST_NAMES: Final = 5
+MAX_NAMES: Final = 5
 
 
 def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasured: Array) -> tuple[str, ...]:
@@ -321,8 +322,8 @@ def unknown_operation_notes(items: Sequence[WorkItem], seconds: Array, unmeasure
     named = ordered(worth_naming, lambda name: float(shares[name].max()), reverse=True)
     if not named:
         return ()
-    texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MOST_NAMES]]
-    others = f" and {len(named) - MOST_NAMES} more" if len(named) > MOST_NAMES else ""
+    texts = [f"{name} ({_range(shares[name])} of the time)" for name in named[:MAX_NAMES]]
+    others = f" and {len(named) - MAX_NAMES} more" if len(named) > MAX_NAMES else ""
     if len(named) == 1:
         return (f"{texts[0]} is unknown. It is timed as a copy of its tensors and may take far longer.",)
     listed = ", ".join(texts) + others

@@ -119,7 +119,7 @@ def blocks_of(trace: Trace) -> Blocks:
 
 def _added_up(storage: Storage) -> Storage:
     """Return a gradient as a temporary, since it is added to an existing one; other storages are unchanged."""
-    return replace(storage, cause="backward", death=storage.birth) if storage.cause == "gradient" else storage
+    return replace(storage, cause="backward", freed_at=storage.allocated_at) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
@@ -173,9 +173,9 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
     freed: list[list[int]] = [[] for _ in range(count)]
     for number, one in enumerate(storages):
         if one.size_bytes:
-            born[one.birth].append(number)
-            if one.death is not None:
-                freed[one.death].append(number)
+            born[one.allocated_at].append(number)
+            if one.freed_at is not None:
+                freed[one.freed_at].append(number)
     trials: list[list[int]] = [[] for _ in range(count)]
     for index, size in blocks.trials:
         trials[index].append(size)
@@ -259,11 +259,11 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
     changes = [0] * (blocks.count + 1)
     gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
     for one in blocks.storages:
-        changes[one.birth] += one.size_bytes
-        changes[blocks.count if one.death is None else one.death + 1] -= one.size_bytes
-        if one.death is None and one.cause != "gradient":
+        changes[one.allocated_at] += one.size_bytes
+        changes[blocks.count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
+        if one.freed_at is None and one.cause != "gradient":
             changes[0] += one.size_bytes
-            changes[one.birth + 1] -= one.size_bytes
+            changes[one.allocated_at + 1] -= one.size_bytes
     changes[0] += gradients
     changes[blocks.drops_gradients_at + 1] -= gradients
     levels = list(accumulate(changes[: blocks.count])) or [0]
@@ -275,7 +275,9 @@ def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
 
 
 def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
-    living = [one for one in blocks.storages if one.birth <= index and (one.death is None or index <= one.death)]
+    living = [
+        one for one in blocks.storages if one.allocated_at <= index and (one.freed_at is None or index <= one.freed_at)
+    ]
     old = index <= blocks.drops_gradients_at
     written = [one for one in blocks.storages if one.cause == "gradient"]
     return MemoryMoment(
@@ -290,6 +292,6 @@ def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:
         left_bytes=sum(
             one.size_bytes
             for one in blocks.storages
-            if one.death is None and one.cause != "gradient" and index <= one.birth
+            if one.freed_at is None and one.cause != "gradient" and index <= one.allocated_at
         ),
     )

@@ -47,8 +47,8 @@ class Storage:
 
     size_bytes: int
     cause: Cause
-    birth: int
-    death: int | None
+    allocated_at: int
+    freed_at: int | None
     module: str | None = None
 
 
@@ -82,7 +82,7 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
     written = [_storage(life, held, trained) for life in _lives(trace.operations) if not life.is_given]
-    return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.birth))
+    return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.allocated_at))
 
 
 def batch_bytes(
@@ -179,14 +179,14 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
     ]
     changes = [0] * (len(operations) + 1)
     for one in written:
-        changes[one.birth] += one.size_bytes
-        changes[len(operations) if one.death is None else one.death + 1] -= one.size_bytes
+        changes[one.allocated_at] += one.size_bytes
+        changes[len(operations) if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
     levels = list(accumulate(changes[: len(operations) if end is None else end])) or [0]
     fullest = levels.index(max(levels))
     return tuple(
         one.size_bytes
         for one in written
-        if one.birth <= fullest and fullest <= (fullest if one.death is None else one.death)
+        if one.allocated_at <= fullest and fullest <= (fullest if one.freed_at is None else one.freed_at)
     )
 
 

@@ -40,7 +40,7 @@ _TICKS_NARROW: Final = 4
 _LEFT: Final = 64
 _RADIUS: Final = 9
 
-MOST_PARTS: Final = 8
+MAX_PARTS: Final = 8
 """Maximum number of named parts of a bar; the rest is merged into `OTHER`."""
 
 OTHER: Final = "other"
@@ -139,7 +139,7 @@ def bar_chart(bars: Sequence[Bar], *, unit: str) -> str:
 
 
 def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    """Return the named parts: the `MOST_PARTS` largest over all rows, largest first.
+    """Return the named parts: the `MAX_PARTS` largest over all rows, largest first.
 
     Args:
         rows: Share by part, one mapping per bar.
@@ -148,7 +148,7 @@ def top_parts(rows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
     for shares in rows:
         for part, share in shares.items():
             together[part] = together.get(part, 0.0) + share
-    return tuple(ordered(together, together.__getitem__, reverse=True)[:MOST_PARTS])
+    return tuple(ordered(together, together.__getitem__, reverse=True)[:MAX_PARTS])
 
 
 def share_chart(rows: Sequence[tuple[str, Mapping[str, float], str]]) -> str:

@@ -20,10 +20,10 @@ from lightning_predict.reports.format import duration, known_columns, share, sig
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.units import seconds_to_hours
 
-LEAST_POINTS: Final = 3
+MIN_POINTS: Final = 3
 """Minimum number of layouts of a GPU for a curve."""
 
-LEAST_GAIN: Final = 0.5
+MIN_GAIN: Final = 0.5
 """Minimum throughput per added GPU, relative to one GPU of the smallest layout; below it, more GPUs do not pay off."""
 
 SAMPLES: Final = 1_000_000
@@ -74,7 +74,7 @@ class CostCurve:
         best = first
         for before, point in zip(self.points, self.points[1:], strict=False):
             added = (point.samples_per_second - before.samples_per_second) / (point.gpus - before.gpus)
-            if added < LEAST_GAIN * each:
+            if added < MIN_GAIN * each:
                 break
             best = point
         return best
@@ -105,7 +105,7 @@ class CostCurve:
         following = self.points[self.points.index(best) + 1]
         return (
             f"Further GPUs pay up to {best.name} ({share(best.efficiency)} efficiency); in {following.name} each of "
-            f"those added does less than {share(LEAST_GAIN)} of the work of one alone."
+            f"those added does less than {share(MIN_GAIN)} of the work of one alone."
         )
 
 
@@ -125,12 +125,12 @@ def names_up_to(layout: str | Layout) -> tuple[str, ...]:
 
 
 def cost_curves(predictions: Predictions) -> tuple[CostCurve, ...]:
-    """Collect the curves of GPUs with at least `LEAST_POINTS` layouts and a known number of samples."""
+    """Collect the curves of GPUs with at least `MIN_POINTS` layouts and a known number of samples."""
     by_gpu: dict[str, list[Prediction]] = {}
     for one in predictions.values():
         if one.samples_per_second is not None:
             by_gpu.setdefault(one.layout.gpu.name, []).append(one)
-    return tuple(_curve(name, own) for name, own in by_gpu.items() if len(own) >= LEAST_POINTS)
+    return tuple(_curve(name, own) for name, own in by_gpu.items() if len(own) >= MIN_POINTS)
 
 
 def _curve(name: str, predictions: Sequence[Prediction]) -> CostCurve:

@@ -32,10 +32,10 @@ TIMES_TO: Final = 1000.0
 CENTS_FROM: Final = 0.1
 """Dollars (per hour or of some steps) from which cents are precise enough."""
 
-LEAST_USD: Final = 0.005
+MIN_USD: Final = 0.005
 """Dollars below which an amount is shown as `<$0.01`."""
 
-LEAST_GIBIBYTES: Final = 0.1
+MIN_GIBIBYTES: Final = 0.1
 """GiB below which the exact amount is not shown."""
 
 _DIGITS: Final = 3
@@ -109,12 +109,12 @@ def relative_interval(low: float, middle: float, high: float) -> str:
 def gibibytes(size_bytes: float) -> str:
     """Format bytes as GiB, without the unit: `16.5`, `<0.1`."""
     amount = bytes_to_gibibytes(size_bytes)
-    return f"<{LEAST_GIBIBYTES:g}" if 0 < amount < LEAST_GIBIBYTES else significant(amount)
+    return f"<{MIN_GIBIBYTES:g}" if 0 < amount < MIN_GIBIBYTES else significant(amount)
 
 
 def usd(amount: float) -> str:
     """Format US dollars to the cent or to the dollar: `<$0.01`, `$12.34`, `$1,234`."""
-    if 0 < amount < LEAST_USD:
+    if 0 < amount < MIN_USD:
         return "<$0.01"
     if not math.isfinite(amount) or amount == 0 or abs(amount) >= 1e9:
         return f"${significant(amount)}"

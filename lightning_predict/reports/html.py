@@ -32,7 +32,7 @@ from lightning_predict.reports.charts import (
 from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_of
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, takes
+from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
 from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, table_notes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
@@ -224,7 +224,7 @@ def _card(name: str, candidate: RankedGpu | None, ranking: Ranking, otherwise: s
     interval = f"90 % interval: {duration(candidate.time.low)} to {duration(candidate.time.high)}"
     return (
         f'<div class="card"><h2>{escape(name)}</h2><p class="gpu">{escape(candidate.gpu)}</p>'
-        f'<p class="what">{escape(takes(candidate, ranking))}</p>'
+        f'<p class="what">{escape(time_and_cost_text(candidate, ranking))}</p>'
         f'<p class="dim">{escape(interval)}</p><p class="dim">Memory: {escape(memory)}</p>'
         f'<p class="dim">{escape(offer)}</p></div>'
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from lightning_predict.cost.prediction import Prediction
-from lightning_predict.files import write_whole
+from lightning_predict.files import write_atomically
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
@@ -47,13 +47,13 @@ BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
 """Quantities logged by default; few, because each adds a chart per GPU."""
 
 
-MOST_IN_FULL: Final = 3
+MAX_IN_FULL: Final = 3
 """Maximum number of GPUs whose metrics are all logged; with more, only the GPUs that matter for the decision."""
 
 
 def that_decide(ranking: Ranking, predictions: Predictions) -> frozenset[str]:
     """Return the GPUs to log: the one in use, the cheapest, the fastest and the cheapest within the deadline."""
-    if len(predictions) <= MOST_IN_FULL:
+    if len(predictions) <= MAX_IN_FULL:
         return frozenset(predictions)
     best = (ranking.cheapest, ranking.fastest, ranking.within_deadline)
     names = {one.gpu for one in best if one is not None} | ({predictions.used_gpu or ""} & predictions.keys())
@@ -232,7 +232,7 @@ def write_json(predictions: Predictions, path: str | os.PathLike[str]) -> Path:
         OSError: The file cannot be written.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, f"{predictions.to_json()}\n".encode())
+    write_atomically(path, f"{predictions.to_json()}\n".encode())
     return Path(path)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.kernels.operations import batch_of, operation_kind
+from lightning_predict.kernels.operations import batch_shapes, operation_spec
 from lightning_predict.kernels.translation import work_items
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def describe(trace: Trace) -> StepDescription:
     flops: Counter[str] = Counter()
     for problem in (problem for item in work_items(trace) for problem in item.problems):
         counts[problem.operation] += 1
-        if operation_kind(problem.operation).units == "tensor":
-            flops[problem.dtype] += int(batch_of([problem]).flops[0])
+        if operation_spec(problem.operation).units == "tensor":
+            flops[problem.dtype] += int(batch_shapes([problem]).flops[0])
     dtype = flops.most_common(1)[0][0] if flops else "float32"
     is_training = any(operation.phase == "backward" for operation in trace.operations)
     return StepDescription(kind=_kind(counts), precision=_precision(dtype), is_training=is_training)

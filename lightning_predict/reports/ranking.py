@@ -67,7 +67,7 @@ class RankedGpu:
         return self.prediction.gpu
 
 
-DOUBT: Final = 1 / 3
+MIN_RIVAL_PROBABILITY: Final = 1 / 3
 """Minimum probability that a GPU beats the apparent best one for both to be named. Each end of a 90 % interval is
 treated as a 5 % or 95 % quantile of a log-normal distribution."""
 
@@ -273,8 +273,8 @@ def advice(ranking: Ranking) -> Iterable[str]:
         if in_use is None or not in_use.is_short:
             yield from _sooner(cheapest, ranking)
     elif ranking.fastest is not None:
-        names = either(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
-        yield f"Fastest: {takes(ranking.fastest, ranking)} on {names}.{_beside(ranking.fastest, ranking)}"
+        names = alternatives_text(ranking.fastest.gpu, ranking.as_fast or ranking.perhaps_fastest)
+        yield f"Fastest: {time_and_cost_text(ranking.fastest, ranking)} on {names}.{_beside(ranking.fastest, ranking)}"
     if ranking.limit is not None and ranking.fastest is not None:
         yield _help(ranking.fastest.prediction, ranking.limit)
     yield from _in_time(ranking)
@@ -311,7 +311,10 @@ def too_short(ranking: Ranking) -> Iterable[str]:
         left = f"{duration_interval(in_use.left)}{' at most' if in_use.at_most else ''}"
         yield f"{left} left on {in_use.label}: too short to move the run."
     elif best is not None:
-        yield f"The run takes {takes(best, ranking)} on {with_article(best.gpu)}: too short to rent a machine."
+        yield (
+            f"The run takes {time_and_cost_text(best, ranking)} on {with_article(best.gpu)}: too short to rent a "
+            "machine."
+        )
     names: dict[str, list[str]] = {}
     for word, one in (("cheapest", ranking.cheapest), ("fastest", ranking.fastest)):
         if one is not None:
@@ -321,7 +324,7 @@ def too_short(ranking: Ranking) -> Iterable[str]:
         yield f"For a longer run{doubt}: {said}."
 
 
-def either(name: str, others: Sequence[str]) -> str:
+def alternatives_text(name: str, others: Sequence[str]) -> str:
     """Format a GPU and its alternatives: `L40S or A10G`, `L4, T4 or any of 5 others`."""
     if not others:
         return name
@@ -332,11 +335,11 @@ def either(name: str, others: Sequence[str]) -> str:
 
 def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     in_use = ranking.in_use
-    names = either(best.gpu, ranking.perhaps_cheapest)
-    amount = takes(best, ranking)
+    names = alternatives_text(best.gpu, ranking.perhaps_cheapest)
+    amount = time_and_cost_text(best, ranking)
     if in_use is not None and in_use.is_running and in_use.name in (best.gpu, *ranking.perhaps_cheapest):
         others = [one for one in (best.gpu, *ranking.perhaps_cheapest) if one != in_use.name]
-        doubt = f" {either(others[0], others[1:])} may cost the same." if others else ""
+        doubt = f" {alternatives_text(others[0], others[1:])} may cost the same." if others else ""
         own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
     price = best.prediction.usd_per_hour
@@ -401,7 +404,7 @@ def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
             continue
         name, scale = one.gpu, STEPS_SHOWN if ranking.per_iteration else 1
         if one is ranking.fastest:
-            name = either(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
+            name = alternatives_text(one.gpu, [other for other in ranking.perhaps_fastest if other not in on_frontier])
         added = (_cost(one) - _cost(cheapest)) * scale
         dollars = usd_of_steps(added) if ranking.per_iteration else usd(added)
         texts.append(f"{name} is {duration(saved * scale)} sooner for {dollars} more")
@@ -421,7 +424,7 @@ def _help(fastest: Prediction, limit: Literal["loader", "host"]) -> str:
     )
 
 
-def takes(candidate: RankedGpu, ranking: Ranking) -> str:
+def time_and_cost_text(candidate: RankedGpu, ranking: Ranking) -> str:
     """Format time and cost: `3 h 12 min, $1.12`."""
     if ranking.per_iteration:
         cost = "" if candidate.cost_usd is None else f", {usd_of_steps(STEPS_SHOWN * candidate.cost_usd)}"
@@ -443,7 +446,7 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
     late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
-    return f"{best.gpu}, {takes(best, ranking)}{late}"
+    return f"{best.gpu}, {time_and_cost_text(best, ranking)}{late}"
 
 
 def memory_of(candidate: RankedGpu) -> str | None:
@@ -497,7 +500,7 @@ def _equal_least(candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], f
 def _rivals(
     best: RankedGpu | None, candidates: Sequence[RankedGpu], value: Callable[[RankedGpu], float]
 ) -> tuple[str, ...]:
-    """Return the names of GPUs that beat `best` with a probability above `DOUBT`, likeliest first."""
+    """Return the names of GPUs that beat `best` with a probability above `MIN_RIVAL_PROBABILITY`, likeliest first."""
     if best is None or value(best) <= 0:
         return ()
     chances = {
@@ -505,7 +508,9 @@ def _rivals(
         for one in candidates
         if one is not best and value(one) > 0
     }
-    return tuple(ordered((one for one in chances if chances[one] > DOUBT), chances.__getitem__, reverse=True))
+    return tuple(
+        ordered((one for one in chances if chances[one] > MIN_RIVAL_PROBABILITY), chances.__getitem__, reverse=True)
+    )
 
 
 _NORMAL_95: Final = 1.645

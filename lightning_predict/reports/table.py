@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 SHARE_TO_MENTION: Final = 0.01
 """Minimum share of a total for its part to be mentioned."""
 
-BASE_MARK: Final = "†"
+EXTRAPOLATION_MARK: Final = "†"
 """Marks a GPU whose time comes from networks without any measurement of it."""
 
-LARGE_BASE_SHARE: Final = 0.5
+MARKED_EXTRAPOLATED_SHARE: Final = 0.5
 """Minimum time share of such networks for a GPU to be marked."""
 
 _METHODS: Final = {
@@ -72,7 +72,7 @@ _METHODS: Final = {
     "formula": "a formula of tiles or caches",
     "roofline": "peak arithmetic and bandwidth only",
 }
-"""Description of each method in `Iteration.coverage`."""
+"""Description of each method in `StepPrediction.coverage`."""
 
 
 def name_in_use(name: str, predictions: AbstractPredictions) -> str:
@@ -94,7 +94,7 @@ def in_use_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 def end_notes(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note if the run may end earlier."""
-    if span_of(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
+    if shown_period(predictions).times is None and any(prediction.at_most for prediction in predictions.values()):
         yield "≤: the run may end earlier."
 
 
@@ -118,7 +118,7 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
     """Return whether the loader takes longer for the batches of a step than the step itself."""
-    return less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_believed
+    return less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -177,7 +177,7 @@ def bound_notes(predictions: AbstractPredictions) -> Iterable[str]:
     yield from loader_note(predictions)
 
 
-def doubtful_note(predictions: AbstractPredictions) -> Iterable[str]:
+def uncertain_bottleneck_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note if it is uncertain whether host or device bounds a step."""
     if any(bound_by(prediction).endswith("?") for prediction in predictions.values()):
         yield "?: the CPU speed is assumed, so either host or device may be the bottleneck."
@@ -241,35 +241,41 @@ def coverage_note(predictions: AbstractPredictions) -> Iterable[str]:
     yield f"Covered by: share of the GPU time by method ({'; '.join([*known, *others])})."
 
 
-def is_marked_as_base(prediction: Prediction) -> bool:
+def is_mostly_extrapolated(prediction: Prediction) -> bool:
     """Return whether a GPU is marked: its time is mostly extrapolated from other GPUs, or a user's file describes it.
 
     A GPU with a measured step is never marked.
     """
-    is_unseen = prediction.base_share >= LARGE_BASE_SHARE or prediction.layout.gpu.is_described_by_user
+    is_unseen = prediction.base_share >= MARKED_EXTRAPOLATED_SHARE or prediction.layout.gpu.is_described_by_user
     return is_unseen and prediction.measured_seconds is None
 
 
-def base_note(predictions: AbstractPredictions) -> Iterable[str]:
+def extrapolation_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on GPUs without measurements, with the extrapolated share of the time."""
-    marked = [one for one in predictions.values() if is_marked_as_base(one)]
+    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
     if len(marked) == 1:
         part, gpu = share(marked[0].base_share), marked[0].gpu
-        yield f"{BASE_MARK} {part} of this GPU's time is extrapolated from other GPUs (no measurements on the {gpu})."
+        yield (
+            f"{EXTRAPOLATION_MARK} {part} of this GPU's time is extrapolated from other GPUs (no measurements on the "
+            f"{gpu})."
+        )
     elif marked:
         part = _share_range([one.base_share for one in marked])
-        yield f"{BASE_MARK} {part} of these GPUs' time is extrapolated from other GPUs (no measurements on them)."
+        yield (
+            f"{EXTRAPOLATION_MARK} {part} of these GPUs' time is extrapolated from other GPUs (no measurements on "
+            "them)."
+        )
 
 
 def base_shares_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note with the extrapolated share of each marked GPU, if there are several."""
     names_of_share: dict[str, list[str]] = {}
-    marked = [one for one in predictions.values() if is_marked_as_base(one)]
+    marked = [one for one in predictions.values() if is_mostly_extrapolated(one)]
     for one in marked:
         names_of_share.setdefault(share(one.base_share), []).append(one.gpu)
     if len(marked) > 1:
         shares = ", ".join(f"{part} ({', '.join(names)})" for part, names in names_of_share.items())
-        yield f"{BASE_MARK} Extrapolated share of each GPU: {shares}."
+        yield f"{EXTRAPOLATION_MARK} Extrapolated share of each GPU: {shares}."
 
 
 def _share_range(shares: Sequence[float]) -> str:
@@ -311,7 +317,9 @@ def indirect_note(predictions: AbstractPredictions) -> Iterable[str]:
 
 def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on ambiguous GPU names and the card chosen for them."""
-    for asked, one in {one.layout.asked: one for one in predictions.values() if one.layout.asked is not None}.items():
+    for asked, one in {
+        one.layout.requested_name: one for one in predictions.values() if one.layout.requested_name is not None
+    }.items():
         found = one.layout.gpu
         yield f"{asked} is ambiguous: predicted as {found.name}. Also available: {listed(other_forms(asked, found))}."
 
@@ -384,22 +392,22 @@ def lines_of(predictions: AbstractPredictions, *, fold: bool = False) -> tuple[T
 
     Args:
         predictions: The predictions.
-        fold: Leave out GPUs that a cheaper, equally fast one represents; see `stood_for`.
+        fold: Leave out GPUs that a cheaper, equally fast one represents; see `folded_gpus`.
     """
     own = predictions.get(predictions.used_gpu or "")
-    left_out = stood_for(predictions) if fold else ()
+    left_out = folded_gpus(predictions) if fold else ()
     others = (one for one in predictions.values() if one is not own and one.gpu not in left_out)
     first: list[TableLine] = [one for one in (predictions.machine, own) if one is not None]
     return (*first, *sorted(others, key=lambda one: one.fits is False))
 
 
-def stood_for(predictions: AbstractPredictions) -> dict[str, Prediction]:
+def folded_gpus(predictions: AbstractPredictions) -> dict[str, Prediction]:
     """Find the GPUs that are as slow as a cheaper one because the loader or the host is the bottleneck.
 
     Returns:
         GPU name -> the cheaper GPU that represents it; their rows would differ only in price and name.
     """
-    span = span_of(predictions)
+    span = shown_period(predictions)
     alike: dict[tuple[str, str, str | None], list[Prediction]] = {}
     for one in predictions.values():
         seconds = span.seconds(one)
@@ -417,7 +425,7 @@ def stood_for(predictions: AbstractPredictions) -> dict[str, Prediction]:
 def folded_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on the GPUs without a row of their own."""
     names_of_gpu: dict[str, list[str]] = {}
-    found = stood_for(predictions)
+    found = folded_gpus(predictions)
     for name, one in found.items():
         names_of_gpu.setdefault(one.gpu, []).append(name)
     for gpu, names in names_of_gpu.items():
@@ -474,7 +482,7 @@ STEPS_SHOWN: Final = 1000
 
 @final
 @dataclass(frozen=True, slots=True)
-class Span:
+class ShownPeriod:
     """Period for which times and costs are shown: the run, or `STEPS_SHOWN` steps if its length is unknown.
 
     Attributes:
@@ -503,11 +511,11 @@ class Span:
         )
 
 
-def span_of(predictions: AbstractPredictions) -> Span:
+def shown_period(predictions: AbstractPredictions) -> ShownPeriod:
     """Choose the period for which times and costs are shown."""
     if predictions and all(one.total_seconds is None for one in predictions.values()):
-        return Span(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
-    return Span("rest of the run" if predictions.is_running else "total")
+        return ShownPeriod(f"{STEPS_SHOWN:,} steps", STEPS_SHOWN)
+    return ShownPeriod("rest of the run" if predictions.is_running else "total")
 
 
 def _memory(need: MemoryNeed) -> str | None:
@@ -540,12 +548,12 @@ def _covered_by(prediction: Prediction) -> str | None:
 
 def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tuple[Column, ...]:
     """Return the columns of a table of these predictions."""
-    span = span_of(predictions)
+    span = shown_period(predictions)
 
     def name(prediction: Prediction) -> str:
         in_use = prediction.gpu == predictions.used_gpu
         text = name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
-        return f"{text} {BASE_MARK}" if is_marked_as_base(prediction) else text
+        return f"{text} {EXTRAPOLATION_MARK}" if is_mostly_extrapolated(prediction) else text
 
     def most(line: TableLine) -> str:
         return "≤ " if line.at_most and span.times is None else ""
@@ -887,7 +895,7 @@ def html_table(predictions: AbstractPredictions) -> str:
     return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table><ul>{notes}</ul>"
 
 
-MOST_NOTES: Final = 3
+MAX_NOTES: Final = 3
 """Maximum number of notes below a table without `verbose`."""
 
 
@@ -899,7 +907,7 @@ def table_notes(
     asked_by: str = "verbose",
     asked_for: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Collect the notes below a table: the `MOST_NOTES` most important ones, with `verbose` all of them.
+    """Collect the notes below a table: the `MAX_NOTES` most important ones, with `verbose` all of them.
 
     Args:
         predictions: The predictions.
@@ -920,7 +928,7 @@ def table_notes(
         *time_limit_note(predictions),
         *folded,
         *vendor_note(predictions),
-        *base_note(predictions),
+        *extrapolation_note(predictions),
         *asked_note(predictions),
         *epoch_note(predictions),
         *old_price_note(predictions),
@@ -928,7 +936,7 @@ def table_notes(
         *prediction_notes(predictions, _is_plain),
         *end_notes(predictions),
         *replicas_note(predictions),
-        *doubtful_note(predictions),
+        *uncertain_bottleneck_note(predictions),
         *indirect_note(predictions),
         *([f"Unknown for all rows: {', '.join(shown.unknown)}."] if shown.unknown else ()),
         *([f"Columns left out (line too narrow): {', '.join(shown.hidden)}."] if shown.hidden else ()),
@@ -945,10 +953,10 @@ def table_notes(
     )
     if verbose:
         return (*ranked, *details, *asked_for)
-    brief = ranked[: max(MOST_NOTES - len(asked_for), 0)]
+    brief = ranked[: max(MAX_NOTES - len(asked_for), 0)]
     omitted = [note for note in ranked[len(brief) :] if note not in folded]
     more = len(omitted) + sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
-    rows = len(stood_for(predictions)) if any(note not in brief for note in folded) else 0
+    rows = len(folded_gpus(predictions)) if any(note not in brief for note in folded) else 0
     what = [
         *([f"{rows} GPU{'' if rows == 1 else 's'} no faster than a cheaper one"] if rows else []),
         *(["the methods"] if any(one.coverage for one in predictions.values()) else []),

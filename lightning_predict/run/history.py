@@ -25,12 +25,12 @@ import platformdirs
 
 from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import refuse_irregular
+from lightning_predict.files import reject_irregular
 from lightning_predict.run.batch_size import line_through
 from lightning_predict.tracing.trace import Trace
 
 if TYPE_CHECKING:
-    from lightning_predict.timeline.iteration import Iteration
+    from lightning_predict.timeline.step_prediction import StepPrediction
 
 HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 """Environment variable with the path of the history file, or of a folder that a team shares."""
@@ -38,7 +38,7 @@ HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 RUNS_THAT_COUNT: Final = 10
 """Number of latest runs of a model on a GPU that enter the median."""
 
-REACH: Final = 2.0
+MAX_EXTRAPOLATION: Final = 2.0
 """Largest extrapolation of the line through step times: this factor beyond the batch sizes of earlier runs."""
 
 
@@ -151,7 +151,7 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
         OSError: The file cannot be written.
     """
     target = history_path(path)
-    refuse_irregular(target)
+    reject_irregular(target)
     if target.is_dir():  # one file per machine: appends over a network file system are not atomic
         target = target / f"{platform.node() or 'unnamed'}.jsonl"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
         OSError: The path is neither a file nor a folder.
     """
     source = history_path(path)
-    refuse_irregular(source)
+    reject_irregular(source)
     if source.is_dir():
         return tuple(sorted(source.glob("*.jsonl")))
     return (source,) if source.exists() else ()
@@ -195,7 +195,7 @@ def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
 def correction_for(
     records: Sequence[HistoryRecord],
     fingerprint: str,
-    step: Iteration,
+    step: StepPrediction,
     *,
     is_measured: bool,
     model: str | None = None,
@@ -204,7 +204,7 @@ def correction_for(
     """Compute a correction from earlier runs of the same model on the step's GPU or layout; None without such runs.
 
     Runs of exactly this step come first. Without any, the step follows from a linear regression over runs at two or
-    more other batch sizes, up to a factor `REACH` beyond them.
+    more other batch sizes, up to a factor `MAX_EXTRAPOLATION` beyond them.
 
     Args:
         records: Runs, oldest first.
@@ -244,13 +244,16 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     return Correction(step=1.0, run=run, runs=len(alike))
 
 
-def _between_batch_sizes(records: Sequence[HistoryRecord], step: Iteration, samples: int) -> Correction | None:
-    """Correct a step by a linear fit over other batch sizes; None with fewer than two sizes or beyond `REACH`."""
+def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
+    """Correct a step by a linear fit over other batch sizes.
+
+    None with fewer than two sizes or beyond `MAX_EXTRAPOLATION`.
+    """
     times: dict[int, list[float]] = {}
     for one in records:
         if one.samples is not None:
             times.setdefault(one.samples, []).append(one.step_seconds)
-    if len(times) < 2 or not min(times) / REACH <= samples <= max(times) * REACH:
+    if len(times) < 2 or not min(times) / MAX_EXTRAPOLATION <= samples <= max(times) * MAX_EXTRAPOLATION:
         return None
     medians = {size: statistics.median(found[-RUNS_THAT_COUNT:]) for size, found in sorted(times.items())}
     seconds = line_through(medians).at(samples)

@@ -20,7 +20,7 @@ from typing import Final, final
 
 from lightning_predict.checked import Checked, File, read_json
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.files import write_whole
+from lightning_predict.files import write_atomically
 
 PROGRESS_PREFIX: Final = "lightning_predict_progress"
 """Prefix of the names of progress files."""
@@ -107,7 +107,7 @@ def read_progress(path: Path) -> Progress:
     row.check_keys({"place", "done", "has_ended", "whole_seconds", "began", "written"}, {"beside_seconds"})
     done = row.member("done").number()
     if not 0 <= done <= 1:
-        raise row.member("done").wrong("a share from 0 to 1")
+        raise row.member("done").unexpected("a share from 0 to 1")
     place, whole = row.member("place"), row.member("whole_seconds")
     return Progress(
         place=None if place.value is None else _place(place),
@@ -127,7 +127,7 @@ def write_progress(path: Path, progress: Progress) -> None:
         OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(asdict(progress)).encode() + b"\n")
+    write_atomically(path, json.dumps(asdict(progress)).encode() + b"\n")
 
 
 @final

@@ -1,4 +1,4 @@
-"""Remaining work of a run (`Workload`) and how long it takes (`Run`), from one step on one GPU (`run_of`).
+"""Remaining work of a run (`Workload`) and how long it takes (`Run`), from one step on one GPU (`predict_run`).
 
 **Data parallelism.** Each replica processes its own samples. n replicas need n times fewer steps for the same samples,
 and each step has n times as many. Choosing a suitable learning rate is up to the user.
@@ -7,14 +7,14 @@ and each step has n times as many. Choosing a suitable learning rate is up to th
 loader of each GPU is as fast as on a node with one GPU. With more workers than cores, all workers slow down equally,
 and the cores limit the batches per second of the node, even with faster GPUs. Example::
 
-    >>> step = Iteration(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
+    >>> step = StepPrediction(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
     ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
-    >>> run_of(step, Workload(training_iterations=100, validation_iterations=10)).total_seconds  # 50 + 10 x 0.2
+    >>> predict_run(step, Workload(training_iterations=100, validation_iterations=10)).total_seconds  # 50 + 10 x 0.2
     52.0
-    >>> Loader(seconds_per_batch=0.3, overlaps=True).paced(0.2, batches=1)
+    >>> Loader(seconds_per_batch=0.3, overlaps=True).with_loading(0.2, batches=1)
     0.3
-    >>> shared_workload(Workload(training_iterations=1000, validation_iterations=50), replicas=8).training_iterations
-    125
+    >>> workload_per_replica(Workload(training_iterations=1000, validation_iterations=50),
+    replicas=8).training_iterations 125
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, final
 from lightning_predict.interval import Interval
 
 if TYPE_CHECKING:
-    from lightning_predict.timeline.iteration import Iteration
+    from lightning_predict.timeline.step_prediction import StepPrediction
 
 # --- Remaining work, and how long it takes
 
@@ -45,15 +45,15 @@ class Loader:
         seconds_per_batch: Wait for a batch; if `overlaps`, the time in which the workers load one.
         overlaps: Whether batches are loaded during the step, so that the longer of the two times counts, not their sum.
         spread: Ends of the interval of `seconds_per_batch`, as factors.
-        is_believed: Whether enough waits were measured to call the loader a bottleneck.
+        is_reliable: Whether enough waits were measured to call the loader a bottleneck.
     """
 
     seconds_per_batch: float = 0.0
     overlaps: bool = False
     spread: tuple[float, float] = (1.0, 1.0)
-    is_believed: bool = True
+    is_reliable: bool = True
 
-    def paced(self, seconds: float, *, batches: float) -> float:
+    def with_loading(self, seconds: float, *, batches: float) -> float:
         """Return the time of a number of batches that compute for `seconds`, including the loader."""
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
@@ -68,18 +68,18 @@ class Batches:
         windows: Optimizer steps (accumulation windows), including short ones at the ends of epochs.
         batches: Batches, including the uneven ones.
         uneven: Batches at the ends of epochs with fewer samples.
-        uneven_share: Samples of such a batch, as a share of a full batch.
+        partial_share: Samples of such a batch, as a share of a full batch.
     """
 
-    windows: int
+    optimizer_steps: int
     batches: int
-    uneven: int = 0
-    uneven_share: float = 1.0
+    partial_batches: int = 0
+    partial_share: float = 1.0
 
     @property
-    def whole(self) -> float:
+    def full_batches(self) -> float:
         """Number of full batches with the same number of samples."""
-        return self.batches - self.uneven * (1.0 - self.uneven_share)
+        return self.batches - self.partial_batches * (1.0 - self.partial_share)
 
 
 @final
@@ -157,7 +157,7 @@ class Run:
         cycle_seconds: Time from the start of one step to the start of the next: the step and its wait for the loader.
         epoch_seconds: Training time of one epoch; None if its length is unknown.
         loader_seconds: Loader time for the batches of one step; hidden behind the step if the loader overlaps with it.
-        loader_is_believed: Whether enough waits were measured to call the loader a bottleneck.
+        loader_is_reliable: Whether enough waits were measured to call the loader a bottleneck.
         checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
         checkpoint_is_estimated: Whether no checkpoint was timed.
         validation_is_estimated: Whether the validation time is estimated from the forward share of a training step.
@@ -174,7 +174,7 @@ class Run:
     samples_per_iteration: int | None = None
     epoch_seconds: float | None = None
     loader_seconds: float = 0.0
-    loader_is_believed: bool = True
+    loader_is_reliable: bool = True
     checkpoint_seconds: float | None = 0.0
     checkpoint_is_estimated: bool = False
     validation_is_estimated: bool = False
@@ -206,15 +206,15 @@ class Run:
             return self
         return replace(
             self,
-            total=Interval(limit, limit, limit) if total is None else total.at_most(limit),
+            total=Interval(limit, limit, limit) if total is None else total.clamp_max(limit),
             is_cut_off=total is None or total.middle > limit,
         )
 
 
-def run_of(
-    step: Iteration,
+def predict_run(
+    step: StepPrediction,
     workload: Workload,
-    validation: Iteration | None = None,
+    validation: StepPrediction | None = None,
     *,
     batches: int = 1,
     replicas: int = 1,
@@ -255,10 +255,10 @@ def run_of(
         training_seconds=None if training is None else _paced(step, training, workload, batches),
         validation_seconds=None if training is None or validating is None else validating + waiting,
         total=total,
-        cycle_seconds=workload.loader.paced(step.seconds, batches=batches),
+        cycle_seconds=workload.loader.with_loading(step.seconds, batches=batches),
         epoch_seconds=None if workload.epoch is None else _paced(step, workload.epoch, workload, batches),
         loader_seconds=workload.loader.seconds_per_batch * batches,
-        loader_is_believed=workload.loader.is_believed,
+        loader_is_reliable=workload.loader.is_reliable,
         checkpoint_seconds=writing,
         checkpoint_is_estimated=workload.checkpoints.is_estimated and bool(writing),
         validation_is_estimated=validation is None and workload.validation_iterations != 0,
@@ -266,7 +266,7 @@ def run_of(
     )
 
 
-def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -> float:
+def training_seconds(step: StepPrediction, work: Batches, *, batches_per_step: int) -> float:
     """Return the compute time of training batches.
 
     Each optimizer step takes the optimizer's share of a full step, even in a short window; the rest scales with the
@@ -275,26 +275,26 @@ def training_seconds(step: Iteration, work: Batches, *, batches_per_step: int) -
     update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
     batch = (step.seconds - update) / batches_per_step
     launching = min(batch, step.host_seconds / batches_per_step)
-    uneven = max(batch * work.uneven_share, launching)
-    return work.windows * update + (work.batches - work.uneven) * batch + work.uneven * uneven
+    uneven = max(batch * work.partial_share, launching)
+    return work.optimizer_steps * update + (work.batches - work.partial_batches) * batch + work.partial_batches * uneven
 
 
 def _paced(
-    step: Iteration, work: Batches, workload: Workload, batches: int, ratio: float = 1.0, loader_ratio: float = 1.0
+    step: StepPrediction, work: Batches, workload: Workload, batches: int, ratio: float = 1.0, loader_ratio: float = 1.0
 ) -> float:
     computing = training_seconds(step, work, batches_per_step=batches) * ratio
-    return workload.loader.paced(computing, batches=work.whole * loader_ratio)
+    return workload.loader.with_loading(computing, batches=work.full_batches * loader_ratio)
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:
     """Return the remaining batches; assume full windows if nothing else is known."""
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
-    return Batches(windows=workload.training_iterations, batches=workload.training_iterations * batches)
+    return Batches(optimizer_steps=workload.training_iterations, batches=workload.training_iterations * batches)
 
 
 def _validation_seconds(
-    step: Iteration, workload: Workload, validation: Iteration | None, batches: int
+    step: StepPrediction, workload: Workload, validation: StepPrediction | None, batches: int
 ) -> float | None:
     count = workload.validation_iterations
     one = step.forward_seconds / batches if validation is None else validation.seconds
@@ -304,7 +304,7 @@ def _validation_seconds(
 # --- Sharing the work among replicas, the GPUs of a node, and larger accumulation windows
 
 
-def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
+def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
     """Return one replica's share of the remaining work; a partial last step counts as a step."""
     if replicas == recorded:
         return workload
@@ -314,7 +314,10 @@ def shared_workload(workload: Workload, *, replicas: int, recorded: int = 1) -> 
 
     def parts(batches: Batches) -> Batches:
         return replace(
-            batches, windows=part(batches.windows), batches=part(batches.batches), uneven=part(batches.uneven)
+            batches,
+            optimizer_steps=part(batches.optimizer_steps),
+            batches=part(batches.batches),
+            partial_batches=part(batches.partial_batches),
         )
 
     return replace(
@@ -332,7 +335,7 @@ def accumulated_workload(workload: Workload, times: int) -> Workload:
         return workload
 
     def fewer(batches: Batches | None) -> Batches | None:
-        return None if batches is None else replace(batches, windows=math.ceil(batches.windows / times))
+        return None if batches is None else replace(batches, optimizer_steps=math.ceil(batches.optimizer_steps / times))
 
     steps = workload.training_iterations
     return replace(
@@ -343,7 +346,9 @@ def accumulated_workload(workload: Workload, times: int) -> Workload:
     )
 
 
-def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None) -> Workload:
+def workload_with_shared_cores(
+    workload: Workload, *, gpus_per_node: int, recorded: int, cores_per_node: int | None
+) -> Workload:
     """Slow down the loaders of GPUs that share the CPU cores of one machine.
 
     Args:
@@ -356,13 +361,13 @@ def crowded_workload(workload: Workload, *, gpus_per_node: int, recorded: int, c
         return workload
     return replace(
         workload,
-        loader=crowded_loader(
+        loader=loader_with_shared_cores(
             workload.loader, gpus_per_node=gpus_per_node, cores=cores_per_node, workers_per_gpu=workload.loader_workers
         ),
     )
 
 
-def crowded_loader(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
+def loader_with_shared_cores(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
     """Slow down the loader of each GPU on a node with several, given the loader measured with one GPU in use.
 
     For one GPU, the loader is unchanged, even if its workers lacked cores. A loader without a measured wait (0 seconds)

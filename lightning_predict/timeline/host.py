@@ -13,8 +13,8 @@ full queue depends on the device, so only the work around them is kept. The simu
 GPU. The remaining time between two operations is Python code: PyTorch's own, in microseconds, or the user's (an
 environment, tokenizing, metrics). Example::
 
-    >>> kind = HostModel().of("forward")
-    >>> round(kind.seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
+    >>> kind = HostModel().overheads("forward")
+    >>> round(kind.total_seconds(launches=1) * 1e6, 1)  # T1 + T2 + T4 + T3
     13.3
 
     host = recorded_host(trace)
@@ -36,7 +36,7 @@ from typing import Final, final
 
 from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.traffic import COMPILED_CALL
+from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.tracing.trace import Kernel, Operation, Phase, Trace
 from lightning_predict.units import MICROSECOND, microseconds_to_seconds
 
@@ -68,7 +68,7 @@ class Overheads:
         """Return the overheads scaled by `factor`."""
         return Overheads(**{one.name: getattr(self, one.name) * factor for one in fields(self)})
 
-    def seconds(self, *, launches: int) -> float:
+    def total_seconds(self, *, launches: int) -> float:
         """Sum the host time of one operation, including the gap before it."""
         if launches == 0:
             return self.between_operations + self.without_launch
@@ -191,7 +191,7 @@ class Host:
         return None if self.factor == 1 else f"a host that takes {self.factor:g} times as long"
 
     @property
-    def of_unmeasured_step(self) -> HostModel:
+    def default_model(self) -> HostModel:
         """Model of a host without any measurement."""
         factor = self.factor * self.share
         if self.spread is None:
@@ -199,7 +199,7 @@ class Host:
         return HostModel(factor=factor, low_factor=1 / self.spread, high_factor=self.spread)
 
     @property
-    def over_measured(self) -> float:
+    def measured_factor(self) -> float:
         """Factor on the time of a measured host; a host class is ignored, since the measurement is more precise."""
         return self.share * (self.factor if self.spread is None else 1.0)
 
@@ -260,7 +260,7 @@ class HostModel:
     low_factor: float = FASTEST_HOST
     high_factor: float = SLOWEST_HOST
 
-    def of(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
+    def overheads(self, phase: Phase, recorded: Overheads | None = None, library_seconds: float = 0.0) -> Overheads:
         """Return the overheads of an operation: recorded, or by phase plus its library's overhead."""
         if recorded is not None:
             return recorded.scaled(self.factor)

@@ -12,12 +12,12 @@ call. Let P_j be the sum of the durations before j. Then start_j - P_j is the ru
 <= j, so one cumulative maximum places all kernels of all GPUs. The depth of the driver's queue does not matter: a host
 that it blocks waits for the device, which is then the bottleneck.
 
-Data that does not depend on the host or on kernel speed (`LaunchOrder`) is converted to arrays once. A host's timeline
-(`host_walk`) then takes only a few sums, so many hosts and speeds can be tried. Example::
+Data that does not depend on the host or on kernel speed (`LaunchSchedule`) is converted to arrays once. A host's
+timeline (`host_timeline`) then takes only a few sums, so many hosts and speeds can be tried. Example::
 
-    >>> from lightning_predict.timeline.simulation import Launching, launch_order
-    >>> work = [Launching(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
-    >>> result = run_queues(launch_order(work, gpus=2), HostModel())
+    >>> from lightning_predict.timeline.simulation import HostOperation, launch_schedule
+    >>> work = [HostOperation(name="aten::mm", phase="forward", seconds=np.array([[1e-3], [2e-6]]), streams=(0,))]
+    >>> result = simulate_timeline(launch_schedule(work, gpus=2), HostModel())
     >>> [round(float(seconds) * 1e6, 1) for seconds in result.seconds]  # device-bound; host-bound
     [1000.0, 13.3]
 """
@@ -31,7 +31,7 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array, IndexArray
 from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.kernels.translation import WorkItem
@@ -49,7 +49,7 @@ recordings of V100, A100, H100, B200 and B300. From the start of the call it is 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launching:
+class HostOperation:
     """An operation in the simulation.
 
     Attributes:
@@ -88,7 +88,7 @@ class Launching:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LaunchOrder:
+class LaunchSchedule:
     """A step's operations as arrays.
 
     Attributes:
@@ -116,7 +116,7 @@ class LaunchOrder:
 
 @final
 @dataclass(frozen=True, slots=True)
-class HostWalk:
+class HostTimeline:
     """Host timeline of one step, without waits.
 
     Attributes:
@@ -132,7 +132,7 @@ class HostWalk:
     seconds: float
 
 
-def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: float = 0.0) -> LaunchOrder:
+def launch_schedule(operations: Sequence[HostOperation], *, gpus: int, gap_seconds: float = 0.0) -> LaunchSchedule:
     """Convert operations to arrays.
 
     Args:
@@ -156,7 +156,7 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
         if operation.waits:
             waits.append((index + 1, len(streams)))
     parts = [operation.seconds for operation in operations if operation.streams]
-    return LaunchOrder(
+    return LaunchSchedule(
         kinds=tuple(kinds),
         kind=np.array(kind, dtype=np.intp),
         python_seconds=np.array([operation.python_seconds for operation in operations], dtype=np.float64),
@@ -169,10 +169,10 @@ def launch_order(operations: Sequence[Launching], *, gpus: int, gap_seconds: flo
     )
 
 
-def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
+def host_timeline(order: LaunchSchedule, host: HostModel) -> HostTimeline:
     """Compute the host timeline of a step."""
-    overheads = [(host.of(phase, own, library), launches) for own, phase, launches, library in order.kinds]
-    length = np.array([own.seconds(launches=launches) for own, launches in overheads])  # (kinds,)
+    overheads = [(host.overheads(phase, own, library), launches) for own, phase, launches, library in order.kinds]
+    length = np.array([own.total_seconds(launches=launches) for own, launches in overheads])  # (kinds,)
     before = np.array([own.between_operations for own, _ in overheads])
     first = np.array([own.before_first_launch + own.launch for own, _ in overheads])
     each = np.array([own.launch + own.between_launches for own, _ in overheads])
@@ -181,7 +181,7 @@ def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
     begins = ends[:-1] + before[order.kind] + python
     kind = order.kind[order.owners]
     launched = begins[order.owners] + first[kind] + order.calls * each[kind]  # (kernels,)
-    return HostWalk(
+    return HostTimeline(
         begins=begins,
         launched=launched + START_SECONDS,
         waits=tuple((operations, kernels, float(ends[operations])) for operations, kernels in order.waits),
@@ -189,7 +189,7 @@ def host_walk(order: LaunchOrder, host: HostModel) -> HostWalk:
     )
 
 
-def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launching, ...]:
+def host_operations(trace: Trace, timed: WorkTimes, seconds: Array) -> tuple[HostOperation, ...]:
     """List the trace's operations in host order, with their device seconds, (gpus, items).
 
     Operations that a GPU runs inside another's launch are omitted. If the trace was not recorded on CUDA, so are the
@@ -207,13 +207,13 @@ def launchings(trace: Trace, timed: TimedWork, seconds: Array) -> tuple[Launchin
             continue
         item_seconds = np.zeros((len(seconds), 0)) if column is None else seconds[:, column : column + 1]
         item = None if column is None else timed.items[column]
-        work.append(_launching(trace, index, item, item_seconds, main, host))
+        work.append(_host_operation(trace, index, item, item_seconds, main, host))
     return tuple(work)
 
 
-def _launching(
+def _host_operation(
     trace: Trace, index: int, item: WorkItem | None, seconds: Array, main: Queue | None, host: RecordedHost
-) -> Launching:
+) -> HostOperation:
     """Split an item's seconds over its kernels, by their measured shares or equally."""
     operation = trace.operations[index]
     streams: tuple[int, ...] = ()
@@ -229,7 +229,7 @@ def _launching(
             if item.launches > 1:
                 seconds = np.repeat(seconds / item.launches, item.launches, axis=1)
             streams = (COMPUTE_STREAM,) * item.launches
-    return Launching(
+    return HostOperation(
         name=operation.name,
         phase=operation.phase,
         seconds=seconds,
@@ -285,13 +285,13 @@ STEADY_STEPS: Final = 3
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulatedTimeline:
     """Times of one simulated step.
 
     Attributes:
         seconds: Step time, shape (gpus,).
         active_seconds: Kernel time of the compute stream, shape (gpus,).
-        occupied_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
+        active_with_gaps_seconds: Kernel time of the compute stream including gaps, shape (gpus,).
         host_seconds: Host time without waits.
         host_ends: Time at which the host is done with the last step, with its waits, relative to the start of the step;
             shape (gpus,).
@@ -307,7 +307,7 @@ class Simulated:
 
     seconds: Array
     active_seconds: Array
-    occupied_seconds: Array
+    active_with_gaps_seconds: Array
     host_seconds: float
     host_ends: Array
     busy: Array
@@ -320,7 +320,9 @@ class Simulated:
     kernel_owners: IndexArray
 
 
-def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0) -> Simulated:
+def simulate_timeline(
+    order: LaunchSchedule, host: HostModel, *, steps: int = STEADY_STEPS, speed: float = 1.0
+) -> SimulatedTimeline:
     """Simulate repeated steps and return the times of the last one.
 
     Args:
@@ -329,7 +331,7 @@ def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS
         steps: Number of steps; with 1, the device is idle at the start.
         speed: Speed of the kernels relative to their stated times.
     """
-    walk = host_walk(order, host)
+    walk = host_timeline(order, host)
     durations = order.seconds / speed  # (gpus, kernels)
     occupied = durations + order.gap_seconds
     segments = _segments(order, walk, occupied)
@@ -341,10 +343,10 @@ def run_queues(order: LaunchOrder, host: HostModel, *, steps: int = STEADY_STEPS
     clocks.run(walk, segments, last)
     on_compute = order.streams == COMPUTE_STREAM  # (kernels,)
     operations = len(order.kind)
-    return Simulated(
+    return SimulatedTimeline(
         seconds=clocks.end() - previous,
         active_seconds=durations[:, on_compute].sum(axis=1),
-        occupied_seconds=occupied[:, on_compute].sum(axis=1),
+        active_with_gaps_seconds=occupied[:, on_compute].sum(axis=1),
         host_seconds=walk.seconds,
         host_ends=clocks.host - previous,
         busy=summed_by_owner(occupied * on_compute, order.owners, operations),
@@ -409,7 +411,7 @@ class _Segment:
         self.total = ends[:, -1] if ends.shape[1] else np.zeros(len(ends))
 
 
-def _segments(order: LaunchOrder, walk: HostWalk, durations: Array) -> list[_Segment]:
+def _segments(order: LaunchSchedule, walk: HostTimeline, durations: Array) -> list[_Segment]:
     """Split the step at its waits."""
     found = []
     operation = kernel = 0
@@ -433,7 +435,7 @@ class _Clocks:
         latest: Array = np.maximum.reduce([self.host, *self.free.values()])
         return latest
 
-    def run(self, walk: HostWalk, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
+    def run(self, walk: HostTimeline, segments: Sequence[_Segment], placed: _Placed | None = None) -> None:
         """Simulate one step; record start times in `placed` if given."""
         for segment in segments:
             if placed is not None:

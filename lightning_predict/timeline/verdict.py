@@ -19,12 +19,12 @@ import numpy as np
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import summed_by_owner
 from lightning_predict.ties import less, ordered
-from lightning_predict.timeline.simulation import Launching, Simulated
+from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 
-FASTER: Final = 2.0
+COMPARED_SPEED: Final = 2.0
 """Relative speed of the GPU that `Verdict.gain` compares with."""
 
-MOST_PARTS: Final = 8
+MAX_PARTS: Final = 8
 """Maximum number of parts of a step to show."""
 
 SMALLEST_SHARE: Final = 0.02
@@ -80,7 +80,7 @@ class Verdict:
         return replace(self, bound_by="links", idle_share=_share(seconds - device, seconds), gain=0.0)
 
 
-def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> tuple[Verdict, ...]:
+def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: SimulatedTimeline) -> tuple[Verdict, ...]:
     """Return one Verdict per GPU."""
     time = step.busy + step.waiting  # (gpus, operations)
     parts = _parts(work, time)
@@ -89,7 +89,7 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
     spent = summed_by_owner(time, owners, len(names))  # (gpus, parts)
     found = []
     for row, seconds in enumerate(step.seconds):
-        active, saved = float(step.occupied_seconds[row]), float(seconds - faster.seconds[row])
+        active, saved = float(step.active_with_gaps_seconds[row]), float(seconds - faster.seconds[row])
         found.append(
             Verdict(
                 bound_by="host" if less(active, step.host_seconds) else "device",
@@ -102,10 +102,10 @@ def verdicts(work: Sequence[Launching], step: Simulated, faster: Simulated) -> t
 
 
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Group modules into parts of the step to show, as detailed as `MOST_PARTS` allows.
+    """Group modules into parts of the step to show, as detailed as `MAX_PARTS` allows.
 
     The common prefix of all names is removed. Then the longest part is split into its children repeatedly, while at
-    most `MOST_PARTS` parts have `SMALLEST_SHARE` of the time. If there are too many children, numbered ones are merged
+    most `MAX_PARTS` parts have `SMALLEST_SHARE` of the time. If there are too many children, numbered ones are merged
     into `*`. Smaller parts are combined into one. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
@@ -139,7 +139,7 @@ def _finer(
             continue
         for is_merged in (False, True):
             split = {module: _child(group, rest[module][depths[module] :], is_merged=is_merged) for module in members}
-            if len(_large({**groups, **split}, seconds)) <= MOST_PARTS:
+            if len(_large({**groups, **split}, seconds)) <= MAX_PARTS:
                 return split
     return None
 
@@ -160,7 +160,7 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
     return ordered(large, together.__getitem__, reverse=True)
 
 
-def _parts(work: Sequence[Launching], spent: Array) -> list[str]:
+def _parts(work: Sequence[HostOperation], spent: Array) -> list[str]:
     """Return the part of each operation; outside modules, its phase in brackets.
 
     Args:

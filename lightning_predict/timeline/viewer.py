@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.timeline.anchoring import anchor, with_host_work
+from lightning_predict.timeline.calibration import calibrate_step, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, launch_order, launchings, run_queues
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, host_operations, launch_schedule, simulate_timeline
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import seconds_to_microseconds
 
@@ -35,22 +35,22 @@ def chrome_trace(
         target: The GPU to predict.
         origin: GPU that the trace was recorded on, if known.
         models: Trained models; None uses rooflines.
-        method: See `kernels/choice.py`.
+        method: See `kernels/measured_scaling.py`.
     """
-    timed = timed_work(trace, [target], origin=origin, models=models, method=method)
-    own = anchor(trace, timed, origin, UNKNOWN_HOST)
-    work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
+    timed = predict_work_times(trace, [target], origin=origin, models=models, method=method)
+    own = calibrate_step(trace, timed, origin, UNKNOWN_HOST)
+    work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)
     host = own.host
-    step = run_queues(
-        launch_order(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor
+    step = simulate_timeline(
+        launch_schedule(work, gpus=1, gap_seconds=own.gap_seconds), host, steps=1, speed=1 / own.device_factor
     )
     events = [
         row_name("process_name", HOST_PROCESS, 0, "host"),
         row_name("process_name", DEVICE_PROCESS, 0, f"{target.name} (predicted)"),
     ]
     for index, operation in enumerate(work):
-        overheads = host.of(operation.phase, operation.recorded, operation.library_seconds)
-        length = overheads.seconds(launches=operation.launches) - overheads.between_operations
+        overheads = host.overheads(operation.phase, operation.recorded, operation.library_seconds)
+        length = overheads.total_seconds(launches=operation.launches) - overheads.between_operations
         arguments = {"phase": operation.phase} | ({"module": operation.module} if operation.module else {})
         start = float(step.operation_starts[0, index])
         events.append(complete_event(operation.name, HOST_PROCESS, 0, start, length, arguments))

@@ -24,10 +24,10 @@ from typing import Any, Final, final
 
 import torch
 
+from lightning_predict.tracing.graph_release import HeldNodes, drain
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
-from lightning_predict.tracing.long_graphs import HeldNodes, drain
 from lightning_predict.tracing.meta_device import AutocastOnMeta, autocast_dtype
-from lightning_predict.tracing.micro_batches import Part, laid_out
+from lightning_predict.tracing.micro_batches import RecordedMicroBatch, laid_out
 from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
@@ -40,7 +40,7 @@ from lightning_predict.tracing.operand_strides import (
     is_transposed,
     side_by_side,
 )
-from lightning_predict.tracing.pauses import Pauses
+from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.phases import PhaseRules
 from lightning_predict.tracing.signatures import (
     SIGNATURES,
@@ -51,7 +51,7 @@ from lightning_predict.tracing.signatures import (
     recorded_name,
     whole_arguments,
 )
-from lightning_predict.tracing.tensors import StorageNumbers, dtype_name, json_argument, tensors_in
+from lightning_predict.tracing.tensors import StorageIds, dtype_name, json_argument, tensors_in
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
 _NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
@@ -166,8 +166,8 @@ class DispatchRecorder:
         self.failure: Exception | None = None
         self._rules = PhaseRules()
         self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
-        self._numbers = StorageNumbers()
-        self.pauses = Pauses(self._is_in_torch)
+        self._numbers = StorageIds()
+        self.pauses = PauseTimer(self._is_in_torch)
         self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
@@ -184,7 +184,7 @@ class DispatchRecorder:
         self._begins: int | None = None  # index of the first operation; None while not recording
         self._first_node = 0
         self._nodes = 0
-        self._recorded_parts: list[Part] = []
+        self._recorded_parts: list[RecordedMicroBatch] = []
         self._written_in_burst: dict[int, TensorInfo] = {}
         self._burst_at = 0
         self.forward_gradient_bytes = 0
@@ -228,7 +228,7 @@ class DispatchRecorder:
         self._alive_at_stop = tuple(self._numbers.alive)
         if self._begins is not None:
             self._nodes += _sequence_number() - self._first_node
-            part = Part(self._begins, len(self.operations), frozenset(self._alive_at_stop))
+            part = RecordedMicroBatch(self._begins, len(self.operations), frozenset(self._alive_at_stop))
             self._recorded_parts.append(part)
         self._begins = None
 
@@ -236,7 +236,7 @@ class DispatchRecorder:
         """Record failures of hooks, which make the recording incomplete."""
         for watch in (self.modules, self.optimizers):
             if watch.failure is not None:
-                self.fails(watch.failure)
+                self.fail(watch.failure)
 
     @property
     def has_cast_on_meta(self) -> bool:
@@ -287,9 +287,9 @@ class DispatchRecorder:
         return self._casts.cast_call(func, args, kwargs)
 
     def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
-        self.saw_operation(schema_of(torch.ops.aten._to_copy.default), (source,), {"dtype": copy.dtype}, copy)
+        self.record_operation(schema_of(torch.ops.aten._to_copy.default), (source,), {"dtype": copy.dtype}, copy)
 
-    def fails(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Stop recording after an error."""
         self.failure = self.failure or error
 
@@ -321,7 +321,7 @@ class DispatchRecorder:
             written.update([tensor.id for tensor in operation.outputs])
         return tuple(number for number in self._alive_at_stop if number in written and number not in given)
 
-    def window(self, shown_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
+    def step_operations(self, shown_by: Sequence[int]) -> tuple[tuple[Operation, ...], tuple[int, ...]]:
         """Return the operations of all micro-batches of a step, recorded or copied, and the surviving storages."""
         timed, held = self.timed_operations, self.held
         if not shown_by:
@@ -335,7 +335,7 @@ class DispatchRecorder:
         numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
         return tuple(number for number in numbers if number is not None and number in read)
 
-    def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record an operation that has run."""
         if self.failure is not None:
             return
@@ -344,9 +344,9 @@ class DispatchRecorder:
             with _NoFunctionModes():
                 self._record(schema, args, kwargs, output)
         except Exception as error:
-            self.fails(error)
+            self.fail(error)
 
-    def passed_over(self, schema: Schema) -> None:
+    def record_skipped(self, schema: Schema) -> None:
         """Record that an operation ran which cannot be described."""
         if self.failure is None:
             self._guarded(self._pass_over, schema.name)
@@ -354,7 +354,7 @@ class DispatchRecorder:
     def _pass_over(self, name: str) -> None:
         self._passed_over[name] += 1
 
-    def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole, without its parts."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
@@ -366,7 +366,7 @@ class DispatchRecorder:
             by_name, _ = self._casts.cast_whole(name, kwargs)
             parts.compute_dtype = None if dtype is None else dtype_name(dtype)
         except Exception as error:
-            self.fails(error)
+            self.fail(error)
             self._parts = None
             return call(*args, **kwargs)
         output = None
@@ -385,7 +385,7 @@ class DispatchRecorder:
             with _NoFunctionModes():
                 record(*values, **named)
         except Exception as error:
-            self.fails(error)
+            self.fail(error)
 
     def _record(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._parts is not None:

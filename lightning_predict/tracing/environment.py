@@ -34,7 +34,7 @@ _DICTIONARIES: Final = frozenset({dict, OrderedDict})
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
 """Packages whose functions are not searched for compiled ones."""
 
-MOST_PLACES: Final = 20_000
+MAX_PLACES: Final = 20_000
 """Maximum number of modules, classes and functions to search, at some microseconds each; a model has hundreds."""
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
@@ -253,7 +253,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
     """
     seen: set[int] = set()
     pending = _parts_of(model)
-    while pending and len(seen) < MOST_PLACES:
+    while pending and len(seen) < MAX_PLACES:
         value = pending.pop()
         item = value if isinstance(value, nn.Module) else _function(value)
         if item is None:

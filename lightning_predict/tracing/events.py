@@ -209,7 +209,7 @@ def _thread(row: Checked) -> Thread:
     """Return process and thread of an event."""
     thread = (row.value.get("pid"), row.value.get("tid"))
     if not all(map(is_label, thread)):
-        raise row.problem(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
+        raise row.error(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
     return thread
 
 
@@ -235,10 +235,10 @@ def _details(row: Checked, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for key in details.keys() & _CHECKS.keys():
         is_good, expected = _CHECKS[key]
         if not is_good(details[key]):
-            raise row.problem(f"has {shown(details[key])} as {key!r}; expected {expected}.")
+            raise row.error(f"has {shown(details[key])} as {key!r}; expected {expected}.")
     for shape, kind in zip(details.get("input dims", ()), details.get("input type", ()), strict=False):
         if kind not in NO_TENSORS and not is_shape(shape):
-            raise row.problem(f"has {shown(shape)} as sizes of a tensor; expected an array of integers of at least 0.")
+            raise row.error(f"has {shown(shape)} as sizes of a tensor; expected an array of integers of at least 0.")
     return details
 
 
@@ -368,7 +368,7 @@ def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, 
             continue
         place, number = (_thread(row), row.optional("ts", Checked.any_number, 0.0)), event.get("id")
         if not is_label(number):
-            raise row.member("id").wrong("a number or a string")
+            raise row.member("id").unexpected("a number or a string")
         if event.get("ph") == "s":
             starts[number] = place
         elif event.get("ph") == "f" and number in starts:

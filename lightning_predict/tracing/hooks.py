@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from lightning_predict.guard import FAILURES, as_error
+from lightning_predict.guard import CAUGHT, wrap_exit
 from lightning_predict.tracing.environment import name_roots
 from lightning_predict.tracing.signatures import MODULE_MARK
 
@@ -55,8 +55,8 @@ def _unseen_by_the_step(
             return None
         try:
             return hook(watch, *args, **kwargs)
-        except FAILURES as error:
-            watch.failure = as_error(error)
+        except CAUGHT as error:
+            watch.failure = wrap_exit(error)
             return None
 
     return guarded
@@ -142,12 +142,12 @@ class OptimizerWatch:
         """Wrap a closure so that it does not count as part of the update."""
 
         def watched() -> Any:
-            with suppress(*FAILURES):  # hooks store their own errors; this catches errors before they begin
+            with suppress(*CAUGHT):  # hooks store their own errors; this catches errors before they begin
                 self._enter_closure()
             try:
                 return closure()
             finally:
-                with suppress(*FAILURES):
+                with suppress(*CAUGHT):
                     self._leave_closure()
 
         return watched

@@ -99,7 +99,7 @@ def _attributes(node: Checked) -> dict[str, Any]:
     found = {row.member("name").text(): row for row in rows}
     for name in ("tid", "fw_tid"):
         if name in found and not is_label(found[name].mapping().get("value")):
-            raise found[name].member("value").wrong("a number or a string")
+            raise found[name].member("value").unexpected("a number or a string")
     if "seq_id" in found:
         found["seq_id"].member("value").any_number()
     return {name: row.mapping().get("value") for name, row in found.items()}
@@ -136,9 +136,9 @@ def _rows(value: Checked, shape: Checked, kind: Checked) -> Iterator[list[Any]]:
     for (tensor, sizes), dtype in zip(tensors, kinds, strict=False):
         _, storage, _, _, _, device = tensor.value
         if not is_shape(sizes.value):
-            raise sizes.wrong("an array of integers of at least 0")
+            raise sizes.unexpected("an array of integers of at least 0")
         if not is_label(storage):
-            raise tensor.wrong("a tensor whose storage is a number")
+            raise tensor.unexpected("a tensor whose storage is a number")
         yield [sizes.value, dtype_of(dtype), storage, str(device).partition(":")[0]]
 
 

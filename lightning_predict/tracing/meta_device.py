@@ -329,7 +329,7 @@ _REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
 
 
 @contextmanager
-def replaced(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
+def patched_attribute(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
     """Replace an attribute of torch while any thread needs it; the last thread restores the original.
 
     Args:
@@ -365,7 +365,7 @@ def fused_optimizers_on_meta() -> Iterator[None]:
     if not hasattr(module, name):  # an older torch, which only checks for CUDA
         yield
         return
-    with replaced(module, name, lambda devices: lambda: [*devices(), "meta"]):
+    with patched_attribute(module, name, lambda devices: lambda: [*devices(), "meta"]):
         yield
 
 
@@ -381,7 +381,7 @@ class CudaAutocasts:
     entered: bool = False
     lost: bool = False
 
-    def told(self, trace: Trace) -> Trace:
+    def with_notes(self, trace: Trace) -> Trace:
         """Return the trace with notes for the user about them."""
         notes = list(trace.notes)
         if self.entered and trace.device == "cpu":
@@ -422,9 +422,9 @@ def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
     token = _AUTOCASTS.set(found)
     try:
         with (
-            replaced(torch.autocast, "__init__", _made_for_cuda),
-            replaced(torch.autocast, "__enter__", _entered_for_cuda),
-            replaced(checkpoint, "_infer_device_type", _checkpointed_for_cuda),
+            patched_attribute(torch.autocast, "__init__", _made_for_cuda),
+            patched_attribute(torch.autocast, "__enter__", _entered_for_cuda),
+            patched_attribute(checkpoint, "_infer_device_type", _checkpointed_for_cuda),
         ):
             yield found
     finally:

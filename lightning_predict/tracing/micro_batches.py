@@ -34,7 +34,7 @@ def collector_paused() -> Iterator[None]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordedMicroBatch:
     """A recorded micro-batch.
 
     Attributes:
@@ -73,7 +73,7 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
 
 def laid_out(
     operations: Sequence[Operation],
-    parts: Sequence[Part],
+    parts: Sequence[RecordedMicroBatch],
     *,
     shown_by: Sequence[int],
     lasting: Collection[int | None] = (),
@@ -90,7 +90,7 @@ def laid_out(
     """
     recorded = dict(zip(sorted({*shown_by}), parts, strict=True))
     first = operations[parts[0].begins : parts[0].ends]
-    met: dict[int | None, Part] = {}
+    met: dict[int | None, RecordedMicroBatch] = {}
     for part in parts:
         for number in _touched(operations[part.begins : part.ends]):
             met.setdefault(number, part)
@@ -138,7 +138,7 @@ class _Added:
 def _added(
     operations: Sequence[Operation],
     first: Sequence[Operation],
-    part: Part,
+    part: RecordedMicroBatch,
     own: Collection[int | None],
     held: Collection[int],
 ) -> _Added:

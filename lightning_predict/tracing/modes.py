@@ -6,7 +6,7 @@ meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged t
 decompose their operations first, and the inner operations are reported. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
-        model(batch)         # recorder.saw_operation(...) and recorder.run_whole(...) are called
+        model(batch)         # recorder.record_operation(...) and recorder.record_whole_call(...) are called
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_predict.guard import FAILURES, as_error
+from lightning_predict.guard import CAUGHT, wrap_exit
 from lightning_predict.tracing.meta_device import CONVOLUTIONS, as_on_cuda
-from lightning_predict.tracing.pauses import Pauses
+from lightning_predict.tracing.pauses import PauseTimer
 from lightning_predict.tracing.signatures import ATTENTION, RECURRENT, RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, json_argument, runs_python, tensors_in
 from lightning_predict.tracing.trace import Operation
@@ -59,9 +59,9 @@ class Recorder(Protocol):
     """
 
     operations: list[Operation]
-    pauses: Pauses
+    pauses: PauseTimer
 
-    def saw_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record an operation that has run. Must not raise."""
 
     def cast(
@@ -77,13 +77,13 @@ class Recorder(Protocol):
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
 
-    def passed_over(self, schema: Schema) -> None:
+    def record_skipped(self, schema: Schema) -> None:
         """Record that an operation ran which cannot be described. Must not raise."""
 
-    def run_whole(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that is recorded whole and return its result."""
 
-    def fails(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Stop recording after an internal failure. Must not raise."""
 
 
@@ -220,17 +220,17 @@ class OperationMode(TorchDispatchMode):
                 way = _way(schema, types, args, kwargs)
                 if way is _RECORDED:
                     args, kwargs = recorder.cast(schema, args, kwargs)
-            except FAILURES as error:  # the recorder's error must not reach the step
-                recorder.fails(as_error(error))
+            except CAUGHT as error:  # the recorder's error must not reach the step
+                recorder.fail(wrap_exit(error))
                 return func(*args, **kwargs)
             if way is _RECORDED:
                 output = func(*args, **kwargs)
                 try:
                     if schema.is_convolution:
                         output = as_on_cuda(schema.name, args, output)
-                    recorder.saw_operation(schema, args, kwargs, output)
-                except FAILURES as error:
-                    recorder.fails(as_error(error))
+                    recorder.record_operation(schema, args, kwargs, output)
+                except CAUGHT as error:
+                    recorder.fail(wrap_exit(error))
                 return output
             if way is _Way.LEFT:
                 return NotImplemented
@@ -239,23 +239,23 @@ class OperationMode(TorchDispatchMode):
                 try:
                     with self:
                         return own(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-                except FAILURES as error:
+                except CAUGHT as error:
                     if own.has_raised:
                         raise
-                    recorder.fails(as_error(error))
+                    recorder.fail(wrap_exit(error))
                     return own.output if own.has_run else func(*args, **kwargs)
             output = func(*args, **kwargs)
             if way is _Way.PASSED_OVER:
                 try:
-                    recorder.passed_over(schema)
-                except FAILURES as error:
-                    recorder.fails(as_error(error))
+                    recorder.record_skipped(schema)
+                except CAUGHT as error:
+                    recorder.fail(wrap_exit(error))
             return output
         finally:
             try:
                 recorder.pauses.begins()
-            except FAILURES as error:
-                recorder.fails(as_error(error))
+            except CAUGHT as error:
+                recorder.fail(wrap_exit(error))
 
 
 @final
@@ -301,21 +301,21 @@ class WholeCallMode(TorchFunctionMode):
             has_autocast = recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
             is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
-        except FAILURES as error:  # the recorder's error must not reach the step
-            recorder.fails(as_error(error))
+        except CAUGHT as error:  # the recorder's error must not reach the step
+            recorder.fail(wrap_exit(error))
             return func(*args, **kwargs)
         if is_plain:
             return func(*args, **kwargs)
         own = OwnCall(func)
         try:
             if name is not None and all(map(is_dense, tensors_in((*args, *kwargs.values())))):
-                return recorder.run_whole(name, own, args, kwargs)
+                return recorder.record_whole_call(name, own, args, kwargs)
             with recorder.cast_call(func, args, kwargs) as (cast_args, cast_kwargs), self._inside(func):
                 return own(*cast_args, **cast_kwargs)
-        except FAILURES as error:
+        except CAUGHT as error:
             if own.has_raised:
                 raise
-            recorder.fails(as_error(error))
+            recorder.fail(wrap_exit(error))
             return own.output if own.has_run else func(*args, **kwargs)
 
     def _inside(self, func: Any) -> AbstractContextManager[None]:
@@ -329,7 +329,7 @@ class WholeCallMode(TorchFunctionMode):
     def _attend(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         if not all(map(is_dense, tensors_in((*args, *kwargs.values())))):
             return own(*args, **kwargs)
-        return self._recorder.run_whole(ATTENTION, own, args, kwargs)
+        return self._recorder.record_whole_call(ATTENTION, own, args, kwargs)
 
     def _run_autograd(self, own: TorchFunction, *args: Any, **kwargs: Any) -> Any:
         with self:
@@ -358,10 +358,10 @@ class _Dispatcher:
         own = OwnCall(self.original)
         try:
             return instead(own, *args, **kwargs)
-        except FAILURES as error:
+        except CAUGHT as error:
             if own.has_raised:
                 raise
-            recorder.fails(as_error(error))
+            recorder.fail(wrap_exit(error))
             return own.output if own.has_run else self.original(*args, **kwargs)
 
 

@@ -2,7 +2,7 @@
 
 Example::
 
-    pauses = Pauses()
+    pauses = PauseTimer()
     pauses.open()
     # ... user code runs for 30 ms ...
     pauses.ends(before=0)      # the first operation begins
@@ -50,7 +50,7 @@ _SCHEDULER: Final = "/proc/thread-self/schedstat"
 
 
 @final
-class Pauses:
+class PauseTimer:
     """Measures the pauses between operations on one thread.
 
     Pauses are measured as on an idle machine. Time lost to other programs is excluded (on Linux, which reports it). So

@@ -4,8 +4,8 @@
 operations are predicted from shapes, with a note. A trace without shapes cannot be predicted then.
 
 **Release.** Before torch 2.0, `zero_grad` zeroed gradients one by one and the backward pass accumulated into them; now
-it frees them. `torch.optim` updated tensors one by one; now it updates them together. `under_release` converts a step
-of a current release to such a release.
+it frees them. `torch.optim` updated tensors one by one; now it updates them together. `for_torch_release` converts a
+step of a current release to such a release.
 
 **Code path.** Compiled or eager, memory layout and algorithm selection: predictions follow the trace for each. If they
 cannot, `code_path_notes` reports it. Example::
@@ -33,7 +33,7 @@ from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, TraceError, UnknownGpuError
 from lightning_predict.gpus import Gpu
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.gpus.lookup import is_of_another_maker
+from lightning_predict.gpus.lookup import is_other_vendor
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.note import Note
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
@@ -81,7 +81,7 @@ def unknown_gpu_note(trace: Trace) -> str | None:
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
-    if trace.gpu_reported_name is not None and is_of_another_maker(trace.gpu_reported_name):
+    if trace.gpu_reported_name is not None and is_other_vendor(trace.gpu_reported_name):
         return (
             f"Recorded on {trace.gpu_reported_name}, which is not NVIDIA's. Its {len(trace.kernels):,} measured "
             "kernels are ignored: all times are predicted from shapes. Only its measured step is known of this GPU."
@@ -181,7 +181,7 @@ def updates_one_by_one(trace: Trace) -> bool:
     return release is not None and release < FREES_GRADIENTS
 
 
-def under_release(trace: Trace, release: str | None) -> Trace:
+def for_torch_release(trace: Trace, release: str | None) -> Trace:
     """Return a step as another torch release would run it; a step with measured kernels is only given a note.
 
     Args:

@@ -26,17 +26,17 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, LightningPredictError
+from lightning_predict.tracing.data_flow import with_data_flow
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.environment import compilations
-from lightning_predict.tracing.followed import with_followed
 from lightning_predict.tracing.meta_device import (
     CudaAutocasts,
     autocast_of_absent_cuda,
     fused_optimizers_on_meta,
-    replaced,
+    patched_attribute,
 )
 from lightning_predict.tracing.precision import Precision, precision_of
-from lightning_predict.tracing.running_loop import FEWEST_BATCHES, StepBlock, with_running_loop
+from lightning_predict.tracing.running_loop import MIN_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.waiting import wait_for
@@ -123,7 +123,7 @@ def capture(
         session, autocasts = record(creates_subclasses=True)
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
-    trace = autocasts.told(trace)
+    trace = autocasts.with_notes(trace)
     if trace.has_measured_kernels and not trace.compiled:
         trace = _followed(trace, step)
     if wanted is not None:
@@ -162,7 +162,7 @@ def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
             step()
         finally:
             session.stop()
-        return with_followed(trace, session.trace())
+        return with_data_flow(trace, session.trace())
     except LightningPredictError as error:
         return replace(trace, notes=(*trace.notes, f"Tensors could not be followed: {str(error).rstrip('.')}."))
 
@@ -248,7 +248,7 @@ def _backward_without_autocast() -> Iterator[None]:
 
         return backward
 
-    with replaced(torch.autograd, "backward", without):
+    with patched_attribute(torch.autograd, "backward", without):
         yield
 
 
@@ -291,7 +291,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
     for number in range(steps):
         wait, left = _wait_in_use(), steps - number
         begin = time.perf_counter()
-        if wait is not None and number > STEPS_TIMED_ALONE and left >= FEWEST_BATCHES:
+        if wait is not None and number > STEPS_TIMED_ALONE and left >= MIN_BATCHES:
             for _ in range(left):
                 step()
             wait()

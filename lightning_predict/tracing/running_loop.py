@@ -21,7 +21,7 @@ BLOCK_BATCHES: Final = 8
 """Batches per block. The idle device at the start lengthens the mean by at most an eighth of a step, before the
 correction."""
 
-FEWEST_BATCHES: Final = 3
+MIN_BATCHES: Final = 3
 """Minimum number of batches in a block; with fewer, the single wait has too much weight."""
 
 BLOCKS_OF_A_RUN: Final = 4
@@ -33,7 +33,7 @@ WAITED_SHARE: Final = 0.02
 HOST_AHEAD_SHARE: Final = 0.9
 """Maximum share of a block for host work and waits at which the device never runs out of work."""
 
-MOST_TRIES: Final = 2
+MAX_TRIES: Final = 2
 """Maximum number of attempts to time a block, since none fits into epochs that are shorter than a block."""
 
 IDLE_SHARE: Final = 0.02
@@ -70,7 +70,7 @@ class BlockTimer:
     def __init__(self) -> None:
         self.block: StepBlock | None = None
         self.is_running = False
-        self._tries = MOST_TRIES
+        self._tries = MAX_TRIES
         self._steps = self._steps_wanted = 0
         self._batches = 1
         self._began = self._waited = 0.0
@@ -99,16 +99,16 @@ class BlockTimer:
         self._steps, self._steps_wanted, self._batches = 0, steps, batches
         self._began, self._waited, self._last_end = now, 0.0, None
 
-    def batch_starts(self, now: float) -> None:
+    def on_batch_start(self, now: float) -> None:
         """Record that a batch begins."""
         if self._last_end is not None:
             self._waited += now - self._last_end
 
-    def batch_ends(self, now: float) -> None:
+    def on_batch_end(self, now: float) -> None:
         """Record that the host is done with a batch."""
         self._last_end = now
 
-    def step_ends(self, now: float) -> None:
+    def on_step_end(self, now: float) -> None:
         """Record that a step ended; for the last one, `now` is the time at which the device was done."""
         self._steps += 1
         if self._steps < self._steps_wanted:
@@ -131,7 +131,7 @@ def block_steps(*, batches: int, steps_after: int | None) -> int:
         steps_after: Steps until the end of the run; None if unknown.
     """
     wanted = max(BLOCK_BATCHES // batches, 1)
-    enough = wanted * batches >= FEWEST_BATCHES and (steps_after is None or steps_after >= BLOCKS_OF_A_RUN * wanted)
+    enough = wanted * batches >= MIN_BATCHES and (steps_after is None or steps_after >= BLOCKS_OF_A_RUN * wanted)
     return wanted if enough else 0
 
 
@@ -148,7 +148,7 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
         host: Time of an isolated step until the host is done.
     """
     is_ahead = block.steps * host + block.waited_seconds <= HOST_AHEAD_SHARE * block.seconds
-    if block.steps * block.batches < FEWEST_BATCHES or (
+    if block.steps * block.batches < MIN_BATCHES or (
         block.waited_seconds > WAITED_SHARE * block.seconds and not is_ahead
     ):
         return None

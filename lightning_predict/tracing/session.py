@@ -29,9 +29,9 @@ from torch.optim.optimizer import Optimizer
 from lightning_predict.errors import CaptureError, NothingRecordedError
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.dispatch import DispatchRecorder
-from lightning_predict.tracing.frames import FramesOfRecorder
 from lightning_predict.tracing.hooks import ModuleWatch, OptimizerWatch
 from lightning_predict.tracing.profiler import ProfilerRecorder, refuse_second_profiler
+from lightning_predict.tracing.recursion_limit import RecursionHeadroom
 from lightning_predict.tracing.trace import Trace
 
 _NO_KERNELS: Final = (
@@ -106,7 +106,7 @@ class CaptureSession:
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
-        self._frames = FramesOfRecorder()
+        self._frames = RecursionHeadroom()
         self._running = False
         self._failure: Exception | None = None
         self._parts = 0
@@ -162,7 +162,7 @@ class CaptureSession:
     @property
     def retry(self) -> Callable[[], CaptureSession] | None:
         """Constructor of sessions for later steps if the profiler failed in this one; None if no recorder is left."""
-        if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._means):
+        if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._recorders):
             return None
         return partial(
             CaptureSession,
@@ -203,7 +203,7 @@ class CaptureSession:
             self._failure = self._failure or error
 
     @property
-    def takes_batches_from_the_last(self) -> bool:
+    def records_first_and_last_only(self) -> bool:
         """Whether to record only the first and last micro-batch, regardless of shapes, to save memory for events."""
         return isinstance(self._recorder, ProfilerRecorder)
 
@@ -264,13 +264,13 @@ class CaptureSession:
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
-        self._recorder = self._means[len(self._lost)]()
+        self._recorder = self._recorders[len(self._lost)]()
         if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would recompile compiled code
             self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch()
 
     @property
-    def _means(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
+    def _recorders(self) -> Sequence[Callable[[], DispatchRecorder | ProfilerRecorder]]:
         """Recorders to try, best first."""
         is_cuda = self._device.type == "cuda"
         creates = self._creates_subclasses
@@ -312,7 +312,7 @@ class CaptureSession:
         if isinstance(self._recorder, DispatchRecorder):
             recorder = self._recorder
             modules, updates, leaves = recorder.modules, recorder.optimizers, list(recorder.leaves.values())
-            operations, held = recorder.window(shown_by)
+            operations, held = recorder.step_operations(shown_by)
             trace = Trace(
                 operations=operations,
                 device=self._device.type,

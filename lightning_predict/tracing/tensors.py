@@ -2,7 +2,7 @@
 
 Example::
 
-    numbers = StorageNumbers()
+    numbers = StorageIds()
     numbers.describe(torch.zeros(2, 3))     # TensorInfo(shape=(2, 3), dtype='float32', id=0, device='cpu')
     json_argument(torch.bfloat16)              # 'bfloat16'
 """
@@ -45,7 +45,7 @@ _is_freed: Final[Any] = torch.UntypedStorage._expired
 
 
 @final
-class StorageNumbers:
+class StorageIds:
     """Assigns ids to storages in order of first use; views of one storage share its id.
 
     A weak reference per storage prevents its address from being reused, but does not keep its memory.

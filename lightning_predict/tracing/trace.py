@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, final
 from lightning_predict import checked
 from lightning_predict.checked import Checked
 from lightning_predict.errors import TraceFormatError, TraceVersionError
-from lightning_predict.files import write_whole
+from lightning_predict.files import write_atomically
 
 Phase = Literal["forward", "backward", "optimizer", "other"]
 """Phase of the step. `other` contains operations outside the three phases (zero_grad, metrics, copies of the batch)."""
@@ -441,7 +441,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         with open(target, "wb") as stream:
             stream.write(content)
         return
-    write_whole(target, content)
+    write_atomically(target, content)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
@@ -594,7 +594,7 @@ def _other_steps(value: Checked) -> tuple[OtherStep, ...]:
         for row in value.items()
     )
     if not (all(other.share > 0 for other in others) and sum(other.share for other in others) < 1):
-        raise value.wrong("shares above 0 that leave a part of 1 to the commonest step")
+        raise value.unexpected("shares above 0 that leave a part of 1 to the commonest step")
     return others
 
 

@@ -154,11 +154,11 @@ def _network(name: str, description: Checked, tensors: _Tensors, path: Path | st
     members = description.member("members").integer(minimum=1)
     lowest = description.member("lowest_utilisation")
     if not 0 < lowest.any_number() < 1:
-        raise lowest.wrong("a share between 0 and 1")
+        raise lowest.unexpected("a share between 0 and 1")
     description.member("interval").member("*")
     interval = {key: width.positive() for key, width in description.member("interval").members().items()}
     if not widths or widths[-1] != 1:
-        raise description.member("layers").wrong("layers of which the last has one output")
+        raise description.member("layers").unexpected("layers of which the last has one output")
     vectors = {vector: _take(tensors, f"{name}/{vector}", (len(features),), path) for vector in VECTORS}
     layers = []
     for index, (inputs, outputs) in enumerate(zip([len(features), *widths], widths, strict=False)):

@@ -116,7 +116,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
 
 def _entry(name: str, entry: Checked) -> ManifestEntry:
     if FILE_NAME.fullmatch(name) is None:
-        raise entry.problem("is not the name of a weights file; expected [A-Za-z0-9.-] and .safetensors.")
+        raise entry.error("is not the name of a weights file; expected [A-Za-z0-9.-] and .safetensors.")
     errors = entry.member("held_out_error").members()
     operations, dtypes, trained_on = (
         tuple(item.text() for item in entry.member(key).items()) for key in ("operations", "dtypes", "trained_on")

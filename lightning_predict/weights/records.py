@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 Float32Array = npt.NDArray[np.float32]
 
-ALIKE: Final = 1e-3
+FEATURE_TOLERANCE: Final = 1e-3
 """Features that differ by less than this are treated as equal."""
 
-BASE: Final = "base"
+CROSS_GPU: Final = "base"
 """The `gpu` of the file that is used for every GPU without weights of its own."""
 
 
@@ -97,8 +97,8 @@ class NetworkWeights:
         Returns:
             Shape (rows,).
         """
-        alike = np.flatnonzero(self.high - self.low < ALIKE)
-        known: npt.NDArray[np.bool_] = (np.abs(rows[:, alike] - self.low[alike]) < ALIKE).all(axis=1)
+        alike = np.flatnonzero(self.high - self.low < FEATURE_TOLERANCE)
+        known: npt.NDArray[np.bool_] = (np.abs(rows[:, alike] - self.low[alike]) < FEATURE_TOLERANCE).all(axis=1)
         return known
 
     def half_width(self, operation: str, dtype: str) -> float:
@@ -128,7 +128,7 @@ class GpuWeights:
     """Content of one weights file.
 
     Attributes:
-        gpu: Name of the GPU, or `BASE`.
+        gpu: Name of the GPU, or `CROSS_GPU`.
         families: Networks by family name.
         recipe: Name of the training recipe.
         seed: Random seed of the training.
@@ -155,6 +155,6 @@ class LoadedWeights:
         notes: Notes for the user about missing weights.
     """
 
-    base: GpuWeights
+    cross_gpu_model: GpuWeights
     gpus: Mapping[str, GpuWeights]
     notes: tuple[str, ...] = ()

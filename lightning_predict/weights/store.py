@@ -30,7 +30,7 @@ from lightning_predict.checked import shown
 from lightning_predict.errors import InvalidArgumentError, WeightsError, WeightsFormatError, WeightsNotFoundError
 from lightning_predict.weights.files import parse_weights, read_weights
 from lightning_predict.weights.manifest import MANIFEST_NAME, Manifest, ManifestEntry, file_name, parse_manifest
-from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from lightning_predict.weights.source import CACHE_VARIABLE, URL_VARIABLE, AnyWeights, WeightsSource, weights_source
 
 BUNDLED: Final = Path(__file__).parent / "files"
@@ -178,13 +178,15 @@ class CachePlace:
         self.damaged.append(f"{type(error).__name__} in {self.folder}")
 
 
-def load_weights(gpu_names: Sequence[str], weights: AnyWeights = None, *, beside: Sequence[str] = ()) -> LoadedWeights:
+def load_weights(
+    gpu_names: Sequence[str], weights: AnyWeights = None, *, optional_gpus: Sequence[str] = ()
+) -> LoadedWeights:
     """Find, check and read the base and the weights of these GPUs.
 
     Args:
         gpu_names: Catalogue names; GPUs without a file use the base.
         weights: A weights file, a folder or an address, which takes precedence, or a WeightsSource.
-        beside: Additional GPUs; their weights are loaded only if that needs no download.
+        optional_gpus: Additional GPUs; their weights are loaded only if that needs no download.
 
     Raises:
         WeightsNotFoundError: The path does not exist, or no place has the base.
@@ -193,15 +195,16 @@ def load_weights(gpu_names: Sequence[str], weights: AnyWeights = None, *, beside
         InvalidArgumentError: The address is invalid.
     """
     notes: list[str] = []
-    places = _places(weights_source(weights), [BASE, *gpu_names], notes)
-    base = _first(file_name(BASE), places)
+    places = _places(weights_source(weights), [CROSS_GPU, *gpu_names], notes)
+    base = _first(file_name(CROSS_GPU), places)
     if base is None:
         searched = "; ".join(place.describe() for place in places)
         raise WeightsNotFoundError(
-            f"No base weights ({file_name(BASE)}) at any place: {searched}. Reinstall the package, or give the folder "
+            f"No base weights ({file_name(CROSS_GPU)}) at any place: {searched}. Reinstall the package, or give the "
+            "folder "
             "that has them."
         )
-    names = [name for name in dict.fromkeys([*gpu_names, *beside]) if name != BASE]
+    names = [name for name in dict.fromkeys([*gpu_names, *optional_gpus]) if name != CROSS_GPU]
     own = {name: _first(file_name(name), places) for name in names}
     damaged = [words for place in places if isinstance(place, CachePlace) for words in place.damaged]
     if damaged:

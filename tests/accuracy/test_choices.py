@@ -62,8 +62,8 @@ def test_the_first_option_of_each_choice_is_what_ships() -> None:
         options = list(choice.options.values())
         with options[0]():
             assert f"{matmul.MISALIGNED_FLOPS_PER_CLOCK:g}" == next(iter(rate.options))
-            assert corrections.software_factors([product], new, old)[0, 0] == 1.0
+            assert corrections.torch_version_factors([product], new, old)[0, 0] == 1.0
     with lanes.options["yes"]():
-        assert corrections.software_factors([product], new, old)[0, 0] > 1.1
+        assert corrections.torch_version_factors([product], new, old)[0, 0] > 1.1
     with rate.options["600"]():
         assert matmul.MISALIGNED_FLOPS_PER_CLOCK == 600.0

@@ -16,7 +16,7 @@ from benchmarks.accuracy.collectives import (
     read_sia_ratios,
 )
 from benchmarks.accuracy.published_steps import RECORDED
-from lightning_predict.kernels.fabric import PCIE_MACHINES, Interconnect
+from lightning_predict.kernels.interconnect import PCIE_MACHINES, Interconnect
 
 STEP: Final = Path(__file__).parent.parent.parent / "examples" / "resnet.json.gz"
 

@@ -18,7 +18,7 @@ from benchmarks.accuracy.gpu_pairs import (
     studies_table,
 )
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.choice import EXPONENTS
+from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from tests.training.example import write_matmul_table
@@ -67,7 +67,7 @@ def test_the_power_is_the_part_of_the_origins_error_that_comes_back() -> None:
     assert study.errors[POWERS.index(0.25)] == 0
     assert study.errors[-1] == pytest.approx(0.75 * np.median(np.abs(origin)))
     # In use is 3/4: half of the origin's error is too much, nine times in ten less than its 90 % quantile.
-    assert EXPONENTS["same units"] == 0.75
+    assert RATIO_EXPONENTS["same units"] == 0.75
     assert study.half_width == pytest.approx(0.5 * np.quantile(np.abs(origin), 0.9), rel=0.02)
 
 

@@ -42,7 +42,7 @@ from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 
 MPT = """\
 section,Model,SeqLen (T),# GPUs,GPU,MicroBatchSize,GradAccum,Throughput (T/s),Activation Checkpointing
@@ -133,7 +133,7 @@ def _result(table: str, nodes: int, errors: tuple[float, float]) -> LargeRunResu
     )
     seconds = 1 + errors[0]
     interval = Interval(seconds / 1.5, seconds, seconds * 1.5)
-    step = Iteration(gpu="T4", interval=interval, device_seconds=1.0, host_seconds=0.5, coverage={})
+    step = StepPrediction(gpu="T4", interval=interval, device_seconds=1.0, host_seconds=0.5, coverage={})
     studied = tuple((1 + errors[0] + 0.26 * (host - 1.55), errors[1]) for host in FRAMEWORK_HOSTS)
     return LargeRunResult(case, step, studied)
 

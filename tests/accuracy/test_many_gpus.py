@@ -30,7 +30,7 @@ from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError, UnknownGpuError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 
 HEADER = "gpu_reported,n_gpus,model,precision_label,batch,pytorch,unit,throughput\n"
 ROWS = """\

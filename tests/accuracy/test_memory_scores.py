@@ -23,7 +23,7 @@ def run(batch: int, measured_gibibytes: float, predicted_gibibytes: float) -> Me
         measured_bytes=measured_gibibytes * GIBIBYTE,
         peer_bytes=None,
         tensors_bytes=0.0,
-        reserved=Interval.around(predicted_gibibytes * GIBIBYTE, 1.1),
+        reserved=Interval.from_factor(predicted_gibibytes * GIBIBYTE, 1.1),
     )
 
 

@@ -34,7 +34,7 @@ from lightning_predict.errors import MeasurementTableError
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.operations import problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.reports.published_cases import StepDescription
 
 MILABENCH = """gpu,n_gpus,bench,model,precision,batch_size,cpus,samples_per_second,step_ms,memory_mib,bound_by,unix_time
@@ -244,7 +244,7 @@ def test_a_locked_clock_slows_what_computes_and_not_what_streams() -> None:
         problem("linear", "float32", m=4096, n=4096, k=4096),
         problem("add", "float32", rows=2**14, cols=2**14),
     )
-    seconds = problem_times([product, copy], [v100, half], models=None).seconds
+    seconds = predict_operation_times([product, copy], [v100, half], models=None).seconds
     assert seconds[1] / seconds[0] == pytest.approx([2.0, 1.0], rel=0.01)  # but for the launch
     assert not half.measured_flops_per_second  # said of the free clock
 

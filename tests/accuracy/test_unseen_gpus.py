@@ -27,9 +27,9 @@ from benchmarks.training.tables import read_tables
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.operations import ProblemBatch, problem
-from lightning_predict.kernels.timing import problem_times
-from lightning_predict.timeline.iteration import StepSpread
+from lightning_predict.kernels.operations import ShapeBatch, problem
+from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.timeline.step_prediction import StepSpread
 from tests.accuracy.test_report import TRANSFORMERS
 from tests.training.example import write_matmul_table
 
@@ -54,14 +54,16 @@ def test_a_chip_that_is_left_out_has_no_weights_and_taught_nothing(tables: Path)
     groups = read_tables(tables)
     both, without = (models_without(boards, groups, QUICK) for boards in ((), boards_of("V100")))
     product = problem("linear", "float32", m=512, n=512, k=512)
-    seconds = [problem_times([product], [gpu("V100-PCIe-32GB")], models).seconds[0, 0] for models in (both, without)]
+    seconds = [
+        predict_operation_times([product], [gpu("V100-PCIe-32GB")], models).seconds[0, 0] for models in (both, without)
+    ]
     assert both.has_own_weights("V100-PCIe-32GB", "linear", "float32")
     assert not without.has_own_weights("V100-PCIe-32GB", "linear", "float32")
     assert without.has_own_weights("L4", "linear", "float32")
     assert seconds[0] != seconds[1]
     # The base saw both GPUs or one: it is another network.
     stranger = gpu("RTX-2080-Ti")
-    times = [problem_times([product], [stranger], models).seconds[0, 0] for models in (both, without)]
+    times = [predict_operation_times([product], [stranger], models).seconds[0, 0] for models in (both, without)]
     assert np.isfinite(times).all()
     assert times[0] != times[1]
 
@@ -83,7 +85,7 @@ def test_anchors_are_read_off_large_products(tables: Path) -> None:
     assert anchored(gpu("T4"), groups, models) is None  # nothing was measured on it
     (products,) = [one for one in groups if one.gpu == own.name and one.batch.operation == "linear"]
     sides = {word: np.full(len(products.seconds), 8192.0) for word in ("m", "n", "k")}
-    large = ProblemBatch("linear", "float32", {**products.batch.columns, **sides})
+    large = ShapeBatch("linear", "float32", {**products.batch.columns, **sides})
     # All of one rate, which is the anchor then; nothing streams in these tables, and memory stays as it is.
     found = anchored(own, [replace(products, batch=large, seconds=large.flops / 9e12)], models)
     assert found is not None

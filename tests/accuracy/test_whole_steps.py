@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.accuracy.step_calibration import StepCase
 from benchmarks.accuracy.whole_steps import LARGE_GROUP, behind_table, chosen_by_others, effects_table
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.corrections import gpu_effect
+from lightning_predict.kernels.corrections import gpu_bias_factor
 
 
 def case(*, table: str, gpu: str, ratio: float, untrained: float = 1.0, is_model: bool = True) -> StepCase:
@@ -55,7 +55,7 @@ def test_what_each_table_says_of_a_gpu_is_printed_beside_what_is_carried() -> No
     )
     # Predictions of the RTX 4090 hold its effect, exp(-0.08), so timm's median of 1.0 says just that; the T4 has none,
     # and modules say nothing.
-    effect = f"{100 * (gpu_effect('RTX-4090') - 1):+.1f}"
+    effect = f"{100 * (gpu_bias_factor('RTX-4090') - 1):+.1f}"
     assert effect == f"{100 * math.expm1(-0.08):+.1f}" == "-7.7"
     assert found == [["RTX-4090", "timm", "3", effect, effect, "+0.0"], ["T4", "lin", "1", "+25.0", "+0.0", "+25.0"]]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks import follow_up
-from lightning_predict.callbacks.bases import PACKAGES
-from lightning_predict.fit.clock import NOTHING, RunClock, clock_of_fits
+from lightning_predict.callbacks import forecast_updates
+from lightning_predict.callbacks.lightning_packages import PACKAGES
+from lightning_predict.observe.clock import NOTHING, RunClock, clock_of_fits
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
-RENEW = follow_up.FollowUp.renew
+RENEW = forecast_updates.ForecastUpdates.renew
 """What `readings` takes away."""
 
 
@@ -95,9 +95,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         seen.append(float(len(seen)))
         return seen[-1]
 
-    monkeypatch.setattr(follow_up, "Moments", AtOnce)
-    monkeypatch.setattr(follow_up.FollowUp, "renew", lambda *args, **options: None)
-    monkeypatch.setattr("lightning_predict.fit.clock.FIRST_EPOCH_DOUBT", 0.0)  # waits are what they are
+    monkeypatch.setattr(forecast_updates, "ForecastSchedule", AtOnce)
+    monkeypatch.setattr(forecast_updates.ForecastUpdates, "renew", lambda *args, **options: None)
+    monkeypatch.setattr("lightning_predict.observe.clock.FIRST_EPOCH_DISCOUNT", 0.0)  # waits are what they are
     monkeypatch.setattr(RunClock, "pause", lambda *args, **options: NOTHING)  # hooks between epochs read it, too
     with clock_of_fits(lambda: float(next(plain)), device=clock):
         yield seen
@@ -119,4 +119,4 @@ def said() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predict by roofline alone: what a callback does must not hang on which weights there are."""
-    monkeypatch.setattr("lightning_predict.step.kernel_models", lambda names, weights: None)
+    monkeypatch.setattr("lightning_predict.step_predictor.kernel_models", lambda names, weights: None)

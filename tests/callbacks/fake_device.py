@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.tracing import profiler
 
 GIB = 2**30

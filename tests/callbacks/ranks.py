@@ -27,8 +27,8 @@ from lightning_utilities.core import rank_zero
 from torch._C._distributed_c10d import TCPStore
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
-from lightning_predict.callbacks.meetings import StoreMeetings
-from lightning_predict.fit import budget
+from lightning_predict.callbacks.rank_agreement import StoreAgreement
+from lightning_predict.observe import budget
 from tests.callbacks.small import Small
 from tests.processes import Ran, Started
 
@@ -86,7 +86,7 @@ def _settings_of_rank() -> dict[str, Any]:
 
 
 HOOKS: Final = "lightning_predict.callbacks."
-FIT: Final = "lightning_predict.fit."
+FIT: Final = "lightning_predict.observe."
 FULL: Final = OSError(errno.ENOSPC, "No space left on device")
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -97,21 +97,21 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "disk full on rank 0": Scenario(over, 0, "lightning.pytorch.strategies.strategy:Strategy.save_checkpoint", 0, FULL),
     "rank 1 cannot collect the checkpoint": Scenario(over, 1, HOOKS + "cost_budget:CostBudget.on_save_checkpoint"),
     "rank 0 has no limits": Scenario(within, 0, HOOKS + "cost_budget:Terms.limits_of"),
-    "rank 0 cannot count": Scenario(within, 0, FIT + "budget:BudgetWatch.question"),
-    "rank 0 cannot count later": Scenario(within, 0, FIT + "budget:BudgetWatch.question", 6),
-    "rank 0 cannot judge": Scenario(within, 0, FIT + "budget:judge_forecast"),
-    "rank 0 cannot judge the use": Scenario(within, 0, FIT + "budget:judge_use"),
+    "rank 0 cannot count": Scenario(within, 0, FIT + "budget:BudgetWatch.due_check"),
+    "rank 0 cannot count later": Scenario(within, 0, FIT + "budget:BudgetWatch.due_check", 6),
+    "rank 0 cannot judge": Scenario(within, 0, FIT + "budget:check_forecast"),
+    "rank 0 cannot judge the use": Scenario(within, 0, FIT + "budget:check_use"),
     "rank 0 cannot log": Scenario(within, 0, HOOKS + "cost_budget:log_budget"),
     "rank 0 cannot begin": Scenario(within, 0, HOOKS + "cost_budget:run_clock_of"),
-    "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.batch_starts"),
+    "rank 0 has no clock": Scenario(within, 0, FIT + "clock:RunClock.on_batch_start"),
     "rank 1 cannot open its ledger": Scenario(within, 1, FIT + "budget:Ledger.open"),
     "rank 1 cannot count": Scenario(
-        within, 1, HOOKS + "meetings:Schedule.batch_ends", 4, timeout_seconds=SHORT_SECONDS
+        within, 1, HOOKS + "rank_agreement:AgreementSchedule.on_batch_end", 4, timeout_seconds=SHORT_SECONDS
     ),
     "rank 1 cannot meet": Scenario(
-        within, 1, HOOKS + "meetings:StoreMeetings.decide", 1, timeout_seconds=SHORT_SECONDS
+        within, 1, HOOKS + "rank_agreement:StoreAgreement.agree", 1, timeout_seconds=SHORT_SECONDS
     ),
-    "rank 1 watches nothing": Scenario(within, 1, FIT + "budget:BudgetWatch.question"),
+    "rank 1 watches nothing": Scenario(within, 1, FIT + "budget:BudgetWatch.due_check"),
     "validation uses the budget up": Scenario(
         within, 0, HOOKS + "cost_budget:CostBudget._judge_validation", 1, {"action": "stop", "reason": "it is used up"}
     ),
@@ -120,7 +120,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     ),
     "ranks are set differently": Scenario(lambda: [CostBudget(hours=1e-9, **_settings_of_rank())]),
     "rank 0 cannot write its progress": Scenario(keeps_progress, 0, HOOKS + "progress:write_progress", 0, FULL),
-    "rank 0 fails at its progress": Scenario(keeps_progress, 0, HOOKS + "progress:ProgressFile.batch_ends"),
+    "rank 0 fails at its progress": Scenario(keeps_progress, 0, HOOKS + "progress:ProgressFile.on_batch_end"),
     "rank 1 dies": Scenario(within, 1, HOOKS + "cost_budget:CostBudget.on_train_batch_end", 4, None),
 }
 """By name."""
@@ -159,19 +159,19 @@ def failing(scenario: Scenario, rank: int) -> Iterator[None]:
 @contextlib.contextmanager
 def given_up() -> Iterator[list[str]]:
     """Note the waits of meetings that end without what they waited for."""
-    comes, waits = StoreMeetings._comes, list[str]()
+    comes, waits = StoreAgreement._comes, list[str]()
 
-    def noting(self: StoreMeetings, key: str, seconds: float) -> bool:
+    def noting(self: StoreAgreement, key: str, seconds: float) -> bool:
         has_come = comes(self, key, seconds)
         if not has_come:
             waits.append(key)
         return has_come
 
-    StoreMeetings._comes = noting  # type: ignore[method-assign]
+    StoreAgreement._comes = noting  # type: ignore[method-assign]
     try:
         yield waits
     finally:
-        StoreMeetings._comes = comes  # type: ignore[method-assign]
+        StoreAgreement._comes = comes  # type: ignore[method-assign]
 
 
 def fit(scenario: Scenario, folder: Path, rank: int, world_size: int) -> dict[str, Any]:

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("readings")
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Operations that recorders saw, by name."""
     seen: Counter[str] = Counter()
-    plain = DispatchRecorder.saw_operation
+    plain = DispatchRecorder.record_operation
 
     def counting(self: Any, schema: Any, *values: Any) -> None:
         seen[schema.name] += 1
         plain(self, schema, *values)
 
-    monkeypatch.setattr(DispatchRecorder, "saw_operation", counting)
+    monkeypatch.setattr(DispatchRecorder, "record_operation", counting)
     return seen
 
 
@@ -142,11 +142,13 @@ def test_two_recorded_batches_of_four_make_the_trace_of_four(
     assert trace.memory == whole.memory
     # The recorder looks for what was freed every few operations, not at the same ones in both.
     assert simulated_step(trace).allocated_bytes == pytest.approx(simulated_step(whole).allocated_bytes, rel=0.05)
-    lives = [sorted(written_storages(each), key=lambda one: (one.birth, one.size_bytes)) for each in (trace, whole)]
+    lives = [
+        sorted(written_storages(each), key=lambda one: (one.allocated_at, one.size_bytes)) for each in (trace, whole)
+    ]
     for ours, its in zip(*lives, strict=True):
-        assert (ours.size_bytes, ours.cause, ours.birth) == (its.size_bytes, its.cause, its.birth)
-        assert (ours.death is None) == (its.death is None)
-        assert ours.death is None or its.death is None or abs(ours.death - its.death) < _SWEEP
+        assert (ours.size_bytes, ours.cause, ours.allocated_at) == (its.size_bytes, its.cause, its.allocated_at)
+        assert (ours.freed_at is None) == (its.freed_at is None)
+        assert ours.freed_at is None or its.freed_at is None or abs(ours.freed_at - its.freed_at) < _SWEEP
 
 
 def test_a_window_of_64_is_recorded_at_twice_the_cost_of_one(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import RuntimePredictor, batch_sizes
-from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.tracing.recording import capture
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Small, network
 

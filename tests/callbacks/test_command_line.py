@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.callbacks.bases import PACKAGES
+from lightning_predict.callbacks.lightning_packages import PACKAGES
 from tests.callbacks.small import Small
 
 CONFIGURATION = """

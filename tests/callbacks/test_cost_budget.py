@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor, cost_budget
-from lightning_predict.callbacks.bases import LightningPredictWarning
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, UnknownOfferError
-from lightning_predict.fit.budget import Ledger
-from lightning_predict.fit.clock import clock_of_fits
-from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_kept
+from lightning_predict.observe.budget import Ledger
+from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_ledger
 from lightning_predict.testing import Clock
 from tests.callbacks.small import BATCH_SIZE, Rows, Small
 
@@ -344,7 +344,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(
     def jumping(batch: torch.Tensor, batch_idx: int) -> Any:
         if batch_idx == 2:
             monkeypatch.setattr(clocks, "time", lambda: 4e9)  # the year 2096
-            monkeypatch.setattr("lightning_predict.fit.budget.datetime", None)
+            monkeypatch.setattr("lightning_predict.observe.budget.datetime", None)
         return step(batch, batch_idx)
 
     model.training_step = jumping
@@ -747,7 +747,7 @@ def test_warnings_as_errors_do_not_reach_the_training(
     with warnings.catch_warnings():
         warnings.simplefilter("error", LightningPredictWarning)
         assert fit(small, tmp_path, budget).batches_trained == 10
-        monkeypatch.setattr(cost_budget, "judge_use", lambda *_: 1 / 0)
+        monkeypatch.setattr(cost_budget, "check_use", lambda *_: 1 / 0)
         assert fit(small, tmp_path, budget).batches_trained == 10
     assert [one.split(":")[0] for one in said] == [
         "CostBudget",
@@ -785,8 +785,8 @@ def test_a_judgement_that_fails_becomes_one_warning(
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("lightning_predict.fit.budget.judge_forecast", fails)
-    monkeypatch.setattr("lightning_predict.fit.budget.judge_use", fails)
+    monkeypatch.setattr("lightning_predict.observe.budget.check_forecast", fails)
+    monkeypatch.setattr("lightning_predict.observe.budget.check_use", fails)
     with pytest.warns(LightningPredictWarning, match="CostBudget is off, .* ZeroDivisionError: by zero") as warned:
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
     assert len([one for one in warned if one.category is LightningPredictWarning]) == 1
@@ -798,7 +798,7 @@ def test_what_fails_elsewhere_switches_it_off(
     def fails(*args: Any, **options: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(cost_budget, "unmet_minimums", fails)
+    monkeypatch.setattr(cost_budget, "minimums_preventing_stop", fails)
     with pytest.warns(LightningPredictWarning, match="training continues without a budget: ZeroDivisionError"):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9)).batches_trained == 10
 
@@ -895,7 +895,7 @@ def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
 
     trainer.callbacks.append(Save())
     trainer.fit(model, lightning.loader(10))
-    kept = read_kept(tmp_path / LEDGER_NAME)
+    kept = read_ledger(tmp_path / LEDGER_NAME)
     assert kept is not None
     assert 5 * 50.0 - kept.seconds <= LEDGER_SECONDS
 

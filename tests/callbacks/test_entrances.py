@@ -18,15 +18,15 @@ from tests.callbacks.small import Small
 from tests.soak.faults import ENTRANCES, entrances
 
 OF_USERS: Final = (
-    "callbacks/bases.py Callback.__new__",
+    "callbacks/lightning_packages.py Callback.__new__",
     "callbacks/cost_budget.py CostBudget.__init__",
     "callbacks/runtime_predictor.py RuntimePredictor.__init__",
 )
 """Called by the user's own code, to which they raise what is wrong with its arguments."""
 
 OF_PYTHON: Final = (
-    "tracing/long_graphs.py _after_collection",
-    "tracing/long_graphs.py _Keeper.__del__",
+    "tracing/graph_release.py _after_collection",
+    "tracing/graph_release.py _Keeper.__del__",
     "tracing/pauses.py Pauses._collects",
     "tracing/tensors.py _WeakReferences.__del__",
 )

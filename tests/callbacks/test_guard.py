@@ -5,14 +5,14 @@ import inspect
 import pytest
 
 from lightning_predict.errors import BudgetExceededError
-from lightning_predict.guard import gives_instead, never_raises
+from lightning_predict.guard import fallback_on_error, log_exceptions
 
 
 class Careful:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
 
-    @never_raises
+    @log_exceptions
     def hook(self, error: BaseException | None, *, more: int = 0) -> None:
         """Does something."""
         if error is not None:
@@ -53,13 +53,13 @@ def test_what_is_asked_of_a_method_is_given_otherwise_where_it_fails(said: list[
     reported: list[Exception] = []
 
     class Asked:
-        @gives_instead(dict, lambda _, error: reported.append(error))
+        @fallback_on_error(dict, lambda _, error: reported.append(error))
         def state(self, error: BaseException | None) -> dict[str, int]:
             if error is not None:
                 raise error
             return {"steps": 3}
 
-        @gives_instead(lambda: 7, lambda *_: reported[99])
+        @fallback_on_error(lambda: 7, lambda *_: reported[99])
         def number(self) -> int:
             raise ValueError("wrong")
 

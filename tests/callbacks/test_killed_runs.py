@@ -14,8 +14,8 @@ import torch
 
 from lightning_predict import files
 from lightning_predict.callbacks import CostBudget
-from lightning_predict.fit.clock import clock_of_fits
-from lightning_predict.fit.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_kept
+from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.ledger_file import LEDGER_NAME, LEDGER_SECONDS, read_ledger
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 from tests.processes import run
@@ -74,7 +74,7 @@ def test_the_ledger_of_a_killed_run_is_within_a_minute(how: Callable[[int], Any]
     ran = run("-m", "tests.callbacks.test_killed_runs", tmp_path, how.__name__)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     assert (tmp_path / "hour.ckpt").exists()
-    kept = read_kept(tmp_path / LEDGER_NAME)
+    kept = read_ledger(tmp_path / LEDGER_NAME)
     assert kept is not None
     killed = int((tmp_path / "batches").read_text()) * BATCH_SECONDS
     assert killed >= 281 * BATCH_SECONDS

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.callbacks.memory_ahead import sequence_length
-from lightning_predict.fit.memory_ahead import longest_sequence, missing_state_bytes
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
+from lightning_predict.callbacks.memory_warnings import sequence_length
+from lightning_predict.observe.memory_risks import longest_sequence, missing_state_bytes
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import BATCH_SIZE, FEATURES, Rows, Small, network

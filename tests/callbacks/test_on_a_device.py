@@ -18,7 +18,7 @@ from torch.profiler import profile
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.follow_up import FollowUp
+from lightning_predict.callbacks.forecast_updates import ForecastUpdates
 from lightning_predict.tracing import environment
 from lightning_predict.tracing.trace import Trace, read_trace_json
 from tests.callbacks.fake_device import GIB, FakeDevice
@@ -414,15 +414,15 @@ def test_the_first_table_is_right_while_the_host_runs_ahead(
     batches = 200
     device = FakeDevice(small_document(), host_seconds=host, device_seconds=0.03, queue_batches=queue)
     forecasts: list[tuple[int, Any]] = []
-    predict = FollowUp.predict
+    predict = ForecastUpdates.predict
 
-    def followed(self: FollowUp, trainer: Any, **options: Any) -> Any:
+    def followed(self: ForecastUpdates, trainer: Any, **options: Any) -> Any:
         found = predict(self, trainer, **options)
         assert self._answer is not None
         forecasts.append((batches - self.run_clock.batches, self._answer.rest.forecast))
         return found
 
-    monkeypatch.setattr(FollowUp, "predict", followed)
+    monkeypatch.setattr(ForecastUpdates, "predict", followed)
     fitted(device, tmp_path, monkeypatch, batches=batches)
     assert len(forecasts) >= 2
     for left, forecast in forecasts:

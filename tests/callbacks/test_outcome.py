@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.bases import LightningPredictWarning
-from lightning_predict.fit.outcome import BATCHES_TO_LEARN_FROM, Expected, OutcomeTimer
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.interval import Interval
+from lightning_predict.observe.predicted_vs_actual import BATCHES_TO_LEARN_FROM, Expected, OutcomeTimer
 from lightning_predict.run.history import append_record, fingerprint_of, history_path, read_history
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.conftest import Call
@@ -38,7 +38,7 @@ EXPECTED = Expected(
 
 def outcome(expected: Expected, *, seconds: float, batches: int) -> Any:
     times = iter([100.0, 100.0 + seconds])
-    return OutcomeTimer(expected, clock=lambda: next(times), batches_seen=4).ends(batches_seen=4 + batches)
+    return OutcomeTimer(expected, clock=lambda: next(times), batches_seen=4).compare(batches_seen=4 + batches)
 
 
 def test_a_run_that_went_to_its_end() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.run.progress import Place, read_progress
 from tests.callbacks.small import Small
 

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lightning_predict.callbacks import CostBudget, RuntimePredictor, predicting, showing
-from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks import CostBudget, RuntimePredictor, output, rest_prediction
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.errors import CaptureError
-from lightning_predict.fit.clock import clock_of_fits
-from lightning_predict.fit.recorder import EXTRA_WARMUP_WINDOWS
+from lightning_predict.observe.clock import clock_of_fits
+from lightning_predict.observe.recorder import EXTRA_WARMUP_WINDOWS
 from lightning_predict.tracing.session import CaptureSession
 from tests.callbacks.conftest import Call
 from tests.callbacks.small import Small
@@ -108,7 +108,7 @@ def test_a_prediction_that_takes_too_long_is_dropped_in_words(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = threading.Event()
-    monkeypatch.setattr(predicting, "PREDICTION_SECONDS", 0.05)
+    monkeypatch.setattr(rest_prediction, "PREDICTION_SECONDS", 0.05)
     monkeypatch.setattr("lightning_predict.prediction.predict_workload", lambda *args, **options: done.wait(60))
     start = time.monotonic()
     off_and_unharmed(small, tmp_path, "the prediction took more than 0.05 s")
@@ -329,7 +329,7 @@ def test_a_logger_that_hangs_keeps_no_run_waiting(
             if any(name.startswith("predict/") for name in metrics):
                 done.wait(60)
 
-    monkeypatch.setattr(showing, "FILE_SECONDS", 0.01)
+    monkeypatch.setattr(output, "FILE_SECONDS", 0.01)
     predictor, model = RuntimePredictor(GPUS, print_table=False), lightning.model()
     trainer = lightning.trainer(tmp_path, max_epochs=2, callbacks=predictor, logger=Hung(tmp_path))
     words = "Logged predictions may be missing: Hung (did not answer within 0.01 s|has not answered yet)"

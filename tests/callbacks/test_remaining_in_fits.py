@@ -82,7 +82,7 @@ def test_unknown_lengths(small: Small, tmp_path: Path, calls: list[Call], option
     run(small, tmp_path, callbacks=[stopping_after(small, 6)], **options)
     workload = calls[0].workload
     assert workload.training_iterations is None
-    assert (workload.epoch and workload.epoch.windows) == (None if "stream" in options else 4)
+    assert (workload.epoch and workload.epoch.optimizer_steps) == (None if "stream" in options else 4)
 
 
 def test_a_time_limit_alone(small: Small, tmp_path: Path, calls: list[Call]) -> None:

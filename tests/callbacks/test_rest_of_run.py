@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.fit.clock import RunClock, clock_of_fits
-from lightning_predict.fit.forecast import Facts, rest_of
-from lightning_predict.fit.remaining import Position
 from lightning_predict.interval import Interval
+from lightning_predict.observe.clock import RunClock, clock_of_fits
+from lightning_predict.observe.forecast import Facts, forecast_rest
+from lightning_predict.observe.remaining import Position
 from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
@@ -266,12 +266,12 @@ def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
     time = Clock()
     clock = RunClock(time)
     for _ in range(20):
-        clock.batch_starts()
+        clock.on_batch_start()
         time.advance(1.0)
-        clock.batch_ends()
+        clock.on_batch_end()
     position = Position(epoch=0, batches_done=20, batches_per_epoch=None, accumulation={0: 1})
-    endless = rest_of(Facts(position=position, time_limit_seconds=300.0), clock)
+    endless = forecast_rest(Facts(position=position, time_limit_seconds=300.0), clock)
     assert endless.forecast == Interval(300.0, 300.0, 300.0)
     # The loader may be at its end before.
-    one = rest_of(Facts(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
+    one = forecast_rest(Facts(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
     assert one.forecast == Interval(0.0, 300.0, 300.0)

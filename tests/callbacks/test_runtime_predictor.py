@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.bases import LightningPredictWarning
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError, WeightsNotFoundError
 from lightning_predict.reports.ranking import rank, ranking_lines
 from lightning_predict.tracing.trace import Trace

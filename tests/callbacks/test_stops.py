@@ -12,7 +12,7 @@ import torch
 
 from lightning_predict.callbacks import CostBudget
 from lightning_predict.errors import BudgetExceededError
-from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from tests.callbacks.small import Small
 

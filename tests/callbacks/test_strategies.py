@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.callbacks.bases import PACKAGES
-from lightning_predict.callbacks.predicting import strategy_of_trainer
+from lightning_predict.callbacks.lightning_packages import PACKAGES
+from lightning_predict.callbacks.rest_prediction import strategy_of_trainer
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from tests.callbacks.small import Small

@@ -39,8 +39,10 @@ def uneven(samples: int, **options: Any) -> Any:
 def test_a_smaller_last_batch_counts_by_its_samples(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     # 17 samples are four batches of 4 and one of 1; twice, of which 3 are done.
     fit(small, tmp_path, uneven(17), max_epochs=2)
-    assert calls[0].workload.training == Batches(windows=10 - 3, batches=10 - 3, uneven=2, uneven_share=0.25)
-    assert calls[0].workload.epoch == Batches(windows=5, batches=5, uneven=1, uneven_share=0.25)
+    assert calls[0].workload.training == Batches(
+        optimizer_steps=10 - 3, batches=10 - 3, partial_batches=2, partial_share=0.25
+    )
+    assert calls[0].workload.epoch == Batches(optimizer_steps=5, batches=5, partial_batches=1, partial_share=0.25)
 
 
 @pytest.mark.parametrize(("options", "limit"), [({"drop_last": True}, 1.0), ({}, 4)])
@@ -48,21 +50,23 @@ def test_a_last_batch_that_is_left_out_is_none(
     small: Small, tmp_path: Path, calls: list[Call], options: dict[str, Any], limit: float
 ) -> None:
     fit(small, tmp_path, uneven(17, **options), max_epochs=2, limit_train_batches=limit)
-    assert calls[0].workload.training == Batches(windows=8 - 3, batches=8 - 3)
+    assert calls[0].workload.training == Batches(optimizer_steps=8 - 3, batches=8 - 3)
 
 
 def test_a_smaller_batch_is_not_the_one_that_is_recorded(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     # Batches of 4, 4 and 1 samples: the third would be recorded, and the fourth is instead.
     fit(small, tmp_path, uneven(9), max_epochs=3)
     assert calls[0].trace.samples == BATCH_SIZE
-    assert calls[0].workload.training == Batches(windows=9 - 4, batches=9 - 4, uneven=2, uneven_share=0.25)
+    assert calls[0].workload.training == Batches(
+        optimizer_steps=9 - 4, batches=9 - 4, partial_batches=2, partial_share=0.25
+    )
 
 
 def test_short_windows_are_not_whole_ones(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     # Windows of 3 and of 1 batches; after the first two of three epochs the third epoch's are to come.
     fit(small, tmp_path, small.loader(4), max_epochs=4, accumulate_grad_batches=3)
     assert calls[0].workload.training_iterations == 8 - 5
-    assert calls[0].workload.training == Batches(windows=8 - 5, batches=16 - 4 - 4 - 3)
+    assert calls[0].workload.training == Batches(optimizer_steps=8 - 5, batches=16 - 4 - 4 - 3)
 
 
 def test_a_loader_of_ones_own_is_even(lightning: Small, tmp_path: Path, calls: list[Call]) -> None:
@@ -77,7 +81,7 @@ def test_a_loader_of_ones_own_is_even(lightning: Small, tmp_path: Path, calls: l
             return iter(self.batches)
 
     fit(lightning, tmp_path, Batched(), max_epochs=1)
-    assert calls[0].workload.training == Batches(windows=2, batches=2)
+    assert calls[0].workload.training == Batches(optimizer_steps=2, batches=2)
 
 
 def checkpoint(small: Small, folder: Path, **options: Any) -> Any:
@@ -162,8 +166,8 @@ def test_a_checkpoint_that_matters_is_timed_and_predicted_with_again(
     lightning: Small, tmp_path: Path, calls: list[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A slow disk: the estimate is an hour a file, of a run of seconds.
-    monkeypatch.setattr("lightning_predict.callbacks.follow_up.FollowUp.renew", RENEW)
-    monkeypatch.setattr("lightning_predict.fit.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
+    monkeypatch.setattr("lightning_predict.callbacks.forecast_updates.ForecastUpdates.renew", RENEW)
+    monkeypatch.setattr("lightning_predict.observe.remaining.WRITING_BYTES_PER_SECOND", 1e-3)
     saving = checkpoint(lightning, tmp_path / "saved")
     logger = lightning.lightning.loggers.TensorBoardLogger(tmp_path / "logs")
     fit(
@@ -210,7 +214,7 @@ def test_waits_for_the_loader_count_on_every_gpu(small: Small, tmp_path: Path, c
     loader = calls[0].workload.loader
     assert loader.seconds_per_batch == 1.0
     assert loader.spread[0] < 1 < loader.spread[1]
-    assert not loader.is_believed  # two waits call no loader a limit
+    assert not loader.is_reliable  # two waits call no loader a limit
     assert predictor.predictions is not None
     for prediction in predictor.predictions.values():
         assert prediction.total_seconds == pytest.approx(4 * (1.0 + prediction.iteration_seconds), rel=1e-2)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.callbacks.bases import PACKAGES
 from lightning_predict.callbacks.cost_budget import CHECKPOINT_NAME
+from lightning_predict.callbacks.lightning_packages import PACKAGES
 from tests.callbacks.ranks import launched
 
 

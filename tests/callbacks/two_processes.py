@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.fit.clock import clock_of_fits
+from lightning_predict.observe.clock import clock_of_fits
 from tests.callbacks.small import Small
 
 CASES: dict[str, Any] = {

@@ -11,7 +11,12 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.evidence import EVIDENCE, FEWEST_PAIRS, MeasuredPairs, evidence_for
+from lightning_predict.extensions.advice.gain_accuracy import (
+    GAIN_CALIBRATION,
+    MIN_PAIRS,
+    MeasuredPairs,
+    calibration_for,
+)
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.tracing.trace import Flags
 from tests.changes.example_steps import GPU, profiled, trained
@@ -33,7 +38,7 @@ def test_every_change_is_answered_and_found_by_its_name(advice: lp.Advice) -> No
 
 def test_a_number_stands_only_where_pairs_prove_it(advice: lp.Advice) -> None:
     for name, advised in advice.items():
-        proven = any(key.split(" ")[0] == CHANGES[name].kind for key in EVIDENCE)
+        proven = any(key.split(" ")[0] == CHANGES[name].kind for key in GAIN_CALIBRATION)
         if advised.verdict in ("faster", "slower", "noise"):
             assert proven
             assert advised.gain is not None
@@ -59,7 +64,7 @@ def test_gains_are_told_for_the_first_gpu_and_hold_for_what_they_save(advice: lp
 def test_the_chain_takes_one_precision_and_nothing_that_is_not_allowed(advice: lp.Advice) -> None:
     assert advice.chain is not None
     assert sum(CHANGES[name].slot == "precision" for name in advice.chain.names) == 1
-    assert not any("digits" in CHANGES[name].asks for name in advice.chain.names)
+    assert not any("digits" in CHANGES[name].side_effects for name in advice.chain.names)
     careful = lp.advise(trained(4096), ["L4"], allow=["memory"])
     assert careful.chain is None
     assert careful["bf16-mixed"].verdict == "faster"  # it is told, and left out
@@ -106,7 +111,7 @@ def test_an_unknown_price_is_refused() -> None:
 
 
 PROVEN = MeasuredPairs(
-    pairs=FEWEST_PAIRS,
+    pairs=MIN_PAIRS,
     families=3,
     source="pairs",
     median_error=0.05,
@@ -114,24 +119,24 @@ PROVEN = MeasuredPairs(
     constant=1.5,
     coverage=0.9,
     power=0.5,
-    least=0.1,
-    share=0.2,
+    base_half_width=0.1,
+    half_width_slope=0.2,
 )
 
 
 def test_a_gain_is_told_as_a_power_with_a_width_that_grows() -> None:
-    told = PROVEN.told(4.0)
+    told = PROVEN.calibrated_gain(4.0)
     assert told.middle == pytest.approx(2.0)
     assert math.log(told.high / told.middle) == pytest.approx(0.1 + 0.2 * math.log(2.0))
-    assert PROVEN.told(1.0).middle == 1.0
-    assert replace(PROVEN, shift=math.log(1.1)).told(4.0).middle == pytest.approx(2.2)
+    assert PROVEN.calibrated_gain(1.0).middle == 1.0
+    assert replace(PROVEN, shift=math.log(1.1)).calibrated_gain(4.0).middle == pytest.approx(2.2)
 
 
 def test_beyond_the_largest_gain_of_its_pairs_a_gain_grows_as_simulated() -> None:
     # A power of a half up to 2, and what is left of 4 as it is: sqrt(2) x 2.
-    far = replace(PROVEN, reach=2.0)
-    assert far.told(4.0).middle == pytest.approx(2 * math.sqrt(2))
-    assert far.told(1.5) == PROVEN.told(1.5)
+    far = replace(PROVEN, max_validated_gain=2.0)
+    assert far.calibrated_gain(4.0).middle == pytest.approx(2 * math.sqrt(2))
+    assert far.calibrated_gain(1.5) == PROVEN.calibrated_gain(1.5)
 
 
 def test_products_are_no_slower_in_16_bits_throughout_than_with_casts() -> None:
@@ -148,10 +153,10 @@ def test_products_are_no_slower_in_16_bits_throughout_than_with_casts() -> None:
 
 def test_where_a_constant_is_better_it_is_told_until_the_simulation_leaves_its_interval() -> None:
     constant = replace(PROVEN, median_error=0.07, power=1.0)
-    assert constant.told(1.6).middle == pytest.approx(1.5)  # within a factor of exp(0.1) of 1.5
-    assert constant.told(1.4).middle == pytest.approx(1.5)
-    assert constant.told(3.0).middle == pytest.approx(3.0 / math.exp(0.1))
-    assert constant.told(0.5).middle == pytest.approx(0.5 * math.exp(0.1))
+    assert constant.calibrated_gain(1.6).middle == pytest.approx(1.5)  # within a factor of exp(0.1) of 1.5
+    assert constant.calibrated_gain(1.4).middle == pytest.approx(1.5)
+    assert constant.calibrated_gain(3.0).middle == pytest.approx(3.0 / math.exp(0.1))
+    assert constant.calibrated_gain(0.5).middle == pytest.approx(0.5 * math.exp(0.1))
     assert constant.words == "a constant, 6 % off in the median (simulated 7 %): 10 pairs, pairs"
     assert PROVEN.words == "simulated, 5 % off in the median (a constant 6 %): 10 pairs, pairs"
 
@@ -160,8 +165,8 @@ def test_each_row_says_what_beats_what(advice: lp.Advice) -> None:
     assert "simulated, 10 % off in the median (a constant 19 %): 71 pairs" in " ".join(
         advice.text(verbose=True).split()
     )
-    assert EVIDENCE["amp train"].is_simulated
-    assert not EVIDENCE["batch"].is_simulated
+    assert GAIN_CALIBRATION["amp train"].is_simulated
+    assert not GAIN_CALIBRATION["batch"].is_simulated
 
 
 def test_releases_of_torch_have_evidence_of_their_own() -> None:
@@ -169,22 +174,23 @@ def test_releases_of_torch_have_evidence_of_their_own() -> None:
     change = CHANGES["channels_last"]
     for release, row in (("1.12.1", " before torch 2.1"), ("2.0", " before torch 2.1"), ("2.10.0+cu130", "")):
         assert (
-            evidence_for(change, replace(forward, software={"torch": release})) is EVIDENCE[f"channels_last infer{row}"]
+            calibration_for(change, replace(forward, software={"torch": release}))
+            is GAIN_CALIBRATION[f"channels_last infer{row}"]
         )
-    assert evidence_for(change, replace(forward, software={})) is EVIDENCE["channels_last infer"]
+    assert calibration_for(change, replace(forward, software={})) is GAIN_CALIBRATION["channels_last infer"]
 
 
 def test_too_few_pairs_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = replace(EVIDENCE["amp train"], pairs=FEWEST_PAIRS - 1)
-    monkeypatch.setitem(EVIDENCE, "amp train", few)
-    assert evidence_for(CHANGES["bf16-mixed"], trained(8)) is None
+    few = replace(GAIN_CALIBRATION["amp train"], pairs=MIN_PAIRS - 1)
+    monkeypatch.setitem(GAIN_CALIBRATION, "amp train", few)
+    assert calibration_for(CHANGES["bf16-mixed"], trained(8)) is None
 
 
 def test_steps_under_autocast_have_evidence_of_their_own_where_there_is_some() -> None:
     forward = replace(trained(8), operations=tuple(one for one in trained(8).operations if one.phase == "forward"))
     plain, mixed = (replace(forward, flags=Flags(autocast_dtype=dtype)) for dtype in (None, "float16"))
-    assert evidence_for(CHANGES["compile"], plain) is EVIDENCE["compile infer"]
-    assert evidence_for(CHANGES["compile"], mixed) is EVIDENCE["compile infer mixed"]
+    assert calibration_for(CHANGES["compile"], plain) is GAIN_CALIBRATION["compile infer"]
+    assert calibration_for(CHANGES["compile"], mixed) is GAIN_CALIBRATION["compile infer mixed"]
 
 
 def test_waiting_is_what_the_heading_says() -> None:

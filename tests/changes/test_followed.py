@@ -13,7 +13,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.extensions.advice.what_if import compile_what_if
-from lightning_predict.tracing.followed import knows_tensors, with_followed
+from lightning_predict.tracing.data_flow import has_data_flow, with_data_flow
 from lightning_predict.tracing.precision import in_precision
 from lightning_predict.tracing.recording import _followed
 from lightning_predict.tracing.trace import Kernel, Trace
@@ -61,7 +61,7 @@ def captured() -> Trace:
 
 def test_a_followed_profile_knows_tensors_and_modules(captured: Trace) -> None:
     profile = as_profiled(captured)
-    married = with_followed(profile, captured)
+    married = with_data_flow(profile, captured)
     forward = [one for one in captured.operations if one.phase != "optimizer"]
     assert [one.outputs != () for one in married.operations] == [one.outputs != () for one in forward]
     assert [one.module for one in married.operations] == [one.module for one in forward]
@@ -88,8 +88,8 @@ def test_capture_follows_one_step_more_and_says_so_where_it_cannot(captured: Tra
 
     profile = replace(as_profiled(lp.capture(step)), device="meta")
     followed = _followed(profile, step)
-    assert knows_tensors(followed)
-    assert not knows_tensors(profile)
+    assert has_data_flow(followed)
+    assert not has_data_flow(profile)
     assert followed.kernels == profile.kernels
     other = _followed(replace(as_profiled(captured), device="meta"), step)
     assert other.notes[-1].startswith("Tensors could not be followed: Of the operations that ran on the GPU only")
@@ -101,7 +101,7 @@ def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived() -> Non
     Each of the blocks keeps 64 MiB of 8,192 rows, beside 64 MiB of gradients, which come when it is gone.
     """
     large = trained(8192)
-    followed = with_followed(as_profiled(large), large)
+    followed = with_data_flow(as_profiled(large), large)
     measured = replace(followed, memory=replace(followed.memory, reserved_bytes=10**10))
     fresh = [CHANGES["checkpointing"].apply(one, Assumptions())[0].memory for one in (followed, measured)]
     assert fresh[0].reserved_bytes is None
@@ -111,9 +111,9 @@ def test_memory_that_was_measured_stays_in_the_ratio_of_what_is_derived() -> Non
 
 def test_another_step_is_refused(captured: Trace) -> None:
     with pytest.raises(InvalidArgumentError, match=r"only \d+% are in the followed step"):
-        with_followed(as_profiled(captured), trained(8))
+        with_data_flow(as_profiled(captured), trained(8))
     with pytest.raises(InvalidArgumentError, match="holds no results of operations"):
-        with_followed(as_profiled(captured), profiled(kernel_seconds=1e-3, every=1e-4))
+        with_data_flow(as_profiled(captured), profiled(kernel_seconds=1e-3, every=1e-4))
 
 
 def test_a_profile_is_cast_with_what_flows_between_products() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.tracing.followed import knows_tensors
+from lightning_predict.tracing.data_flow import has_data_flow
 from tests.recordings import recording
 
 NAMES = (
@@ -29,6 +29,6 @@ def test_each_change_answers_or_says_why(name: str) -> None:
     assert trace.has_measured_kernels
     reasons = {change.name: change.why_not(trace, None) for change in CHANGES.values()}
     assert all(reason is None or len(reason.split()) >= 4 for reason in reasons.values())
-    if not knows_tensors(trace):
+    if not has_data_flow(trace):
         for asks in ("compile", "batch_size", "no_checkpointing"):
             assert any(words in (reasons[asks] or "") for words in MISSING), reasons[asks]

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.extensions.advice.checkpointing import checkpointed
-from lightning_predict.extensions.advice.relief import memory_report
+from lightning_predict.extensions.advice.memory_savings import memory_report
 from lightning_predict.gpus import gpu
 from lightning_predict.memory.allocator import LARGE_SEGMENT_BYTES
 from lightning_predict.reports.memory import MemoryReport

@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_predict.cli import main
 from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.extensions.advice.trying import try_change
+from lightning_predict.extensions.advice.measured_change import try_change
 
 RAN: list[tuple[str | None, int, tuple[torch.dtype, torch.device]]] = []
 """What steps ran: the change that they were asked for, their samples, and what their model computed in."""

@@ -14,10 +14,10 @@ import yaml
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.extensions.own_weights.measuring import run as measuring
 from lightning_predict.extensions.own_weights.measuring.clock import time_call
-from lightning_predict.extensions.own_weights.training import own
+from lightning_predict.extensions.own_weights.training import tuning
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
-from lightning_predict.gpus.own import read_gpus
+from lightning_predict.gpus.user_gpus import read_gpus
 from tests.cli.conftest import Run
 from tests.training.example import write_own_table
 from tests.weights.example import publish
@@ -356,7 +356,7 @@ def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 def test_train_writes_weights_that_predict_takes(
     trace: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own, "train_own", partial(own.train_own, plan=TrainingPlan(steps=30), jobs=1))
+    monkeypatch.setattr(tuning, "tune_weights", partial(tuning.tune_weights, plan=TrainingPlan(steps=30), jobs=1))
     tables, weights = tmp_path / "tables", tmp_path / "weights"
     tables.mkdir()
     write_own_table(tables, [gpu("T4"), gpu("L4")], rows=700)
@@ -385,7 +385,7 @@ def test_cache_shows_and_clears_what_was_downloaded(run: Run, tmp_path: Path) ->
 
 
 def test_train_says_why_there_is_no_score(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "train_own", lambda *_, **__: ())
+    monkeypatch.setattr(tuning, "tune_weights", lambda *_, **__: ())
     ran = run("train", tmp_path, "--output", tmp_path / "weights")
     assert ran.out.startswith("No score: no row was held out")
 

@@ -18,8 +18,8 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.run.workload import Run, Workload, run_of
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.run.workload import Run, Workload, predict_run
+from lightning_predict.timeline.step_prediction import StepPrediction
 
 T4 = Layout(gpu("T4"))
 TWO_HOURS = Run(
@@ -88,7 +88,7 @@ def test_a_price_must_be_above_zero(price: float | dict[str, float]) -> None:
     check_price({"T4": 0.3})
 
 
-STEP = Iteration(
+STEP = StepPrediction(
     gpu="2xT4",
     interval=Interval(0.4, 0.5, 0.6),
     device_seconds=0.4,
@@ -101,7 +101,7 @@ LAYOUT = Layout(gpu("T4"), 2)
 
 
 def test_every_part_has_its_values_by_flat_names() -> None:
-    run = run_of(STEP, Workload(training_iterations=7200, samples_per_iteration=16), replicas=2)
+    run = predict_run(STEP, Workload(training_iterations=7200, samples_per_iteration=16), replicas=2)
     step = replace(STEP, measured_seconds=0.5, unmeasured_seconds=0.45)
     found = Prediction(LAYOUT, step, run, price_of(run, LAYOUT, usd_per_hour=0.25), memory_need(LAYOUT, 2**30))
     assert (found.gpu, found.num_gpus, found.communication_seconds, found.added_seconds) == ("2xT4", 2, 0.3, 0.1)
@@ -120,7 +120,7 @@ def test_every_part_has_its_values_by_flat_names() -> None:
 
 
 def test_what_is_not_known_is_none() -> None:
-    run = run_of(STEP, Workload())
+    run = predict_run(STEP, Workload())
     found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT, offers=[]), memory_need(LAYOUT, None))
     assert (found.total_seconds, found.cost_usd, found.samples_per_second, found.fits) == (None, None, None, None)
     assert found.unmeasured_seconds is None
@@ -133,6 +133,6 @@ def test_every_value_of_a_prediction_but_its_parts_and_intervals_is_in_its_json(
 
 
 def test_a_prediction_can_be_pickled_and_copied() -> None:
-    run = run_of(STEP, Workload(training_iterations=10))
+    run = predict_run(STEP, Workload(training_iterations=10))
     found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
     assert pickle.loads(pickle.dumps(found)) == found == copy.deepcopy(found)

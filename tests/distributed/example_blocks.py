@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.translation import work_items
 from lightning_predict.tracing.trace import Memory, Operation, Parameter, Phase, TensorInfo, Trace
 from tests.kernels.example_models import half_speed
@@ -91,17 +91,17 @@ def parameters(name: str) -> Iterator[Parameter]:
     yield Parameter(name=f"{name}.attention.output.weight", shape=(HIDDEN, HIDDEN), dtype="float32")
 
 
-def timed_as(trace: Trace, seconds: list[float]) -> TimedWork:
+def timed_as(trace: Trace, seconds: list[float]) -> WorkTimes:
     """The trace's work at these seconds, with 10 % around them."""
     items = work_items(trace)
     values = np.array([seconds])
     assert len(items) == len(seconds)
     phases: tuple[Phase, ...] = tuple(operation.phase for operation in trace.operations)
-    return TimedWork(
+    return WorkTimes(
         items=items,
         families=("any",) * len(items),
         phases=phases,
-        interval=Interval.around(values, 1.1),
+        interval=Interval.from_factor(values, 1.1),
         shares={"mlp": np.ones_like(values)},
     )
 

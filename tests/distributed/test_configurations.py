@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.distributed.strategy import Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 
 TORCHTITAN = """
@@ -32,7 +32,7 @@ selective_ac_option = "op"
 def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
     file = tmp_path / "llama.toml"
     file.write_text(TORCHTITAN)
-    found = strategy_of(str(file))
+    found = parse_strategy(str(file))
     assert found == Strategy(
         data="fsdp",
         tensor=8,
@@ -45,7 +45,7 @@ def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
         fp8="tensorwise",
         reduce_dtype="float32",
     )
-    assert strategy_of(found.name) == found
+    assert parse_strategy(found.name) == found
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_torchtitans_file_is_told_in_our_words(tmp_path: Path) -> None:
 def test_torchtitans_defaults(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "debug.toml"
     file.write_text(text)
-    assert strategy_of(str(file)) == strategy_of(words)
+    assert parse_strategy(str(file)) == parse_strategy(words)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_torchtitans_defaults(tmp_path: Path, text: str, words: str) -> None:
 def test_deepspeeds_file_is_told_in_our_words(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(config))
-    assert strategy_of(str(file)) == strategy_of(words)
+    assert parse_strategy(str(file)) == parse_strategy(words)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_what_has_no_word_is_refused(tmp_path: Path, name: str, text: str, messa
     file = tmp_path / name
     file.write_text(text)
     with pytest.raises(InvalidArgumentError, match=message):
-        strategy_of(str(file))
+        parse_strategy(str(file))
 
 
 def test_an_option_may_name_a_file_too() -> None:
-    assert strategy_of("embedding=plan.json").embedding == "plan.json"
+    assert parse_strategy("embedding=plan.json").embedding == "plan.json"
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     for name in ("missing.toml", "missing.json"):
         with pytest.raises(InvalidArgumentError, match=name):
-            strategy_of(name)
+            parse_strategy(name)

@@ -18,14 +18,14 @@ from lightning_predict.distributed.gradients import (
     unit_of,
     visits,
 )
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Parameter, Phase, Trace
 
 MEBIBYTE = 2**20
 
 
-def done(phase: Phase, module: str | None) -> Launching:
-    return Launching(name="op", phase=phase, seconds=np.zeros((1, 0)), module=module)
+def done(phase: Phase, module: str | None) -> HostOperation:
+    return HostOperation(name="op", phase=phase, seconds=np.zeros((1, 0)), module=module)
 
 
 def trace_with(**shapes: tuple[int, ...]) -> Trace:

@@ -7,13 +7,13 @@ from typing import Final
 import pytest
 
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.extensions.parallel.layout_search import best_layouts
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.run.workload import Workload
-from lightning_predict.step import Step
+from lightning_predict.step_predictor import StepPredictor
 from tests.kept import Kept, ends, example
 
 EVERYWHERE: Final = (
@@ -56,11 +56,11 @@ WORKLOAD: Final = Workload(training_iterations=1000, validation_iterations=37, s
 @pytest.mark.parametrize("name", CASES)
 def test_layouts(kept: Kept, name: str) -> None:
     layout, strategies = layout_of(CASES[name][0]), CASES[name][1]
-    step = Step(example(name), [layout.gpu], Assumptions(), WORKLOAD)
+    step = StepPredictor(example(name), [layout.gpu], Assumptions(), WORKLOAD)
     found = {}
     for words in strategies:
-        if layout.count % (strategy_of(words).model_parallel * strategy_of(words).context) == 0:
-            one = step.on(layout, strategy_of(words))
+        if layout.count % (parse_strategy(words).model_parallel * parse_strategy(words).context) == 0:
+            one = step.predict_layout(layout, parse_strategy(words))
             found[words] = [*ends(one.iteration), one.communication_seconds, one.memory_bytes]
     kept(f"layouts of {name}", found)
 
@@ -73,8 +73,8 @@ def test_links(kept: Kept) -> None:
         ("a switch", Interconnect(pcie="switch")),
         ("a virtual machine", Interconnect(pcie="virtual")),
     ):
-        step = Step(example("tabular"), [gpu("L4")], Assumptions(interconnect=links))
-        found[word] = step.on(layout_of("2x8xL4"), strategy_of("fsdp")).iteration_seconds
+        step = StepPredictor(example("tabular"), [gpu("L4")], Assumptions(interconnect=links))
+        found[word] = step.predict_layout(layout_of("2x8xL4"), parse_strategy("fsdp")).iteration_seconds
     kept("links", found)
 
 

@@ -12,25 +12,25 @@ import pytest
 from lightning_predict.distributed.layout_steps import on_layouts
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, slowest_of
-from lightning_predict.distributed.strategy import Recompute, Strategy, strategy_of
+from lightning_predict.distributed.strategy import Recompute, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel import model_parallel
 from lightning_predict.extensions.parallel.groups import data_group, tensor_group
 from lightning_predict.extensions.parallel.model_parallel import TENSOR_HIDDEN, model_stages
 from lightning_predict.extensions.parallel.pipeline_parallel import (
-    idle_share,
+    bubble_ratio,
+    in_flight,
     overlapping_micro_batches,
+    pass_micro_batches,
     stage_of_blocks,
-    turns,
-    under_way,
 )
 from lightning_predict.extensions.parallel.recomputation import recomputed_part
 from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.timeline.host import HostModel
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 from lightning_predict.units import MEBIBYTE
 from tests.distributed.example_blocks import (
@@ -50,23 +50,25 @@ FAST = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_secon
 FORWARD, BACKWARD, NORMS, UPDATE = 3.1, 4.2, 0.3, 0.5
 
 
-def on(blocks: int, words: str, layout: Layout, *, links: Interconnect = FAST, trace: Trace | None = None) -> Iteration:
+def on(
+    blocks: int, words: str, layout: Layout, *, links: Interconnect = FAST, trace: Trace | None = None
+) -> StepPrediction:
     own, seconds = trace_of(blocks)
     own = trace or own
     timed = timed_as(own, seconds)
-    (step,) = iterations(own, timed, [layout.gpu])
+    (step,) = predict_steps(own, timed, [layout.gpu])
     (found,) = on_layouts(
-        own, timed, [layout.gpu], [step], [layout], strategy_of(words), interconnect=links, models=MODELS
+        own, timed, [layout.gpu], [step], [layout], parse_strategy(words), interconnect=links, models=MODELS
     )
     return found
 
 
 def with_wait(seconds: float, count: int) -> float:
-    return seconds * (1 + float(OVERLAP_COSTS.spread(np.array(seconds))) * slowest_of(count))
+    return seconds * (1 + float(OVERLAP_COSTS.speed_deviation(np.array(seconds))) * slowest_of(count))
 
 
 def memory(words: str, count: int, *, trace: Trace = TRACE, single: float = SINGLE_BYTES, nodes: int = 1) -> float:
-    return shared_memory_bytes(single, trace, Layout(H100, count // nodes, nodes), strategy_of(words))
+    return shared_memory_bytes(single, trace, Layout(H100, count // nodes, nodes), parse_strategy(words))
 
 
 def test_an_interleaved_pipeline_waits_half_as_long() -> None:
@@ -76,7 +78,7 @@ def test_an_interleaved_pipeline_waits_half_as_long() -> None:
     assert stage_of_blocks(4, 2, 2) == (0, 1, 0, 1)
     # Each micro-batch is handed over three times as often between the two: out, back and out again.
     stages = {
-        words: model_stages(*_made(4), [A100], HostModel(), MODELS, strategy_of(words))[0].hand_overs
+        words: model_stages(*_made(4), [A100], HostModel(), MODELS, parse_strategy(words))[0].hand_overs
         for words in ("ddp,pipeline=2,micro_batches=4", "ddp,pipeline=2,micro_batches=4,virtual=2")
     }
     assert list(stages.values()) == [1, 3]
@@ -101,13 +103,13 @@ def test_an_interleaved_pipeline_exchanges_behind_its_last_round() -> None:
 
 def test_a_zero_bubble_pipeline_fills_the_gaps_with_gradients_of_weights() -> None:
     # Where a third of the time is the gradients of weights, a third of 1F1B's bubble is left.
-    strategy = strategy_of("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
-    assert idle_share(strategy, 1 / 3) == pytest.approx(1 / 3)
-    assert idle_share(replace(strategy, schedule="1f1b"), 1 / 3) == 1
+    strategy = parse_strategy("ddp,pipeline=2,schedule=zero_bubble,micro_batches=4")
+    assert bubble_ratio(strategy, 1 / 3) == pytest.approx(1 / 3)
+    assert bubble_ratio(replace(strategy, schedule="1f1b"), 1 / 3) == 1
     found = on(4, strategy.name, Layout(A100, 2))
     assert found.seconds <= on(4, "ddp,pipeline=2,micro_batches=4", Layout(A100, 2)).seconds
     assert any("gradients of weights where a stage would wait" in note for note in found.notes)
-    assert turns([1.0, 1.0], 4, idle=0.0) == 4
+    assert pass_micro_batches([1.0, 1.0], 4, idle=0.0) == 4
 
 
 def test_sequence_parallelism_shares_norms_too() -> None:
@@ -133,7 +135,7 @@ def test_context_parallelism_cuts_tokens_and_passes_keys_and_values_around(monke
     assert slower.communication_seconds == pytest.approx(2 * 3 * 0.1 + OVERLAP_COSTS.slowdown * gradients, rel=0.02)
     assert slower.seconds - found.seconds < 2 * gradients * OVERLAP_COSTS.slowdown
     # Which ring it is, is not told: the high end has half of the attention's 2 x (1 + 2) / 2 s again.
-    monkeypatch.setattr(model_parallel, "RING_DOUBT", np.zeros(3))
+    monkeypatch.setattr(model_parallel, "RING_OVERHEAD", np.zeros(3))
     sure = on(2, "ddp,context=2", Layout(A100, 2))
     assert sure.seconds == found.seconds
     assert found.high_seconds - sure.high_seconds == pytest.approx(1.5, rel=0.02)
@@ -271,10 +273,10 @@ def test_float32_copies_of_the_parameters_are_shared_like_the_optimizers_state()
 
 
 def test_an_interleaved_schedule_and_gpipe_hold_more_at_once() -> None:
-    assert under_way(strategy_of("ddp,pipeline=4"), 0, 16) == 4
+    assert in_flight(parse_strategy("ddp,pipeline=4"), 0, 16) == 4
     # (p - 1) / (p v) = 3 / 8 more.
-    assert under_way(strategy_of("ddp,pipeline=4,virtual=2"), 0, 16) == 4 * 1.375
-    assert under_way(strategy_of("ddp,pipeline=4,schedule=gpipe"), 3, 16) == 16
+    assert in_flight(parse_strategy("ddp,pipeline=4,virtual=2"), 0, 16) == 4 * 1.375
+    assert in_flight(parse_strategy("ddp,pipeline=4,schedule=gpipe"), 3, 16) == 16
     trace = with_activations(4)
     single = 4 * (4 * WEIGHT_BYTES + ACTIVATION_BYTES)
     found = [
@@ -318,12 +320,12 @@ def mixture(blocks: int, experts: int) -> tuple[Trace, list[float]]:
 def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
     trace, seconds = mixture(2, 4)
     timed = timed_as(trace, seconds)
-    (step,) = iterations(trace, timed, [A100])
+    (step,) = predict_steps(trace, timed, [A100])
 
-    def moved(words: str) -> Iteration:
+    def moved(words: str) -> StepPrediction:
         bus = Interconnect(intra_node_bytes_per_second=TOKENS * HIDDEN * 4 / 2 / 0.1)
         (found,) = on_layouts(
-            trace, timed, [A100], [step], [Layout(A100, 2)], strategy_of(words), interconnect=bus, models=MODELS
+            trace, timed, [A100], [step], [Layout(A100, 2)], parse_strategy(words), interconnect=bus, models=MODELS
         )
         return found
 
@@ -335,7 +337,7 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
     # Half of the experts' 2 x 16 MiB, of their gradients, and of those in DDP's buckets.
     single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + 4 * WEIGHT_BYTES
     layout = Layout(A100, 2)
-    whole, dealt = (shared_memory_bytes(single, trace, layout, strategy_of(one)) for one in ("ddp", "ddp,expert=2"))
+    whole, dealt = (shared_memory_bytes(single, trace, layout, parse_strategy(one)) for one in ("ddp", "ddp,expert=2"))
     experts = 2 * 4 * HIDDEN * HIDDEN * 4
     # The optimizer's state goes by the share of parameters.
     share = experts / 2 / (experts + 2 * WEIGHT_BYTES)
@@ -354,17 +356,19 @@ def test_experts_are_dealt_out_and_tokens_travel_to_them() -> None:
 def test_experts_may_be_launched_one_by_one(words: str, each: int) -> None:
     trace, seconds = mixture(2, 4)
     plain, apart = (
-        model_stages(trace, timed_as(trace, seconds), [H100], HostModel(), MODELS, strategy_of(f"ddp,{words}{more}"))[0]
+        model_stages(
+            trace, timed_as(trace, seconds), [H100], HostModel(), MODELS, parse_strategy(f"ddp,{words}{more}")
+        )[0]
         for more in ("", ",expert_launches=true")
     )
     # Of four experts, a GPU's own; in float8 two operands of each are cast by launches of their own.
-    own = 4 // strategy_of(words).expert * each
+    own = 4 // parse_strategy(words).expert * each
     visits = [
         (one, other) for one, other in zip(plain.work, apart.work, strict=True) if "experts" in (one.module or "")
     ]
     assert [(one.launches, other.launches) for one, other in visits] == [(1, own)] * 2
     assert all(one.seconds.sum() == pytest.approx(other.seconds.sum()) for one, other in visits)
-    launching = HostModel().of("forward")
+    launching = HostModel().overheads("forward")
     more = 2 * (own - 1) * (launching.launch + launching.between_launches)
     assert apart.passes.host_seconds - plain.passes.host_seconds == pytest.approx(more)
     # Before the experts of each of the two layers the host waits for how many tokens go to each.
@@ -375,7 +379,7 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     """Two blocks of experts of 4 x 4 MiB over eight GPUs, under a bus that takes a second for a GiB."""
     trace, seconds = mixture(2, 4)
     timed = timed_as(trace, seconds)
-    (step,) = iterations(trace, timed, [A100])
+    (step,) = predict_steps(trace, timed, [A100])
     layout, experts, dense = Layout(A100, 8), 2 * 4 * HIDDEN * HIDDEN * 4, 2 * WEIGHT_BYTES
 
     def exchanged(count: int, size: float) -> float:
@@ -384,7 +388,7 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
 
     def moved(words: str) -> float:
         bus = Interconnect(intra_node_bytes_per_second=2**30)
-        strategy = strategy_of(f"{words},capacity=1.0" if "expert" in words else words)
+        strategy = parse_strategy(f"{words},capacity=1.0" if "expert" in words else words)
         (found,) = on_layouts(trace, timed, [A100], [step], [layout], strategy, interconnect=bus, models=MODELS)
         routed = 0.0
         if strategy.expert > 1:  # four all-to-alls a layer
@@ -403,7 +407,7 @@ def test_gradients_of_experts_pass_among_those_that_hold_the_same_ones() -> None
     # Over as many GPUs as there are, nobody else has the same; ZeRO 1 then gathers what is not of experts alone.
     trace, seconds = mixture(2, 8)
     timed = timed_as(trace, seconds)
-    (step,) = iterations(trace, timed, [A100])
+    (step,) = predict_steps(trace, timed, [A100])
     assert moved("ddp,expert=8") == pytest.approx(exchanged(8, dense), rel=0.05)
     assert moved("zero1,expert=8") == pytest.approx(exchanged(8, dense), rel=0.05)  # scattered, then gathered
 
@@ -419,7 +423,7 @@ def test_what_zero_gathers_hides_behind_the_next_forward_pass() -> None:
     # What is hidden slows the work that hides it.
     assert after.seconds - behind.seconds == pytest.approx((1 - OVERLAP_COSTS.contention) * gathering, abs=0.02)
     with pytest.raises(InvalidArgumentError, match="overlap_param_gather=true is of zero1 and zero2"):
-        strategy_of("fsdp,overlap_param_gather=true")
+        parse_strategy("fsdp,overlap_param_gather=true")
 
 
 def test_products_hide_a_part_of_what_tensor_parallelism_exchanges() -> None:
@@ -431,7 +435,7 @@ def test_products_hide_a_part_of_what_tensor_parallelism_exchanges() -> None:
     could = plain.communication_seconds / 2
     assert plain.seconds - hidden.seconds == pytest.approx(TENSOR_HIDDEN * could, rel=0.05)
     with pytest.raises(InvalidArgumentError, match="overlap_tensor=true hides what tensor parallelism exchanges"):
-        strategy_of("ddp,overlap_tensor=true")
+        parse_strategy("ddp,overlap_tensor=true")
 
 
 def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones() -> None:
@@ -442,7 +446,7 @@ def test_zero_divides_the_state_of_experts_among_those_that_hold_the_same_ones()
     single = (trace.memory.parameter_bytes or 0) + (trace.memory.gradient_bytes or 0) + state
     for expert in (1, 2, 8):
         words = f"zero1,expert={expert}" if expert > 1 else "zero1"
-        found = shared_memory_bytes(single, trace, Layout(A100, 8), strategy_of(words))
+        found = shared_memory_bytes(single, trace, Layout(A100, 8), parse_strategy(words))
         # Parameters, gradients and their buckets; of the state an eighth, of experts' an eighth of all of them, too.
         assert found == pytest.approx(3 * (dense + experts / expert) + state / 8)
         # In MiB: 32 beside the experts' 64; two states of 32 among eight GPUs, of an expert's among those that hold it.
@@ -510,7 +514,7 @@ def test_the_fullest_experts_hold_more_activations() -> None:
 )
 def test_what_does_not_go_together_is_refused_in_words(words: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        strategy_of(words)
+        parse_strategy(words)
 
 
 @pytest.mark.parametrize(
@@ -524,8 +528,8 @@ def test_what_does_not_go_together_is_refused_in_words(words: str, message: str)
     ],
 )
 def test_the_name_of_a_strategy_reads_back(words: str) -> None:
-    assert strategy_of(words).name == words
-    assert strategy_of(strategy_of(words).name) == strategy_of(words)
+    assert parse_strategy(words).name == words
+    assert parse_strategy(parse_strategy(words).name) == parse_strategy(words)
 
 
 def test_the_verdict_of_a_divided_layout_says_what_it_waits_for() -> None:
@@ -540,7 +544,7 @@ def test_the_verdict_of_a_divided_layout_says_what_it_waits_for() -> None:
     assert bound_by("ddp,tensor=2", 2, links=slow) == "links"
     trace, seconds = trace_of(4)
     timed = timed_as(trace, [1e-9 * each for each in seconds])
-    (step,) = iterations(trace, timed, [A100])
+    (step,) = predict_steps(trace, timed, [A100])
     (found,) = on_layouts(
         trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), interconnect=FAST, models=MODELS
     )

@@ -20,10 +20,10 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 SIZE = 100 * 2**20
@@ -48,9 +48,9 @@ A100 = gpu("A100-SXM-80GB")
 T4 = gpu("T4")
 
 
-def timed_as(seconds: list[float], rows: int = 1) -> TimedWork:
+def timed_as(seconds: list[float], rows: int = 1) -> WorkTimes:
     values = np.array([seconds] * rows)
-    return TimedWork(
+    return WorkTimes(
         items=tuple(WorkItem((index,), (), 1) for index in range(len(seconds))),
         families=tuple("linear" for _ in seconds),
         phases=tuple(phase for phase, _, _ in PARTS[: len(seconds)]),
@@ -60,10 +60,10 @@ def timed_as(seconds: list[float], rows: int = 1) -> TimedWork:
 
 
 TIMED = timed_as([seconds for _, _, seconds in PARTS])
-(STEP,) = iterations(TRACE, TIMED, [A100])
+(STEP,) = predict_steps(TRACE, TIMED, [A100])
 
 
-def shared(count: int, strategy: Strategy, *, alone: float, nodes: int = 1) -> Iteration:
+def shared(count: int, strategy: Strategy, *, alone: float, nodes: int = 1) -> StepPrediction:
     """The step on A100s where an all_reduce of one gradient takes `alone` seconds on two of them by itself."""
     bus = Interconnect(intra_node_bytes_per_second=SIZE / alone)  # 2 (2 - 1) / 2 = 1 time the message
     (found,) = on_layouts(TRACE, TIMED, [A100], [STEP], [Layout(A100, count, nodes)], strategy, interconnect=bus)
@@ -71,7 +71,7 @@ def shared(count: int, strategy: Strategy, *, alone: float, nodes: int = 1) -> I
 
 
 def waiting(count: int) -> float:
-    return float(OVERLAP_COSTS.spread(np.array(6.5))) * slowest_of(count) * 6.5
+    return float(OVERLAP_COSTS.speed_deviation(np.array(6.5))) * slowest_of(count) * 6.5
 
 
 def test_the_step_by_itself() -> None:
@@ -129,11 +129,11 @@ def test_hybrid_adds_up_the_shares_of_the_machines() -> None:
 def test_inference_exchanges_nothing() -> None:
     forward = replace(TRACE, operations=TRACE.operations[:2])
     timed = timed_as([1.0, 1.0])
-    (step,) = iterations(forward, timed, [A100])
+    (step,) = predict_steps(forward, timed, [A100])
     (found,) = on_layouts(forward, timed, [A100], [step], [Layout(A100, 8)], Strategy())
     assert found.communication_seconds == 0
     assert found.seconds == pytest.approx(
-        2.0 * (1 + float(OVERLAP_COSTS.spread(np.array(2.0))) * slowest_of(8)), rel=1e-3
+        2.0 * (1 + float(OVERLAP_COSTS.speed_deviation(np.array(2.0))) * slowest_of(8)), rel=1e-3
     )
 
 
@@ -146,7 +146,7 @@ def test_a_trace_without_parameters_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("data", DATA_STRATEGIES)
 def test_one_gpu_is_the_single_step_exactly(data: str) -> None:
-    both = iterations(TRACE, timed_as([part for _, _, part in PARTS], rows=2), [A100, T4])
+    both = predict_steps(TRACE, timed_as([part for _, _, part in PARTS], rows=2), [A100, T4])
     layouts = [Layout(T4), Layout(A100), Layout(A100, 4)]
     found = on_layouts(
         TRACE,
@@ -169,7 +169,7 @@ def test_one_gpu_is_the_single_step_exactly(data: str) -> None:
 def test_work_of_a_gpu_never_grows_and_slower_links_never_help(
     data: str, card: object, exponent: int, bus: float, factor: float
 ) -> None:
-    def on(count: int, bandwidth: float) -> Iteration:
+    def on(count: int, bandwidth: float) -> StepPrediction:
         (found,) = on_layouts(
             TRACE,
             TIMED,

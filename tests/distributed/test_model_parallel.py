@@ -18,9 +18,9 @@ from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.timeline.host import Host
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from tests.distributed.example_blocks import MODELS, NORMS_REL, STREAM_BYTES, WEIGHT_BYTES, timed_as, trace_of
 
 A100 = gpu("A100-SXM-80GB")
@@ -28,9 +28,9 @@ FAST = Interconnect(intra_node_bytes_per_second=1e15, inter_node_bytes_per_secon
 FORWARD, BACKWARD, NORMS, UPDATE = 3.1, 4.2, 0.3, 0.5
 
 
-def single(blocks: int, *, trains: bool = True) -> Iteration:
+def single(blocks: int, *, trains: bool = True) -> StepPrediction:
     trace, seconds = trace_of(blocks, trains=trains)
-    return iterations(trace, timed_as(trace, seconds), [A100])[0]
+    return predict_steps(trace, timed_as(trace, seconds), [A100])[0]
 
 
 def on(
@@ -41,8 +41,8 @@ def on(
     nodes: int = 1,
     interconnect: Interconnect = FAST,
     trains: bool = True,
-    step: Iteration | None = None,
-) -> Iteration:
+    step: StepPrediction | None = None,
+) -> StepPrediction:
     trace, seconds = trace_of(blocks, trains=trains)
     (found,) = on_layouts(
         trace,
@@ -59,7 +59,7 @@ def on(
 
 def with_wait(seconds: float, count: int) -> float:
     """All wait for the slowest, whose mean pace over long steps differs less."""
-    return seconds * (1 + float(OVERLAP_COSTS.spread(np.array(seconds))) * slowest_of(count))
+    return seconds * (1 + float(OVERLAP_COSTS.speed_deviation(np.array(seconds))) * slowest_of(count))
 
 
 def test_blocks_over_two_gpus() -> None:
@@ -90,7 +90,7 @@ def test_the_devices_waits_for_the_host_hide_them() -> None:
     # between. The framework that divides the step makes the host slower.
     trace, seconds = trace_of(2)
     timed = timed_as(trace, [1e-7 * each for each in seconds])
-    (step,) = iterations(trace, timed, [A100])
+    (step,) = predict_steps(trace, timed, [A100])
     assert step.bound_by == "host"
     at_once, long = (Interconnect(intra_node_bytes_per_second=STREAM_BYTES / each) for each in (1e-7, 0.25))
     hidden, exposed = (
@@ -281,7 +281,7 @@ def test_a_slower_host_bounds_the_parts_of_a_model_that_the_device_bounds_whole(
     timed = timed_as(trace, seconds)
     usual = single(2)
     factor = 0.8 * usual.device_seconds / usual.host_seconds / OVERLAP_COSTS.framework_host
-    (step,) = iterations(trace, timed, [A100], host=Host(factor))
+    (step,) = predict_steps(trace, timed, [A100], host=Host(factor))
     assert step.seconds == pytest.approx(usual.seconds, rel=0.02)
     (found,) = on_layouts(
         trace, timed, [A100], [step], [Layout(A100, 2)], Strategy(tensor=2), models=MODELS, host=Host(factor)

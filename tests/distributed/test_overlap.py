@@ -10,56 +10,56 @@ import pytest
 from lightning_predict.distributed.overlap import (
     MACHINE_SPREAD,
     OVERLAP_COSTS,
-    Cutter,
     Links,
+    StepSplitter,
     Transfer,
     WorkSegment,
     events_of,
-    walk,
+    overlap_transfers,
 )
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective
+from lightning_predict.kernels.interconnect import CATALOGUE, RING_HOP_SECONDS, Interconnect, collective_seconds
 from lightning_predict.timeline.host import HostModel
-from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
+from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
 
 H100 = gpu("H100-SXM-80GB")
 SECONDS = (1.0, 2.0, 3.0, 4.0)
-WORK = [Launching(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,)) for each in SECONDS]
-STEP = run_queues(launch_order(WORK, gpus=1), HostModel())
+WORK = [HostOperation(name="aten::mm", phase="forward", seconds=np.array([[each]]), streams=(0,)) for each in SECONDS]
+STEP = simulate_timeline(launch_schedule(WORK, gpus=1), HostModel())
 ENDS = np.array([0.5, 1.0, 2.0])
 
 
 def test_pieces_between_cuts() -> None:
-    segments = Cutter(STEP, 0, ENDS).segments([1, 3])
+    segments = StepSplitter(STEP, 0, ENDS).segments([1, 3])
     assert [piece[1] for piece in segments] == pytest.approx([1, 5, 4], abs=1e-3)
     assert segments[1] == pytest.approx(5 * ENDS, abs=1e-3)
-    assert Cutter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
+    assert StepSplitter(STEP, 0, ENDS).busy(2) == pytest.approx(7 * ENDS)
 
 
 def test_no_cut_is_the_whole() -> None:
-    (whole,) = Cutter(STEP, 0, ENDS).segments([])
+    (whole,) = StepSplitter(STEP, 0, ENDS).segments([])
     assert whole == pytest.approx(10 * ENDS, abs=1e-3)
-    (longer,) = Cutter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).segments([])
+    (longer,) = StepSplitter(STEP, 0, ENDS, exposed=np.array([1.0, 2.0, 3.0])).segments([])
     assert longer == pytest.approx(10 * ENDS + [1.0, 2.0, 3.0], abs=2e-3)
 
 
 def test_exposed_collectives_make_all_pieces_longer_but_the_last() -> None:
     # Three seconds over segments of one and five seconds: a half and two and a half more.
-    segments = Cutter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).segments([1, 3])
+    segments = StepSplitter(STEP, 0, np.ones(3), exposed=np.full(3, 3.0)).segments([1, 3])
     assert [piece[1] for piece in segments] == pytest.approx([1.5, 7.5, 4], abs=1e-3)
 
 
 def test_ends_of_a_collective() -> None:
     layout = Layout(H100, 8)
-    alone = collective("all_reduce", [1e8], layout)
+    alone = collective_seconds("all_reduce", [1e8], layout)
     (found,) = Links(layout, CATALOGUE, slowdown=2.0).collective("all_reduce", [1e8])
     assert found[1] == 2 * alone.middle[0]
     # Nobody measured the machine of the catalogue; who says what the links do is taken at their word.
     assert found[2] == pytest.approx(2 * alone.high[0] * MACHINE_SPREAD)
     said = Interconnect(intra_node_bytes_per_second=1e9)
     (exact,) = Links(layout, said, slowdown=1.0).collective("all_reduce", [1e8])
-    assert exact[2] == collective("all_reduce", [1e8], layout, interconnect=said).high[0]
+    assert exact[2] == collective_seconds("all_reduce", [1e8], layout, interconnect=said).high[0]
     assert Links(layout, CATALOGUE, slowdown=1.0).collective("all_reduce", []) == []
 
 
@@ -78,7 +78,7 @@ def test_over_long_steps_paces_differ_less() -> None:
     # At a moment they differ by the whole spread; over a hundred times the time in which a pace is forgotten, by
     # sqrt(2 / 100 x (1 - 1 / 100)) of it.
     long = 100 * OVERLAP_COSTS.straggler_seconds
-    moment, mean = OVERLAP_COSTS.spread(np.array([1e-4 * OVERLAP_COSTS.straggler_seconds, long]))
+    moment, mean = OVERLAP_COSTS.speed_deviation(np.array([1e-4 * OVERLAP_COSTS.straggler_seconds, long]))
     assert moment == pytest.approx(OVERLAP_COSTS.straggler_spread, rel=1e-3)
     assert mean == pytest.approx(OVERLAP_COSTS.straggler_spread * math.sqrt(0.02 * 0.99), rel=1e-6)
 
@@ -94,7 +94,7 @@ def test_events_and_the_path_that_decides() -> None:
         ("late", True, 6.0, 4.0, True),
         ("update", False, 10.0, 1.0, True),
     ]
-    assert sum(one.seconds for one in events if one.is_critical) == walk(segments, transfers).seconds[0]
+    assert sum(one.seconds for one in events if one.is_critical) == overlap_transfers(segments, transfers).seconds[0]
 
 
 def test_a_transfer_behind_another_is_critical_through_it() -> None:

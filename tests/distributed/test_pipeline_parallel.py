@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.strategy import Strategy, strategy_of
+from lightning_predict.distributed.strategy import Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.pipeline_parallel import (
-    hand_over_seconds,
     micro_batches_of,
+    pass_micro_batches,
+    send_seconds,
     stage_of_blocks,
     stages_of,
-    turns,
 )
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import RING_HOP_SECONDS, Interconnect
+from lightning_predict.kernels.interconnect import RING_HOP_SECONDS, Interconnect
 from lightning_predict.tracing.trace import Operation, Phase
 
 H100 = gpu("H100-SXM-80GB")
@@ -49,8 +49,8 @@ def test_the_first_and_the_last_stage_may_have_other_blocks_than_the_rest() -> N
             stage_of_blocks(8, stages, **ends)
     for words in ("ddp,last_stage=3", "ddp,first_stage=3", "ddp,pipeline=2,virtual=2,last_stage=3"):
         with pytest.raises(InvalidArgumentError, match="is of a pipeline of one stage a GPU"):
-            strategy_of(words)
-    found = strategy_of(
+            parse_strategy(words)
+    found = parse_strategy(
         "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 2"
     )
     assert (found.first_stage, found.last_stage) == (1, 2)
@@ -58,18 +58,20 @@ def test_the_first_and_the_last_stage_may_have_other_blocks_than_the_rest() -> N
 
 def test_the_bubble() -> None:
     # Four stages, eight micro-batches: three turns of eleven are waiting, (p - 1) / m = 3 / 8 of the ideal.
-    assert turns([5.0] * 4, 8) == 11
-    assert turns([5.0], 1) == 1
-    assert turns([5.0], 8) == 8
+    assert pass_micro_batches([5.0] * 4, 8) == 11
+    assert pass_micro_batches([5.0], 1) == 1
+    assert pass_micro_batches([5.0], 8) == 8
     # 2 + 1 s for the first micro-batch, and 2 s for each of three others: 9 s are 4.5 times the slowest one's 2 s.
-    assert turns([2.0, 1.0], 4) == 4.5
-    assert turns([0.0, 0.0], 3) == 4
+    assert pass_micro_batches([2.0, 1.0], 4) == 4.5
+    assert pass_micro_batches([0.0, 0.0], 3) == 4
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=16), st.integers(1, 64))
 def test_no_bubble_is_larger_than_that_of_equal_stages(seconds: list[float], micro_batches: int) -> None:
     assert (
-        micro_batches * (1 - 1e-9) <= turns(seconds, micro_batches) <= (micro_batches + len(seconds) - 1) * (1 + 1e-9)
+        micro_batches * (1 - 1e-9)
+        <= pass_micro_batches(seconds, micro_batches)
+        <= (micro_batches + len(seconds) - 1) * (1 + 1e-9)
     )
 
 
@@ -104,27 +106,27 @@ def test_what_lies_outside_of_blocks_goes_with_the_one_before() -> None:
 
 def test_handing_over_inside_a_machine() -> None:
     # 100 MB over 1 GB/s, and the latency of the smallest message.
-    seconds = hand_over_seconds(100e6, Layout(H100, 8), Strategy(pipeline=8), LINKS)
+    seconds = send_seconds(100e6, Layout(H100, 8), Strategy(pipeline=8), LINKS)
     assert seconds[1] == pytest.approx(0.1, rel=0.01)
     assert seconds[0] < seconds[1] < seconds[2]
 
 
 def test_gpus_that_share_a_block_send_a_part_each() -> None:
     # A quarter of 100 MB sent, then three quarters of it gathered.
-    seconds = hand_over_seconds(100e6, Layout(H100, 8), Strategy(tensor=4, pipeline=2), LINKS)
+    seconds = send_seconds(100e6, Layout(H100, 8), Strategy(tensor=4, pipeline=2), LINKS)
     assert seconds[1] == pytest.approx(0.025 + 0.075, rel=0.01)
 
 
 def test_between_machines_all_gpus_of_one_send_at_once() -> None:
     # Eight GPUs send 100 MB each through 100 MB/s.
-    seconds = hand_over_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=2), LINKS)
+    seconds = send_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=2), LINKS)
     assert seconds[1] == pytest.approx(8.0 + RING_HOP_SECONDS, rel=1e-6)
     # Two stages in each machine: four GPUs at the end of one send to the next.
-    assert hand_over_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=4), LINKS)[1] == pytest.approx(4.0, rel=1e-3)
+    assert send_seconds(100e6, Layout(H100, 8, 2), Strategy(pipeline=4), LINKS)[1] == pytest.approx(4.0, rel=1e-3)
 
 
 @given(st.floats(1e3, 1e10), st.floats(1, 10), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
 def test_larger_activations_never_take_less(size: float, factor: float, tensor: int, nodes: int) -> None:
     strategy = Strategy(tensor=tensor, pipeline=2)
-    less, more = (hand_over_seconds(each, Layout(H100, 8, nodes), strategy, LINKS) for each in (size, size * factor))
+    less, more = (send_seconds(each, Layout(H100, 8, nodes), strategy, LINKS) for each in (size, size * factor))
     assert np.all(less <= more * (1 + 1e-12))

@@ -14,16 +14,16 @@ import pytest
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.gradients import trained_elements
-from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.memory import ModelMemory, memory_on
-from lightning_predict.distributed.single_gpu import Setting, single_steps
-from lightning_predict.distributed.strategy import Recompute, strategy_of
+from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
+from lightning_predict.distributed.strategy import Recompute, parse_strategy
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import UNKNOWN_HOST
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes
 
@@ -54,10 +54,10 @@ def trace_of(model: str) -> Trace:
 
 
 @lru_cache
-def shared(model: str, names: tuple[str, ...]) -> tuple[SharedStep, Sequence[Iteration]]:
+def shared(model: str, names: tuple[str, ...]) -> tuple[MultiGpuStep, Sequence[StepPrediction]]:
     gpus, models = tuple(map(find_gpu, names)), kernel_models(names, None)
-    single = single_steps(trace_of(model), Setting(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
-    return SharedStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps
+    single = single_steps(trace_of(model), PredictionContext(gpus, None, models, "auto", UNKNOWN_HOST, CATALOGUE))
+    return MultiGpuStep(single.trace, single.timed, gpus, models=models, host=single.host), single.steps
 
 
 @lru_cache
@@ -65,12 +65,12 @@ def memory_of(model: str) -> ModelMemory:
     return ModelMemory(trace_of(model))
 
 
-def step(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> Iteration:
+def step(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> StepPrediction:
     found = layout_of(layout)
     names = GPUS if "fp8" not in words else GPUS[:1]  # the others refuse it
     step, steps = shared(model, names)
     row = names.index(found.gpu.name)
-    return step.on(found, steps[row], row, strategy_of(words), links)
+    return step.on(found, steps[row], row, parse_strategy(words), links)
 
 
 def seconds(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: str = DENSE) -> float:
@@ -78,7 +78,7 @@ def seconds(layout: str, words: str, links: Interconnect = CATALOGUE, *, model: 
 
 
 def memory(layout: str, words: str, *, model: str = DENSE) -> float:
-    found, need, strategy = layout_of(layout), step_memory(trace_of(model)), strategy_of(words)
+    found, need, strategy = layout_of(layout), step_memory(trace_of(model)), parse_strategy(words)
     assert need is not None
     return memory_on(memory_of(model).held(need.bytes_on(found.gpu), strategy), found, strategy)
 
@@ -211,7 +211,7 @@ def test_large_products_gain_by_float8_on_hopper_in_a_wider_interval() -> None:
 def test_no_layout_reaches_the_peak_nor_a_hundredth_of_it(words: str) -> None:
     operations = 6 * trained_elements(trace_of(DENSE)) * SAMPLES * LENGTH
     for layout in (f"8x{GPUS[0]}", f"128x8x{GPUS[0]}"):
-        strategy, found = strategy_of(words), layout_of(layout)
+        strategy, found = parse_strategy(words), layout_of(layout)
         each = strategy.replicas(found) * operations / found.count / seconds(layout, words)
         assert 0.01 < each / find_gpu(GPUS[0]).peak_flops_per_second["bfloat16"] < 0.8
 
@@ -231,7 +231,7 @@ def test_a_copy_of_the_model_needs_no_less_memory_than_one_gpu(name: str) -> Non
     assert need is not None
     for layout in map(layout_of, ("8xL4", "2x8xH100-SXM-80GB")):
         alone = float(need.bytes_on(layout.gpu))
-        held = ModelMemory(trace).held(alone, strategy_of("ddp"))
+        held = ModelMemory(trace).held(alone, parse_strategy("ddp"))
         buckets = held.trainable_bytes
-        assert memory_on(held, layout, strategy_of("ddp")) == pytest.approx(alone + buckets, rel=0.05)
-        assert memory_on(held, layout, strategy_of("ddp")) >= alone
+        assert memory_on(held, layout, parse_strategy("ddp")) == pytest.approx(alone + buckets, rel=0.05)
+        assert memory_on(held, layout, parse_strategy("ddp")) >= alone

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -14,8 +14,8 @@ from lightning_predict.extensions.parallel import search
 from lightning_predict.extensions.parallel.search import BatchLimits, Bounds, best_strategies, strategies_for
 from lightning_predict.gpus import Gpu, gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import CATALOGUE
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.kernels.interconnect import CATALOGUE
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.units import GIBIBYTE
 from tests.distributed.example_blocks import HEADS, LENGTH, MODELS, timed_as, trace_of
 from tests.distributed.test_large_runs import mixture
@@ -24,12 +24,12 @@ A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
 SINGLE_BYTES = 3 * GIBIBYTE
 
 
-def prepared(blocks: int, *, scale: float = 1e-3, on: Gpu = A100) -> tuple[SharedStep, Iteration]:
+def prepared(blocks: int, *, scale: float = 1e-3, on: Gpu = A100) -> tuple[MultiGpuStep, StepPrediction]:
     """Round numbers of milliseconds, so that launches and links count beside them."""
     trace, seconds = trace_of(blocks)
     timed = timed_as(trace, [scale * each for each in seconds])
-    shared = SharedStep(trace, timed, [on], models=MODELS)
-    return shared, iterations(trace, timed, [on])[0]
+    shared = MultiGpuStep(trace, timed, [on], models=MODELS)
+    return shared, predict_steps(trace, timed, [on])[0]
 
 
 @pytest.mark.parametrize("layout", [Layout(A100, 4), Layout(A100, 2, 2), Layout(A100, 8)], ids=lambda one: one.name)
@@ -74,7 +74,9 @@ def test_no_step_is_faster_than_its_bound(scale: float) -> None:
     layout = Layout(A100, 4)
     bounds = Bounds(shared, step, 0, CATALOGUE)
     for strategy in strategies_for(shared.trace, layout, heads=HEADS, blocks=4, recomputes=False, is_fused=False):
-        assert bounds.seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (1 + 1e-9), strategy
+        assert bounds.lower_bound_seconds(strategy, layout) <= shared.on(layout, step, 0, strategy).seconds * (
+            1 + 1e-9
+        ), strategy
 
 
 def test_sequence_parallelism_exchanges_as_much_in_twice_the_calls() -> None:
@@ -86,18 +88,18 @@ def test_sequence_parallelism_exchanges_as_much_in_twice_the_calls() -> None:
 
 
 def test_rings_and_dealt_out_experts_are_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "LEAST_CONTEXT", LENGTH // 2)
+    monkeypatch.setattr(search, "MIN_CONTEXT", LENGTH // 2)
     trace, seconds = mixture(2, 4)
     timed = timed_as(trace, [1e-3 * each for each in seconds])
-    shared, layout = SharedStep(trace, timed, [A100], models=MODELS), Layout(A100, 4)
-    (step,) = iterations(trace, timed, [A100])
+    shared, layout = MultiGpuStep(trace, timed, [A100], models=MODELS), Layout(A100, 4)
+    (step,) = predict_steps(trace, timed, [A100])
     bounds = Bounds(shared, step, 0, CATALOGUE)
     looked_at = list(
         strategies_for(trace, layout, heads=HEADS, blocks=2, recomputes=False, is_fused=True, length=LENGTH)
     )
     times = [shared.on(layout, step, 0, strategy).seconds for strategy in looked_at]
     for strategy, seconds_of_it in zip(looked_at, times, strict=True):
-        assert bounds.seconds(strategy, layout) <= seconds_of_it * (1 + 1e-9), strategy
+        assert bounds.lower_bound_seconds(strategy, layout) <= seconds_of_it * (1 + 1e-9), strategy
     # Four experts over one, two or four replicas; rings of two, half of a sequence on each, leave two replicas.
     whole = [one for one in looked_at if one.model_parallel == 1 and one.recompute == "none"]
     degrees = {(one.context, one.expert) for one in whole if one.data in ("ddp", "zero1")}
@@ -121,7 +123,7 @@ def test_float8_is_looked_at_where_it_is_taken_and_no_step_is_faster_than_its_bo
     bounds = Bounds(shared, step, 0, CATALOGUE)
     times = {one: shared.on(layout, step, 0, one).seconds for one in looked_at}
     for strategy, seconds in times.items():
-        assert bounds.seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
+        assert bounds.lower_bound_seconds(strategy, layout) <= seconds * (1 + 1e-9), strategy
     best = best_strategies(shared, layout, step, 0, lambda _: None, usable_bytes=1.0, wanted=5, fp8="tensorwise")
     each = sorted(seconds / one.replicas(layout) for one, seconds in times.items())
     assert [one.seconds_per_batch for one in best] == pytest.approx(each[:5])
@@ -204,6 +206,6 @@ def test_blocks_that_are_alike_are_timed_once() -> None:
 def test_a_model_without_blocks_is_shared_whole() -> None:
     shared, step = prepared(2)
     nameless = replace(shared.trace, operations=tuple(replace(each, module=None) for each in shared.trace.operations))
-    alone = SharedStep(nameless, shared.timed, [A100], models=MODELS)
+    alone = MultiGpuStep(nameless, shared.timed, [A100], models=MODELS)
     found = best_strategies(alone, Layout(A100, 2), step, 0, lambda _: None, usable_bytes=1.0, wanted=3)
     assert {one.candidate.strategy.model_parallel for one in found} == {1}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.distributed.strategy import ALIASES, DATA_STRATEGIES, Strategy, strategy_of
+from lightning_predict.distributed.strategy import ALIASES, DATA_STRATEGIES, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.groups import data_group
 from lightning_predict.gpus import gpu
@@ -20,26 +20,26 @@ A100 = gpu("A100-SXM-80GB")
 
 @pytest.mark.parametrize("name", DATA_STRATEGIES)
 def test_own_names(name: str) -> None:
-    assert strategy_of(name) == Strategy(data=name)  # type: ignore[arg-type]
+    assert parse_strategy(name) == Strategy(data=name)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("alias", "meant"), ALIASES.items())
 def test_other_names_for_the_same(alias: str, meant: str) -> None:
-    assert strategy_of(alias).data == meant
+    assert parse_strategy(alias).data == meant
 
 
 def test_options_follow_behind_commas() -> None:
-    found = strategy_of("fsdp, tensor=8, pipeline = 2, micro_batches=16")
+    found = parse_strategy("fsdp, tensor=8, pipeline = 2, micro_batches=16")
     assert found == Strategy(data="fsdp", tensor=8, pipeline=2, micro_batches=16)
     assert found.model_parallel == 16
-    assert strategy_of("ddp,bucket_cap_mb=100.5").bucket_cap_mb == 100.5
-    assert strategy_of(found) is found
+    assert parse_strategy("ddp,bucket_cap_mb=100.5").bucket_cap_mb == 100.5
+    assert parse_strategy(found) is found
 
 
 @given(st.sampled_from(DATA_STRATEGIES), st.integers(1, 64), st.integers(1, 64))
 def test_what_is_written_reads_back(data: str, tensor: int, pipeline: int) -> None:
     written = Strategy(data=data, tensor=tensor, pipeline=pipeline)  # type: ignore[arg-type]
-    assert strategy_of(f"{data},tensor={tensor},pipeline={pipeline}") == written
+    assert parse_strategy(f"{data},tensor={tensor},pipeline={pipeline}") == written
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_written_reads_back(data: str, tensor: int, pipeline: int) -> No
 )
 def test_what_is_refused(words: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        strategy_of(words)
+        parse_strategy(words)
 
 
 def test_replicas_are_the_gpus_over_those_that_hold_the_model_once() -> None:
@@ -106,8 +106,8 @@ def test_groups_of_replicas_by_hand() -> None:
 
 
 def test_a_strategy_that_changes_anything_of_the_step_is_not_whole() -> None:
-    assert Strategy().is_whole
-    assert Strategy(micro_batches=1).is_whole
+    assert Strategy().runs_whole_model
+    assert Strategy(micro_batches=1).runs_whole_model
     changes: list[dict[str, Any]] = [
         {"tensor": 2},
         {"accumulate": 2},
@@ -119,4 +119,4 @@ def test_a_strategy_that_changes_anything_of_the_step_is_not_whole() -> None:
     known = {field.name for field in dataclasses.fields(Strategy)}
     for change in changes:
         assert change.keys() <= known
-        assert not dataclasses.replace(Strategy(), **change).is_whole, change
+        assert not dataclasses.replace(Strategy(), **change).runs_whole_model, change

@@ -17,17 +17,17 @@ from lightning_predict.extensions.parallel.tensor_parallel import (
     COUNTED,
     MEASURED,
     ROWWISE_TIME,
-    Cut,
-    ProblemClock,
-    WorkCutter,
+    ShapeTimer,
+    ShardSpec,
+    WorkSharder,
     part_of,
+    scaled,
     split_model,
-    thinned,
     vocabulary_messages,
 )
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, operation_names, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_names, operation_spec, problem
 from lightning_predict.kernels.roofline import limited_transfer
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, Parameter, Phase, TensorInfo, Trace
@@ -61,18 +61,18 @@ SPEAKING = replace(
     parameters=(TABLE, *TRACE.parameters),
 )
 MODEL = split_model(SPEAKING)
-QUARTER = Cut(4)
+QUARTER = ShardSpec(4)
 
 
 def part(
-    name: str, *inputs: TensorInfo, phase: Phase = "forward", module: str | None = "blocks.0", cut: Cut = QUARTER
-) -> Problem:
+    name: str, *inputs: TensorInfo, phase: Phase = "forward", module: str | None = "blocks.0", cut: ShardSpec = QUARTER
+) -> OperationShape:
     operation = Operation(name=name, phase=phase, inputs=inputs, module=module)
     (whole,) = translate(operation, Flags())
     return part_of(whole, operation, MODEL, MODEL.block(module), cut)
 
 
-def linear(m: int, n: int, k: int) -> Problem:
+def linear(m: int, n: int, k: int) -> OperationShape:
     return problem("linear", "float32", b=1, m=m, n=n, k=k)
 
 
@@ -92,7 +92,7 @@ def test_gradients_of_a_linear_layer() -> None:
 
 
 def test_micro_batches_have_fewer_rows() -> None:
-    cut = Cut(micro_batches=4)
+    cut = ShardSpec(micro_batches=4)
     assert part("aten::mm", ROWS, matrix(HIDDEN, 3 * HIDDEN), cut=cut) == linear(TOKENS // 4, 3 * HIDDEN, HIDDEN)
     gradient = part("aten::mm", matrix(3 * HIDDEN, 1000), matrix(1000, HIDDEN), phase="backward", cut=cut)
     assert gradient == linear(3 * HIDDEN, HIDDEN, 250)
@@ -109,11 +109,11 @@ def test_micro_batches_have_fewer_rows() -> None:
 def test_one_block_that_does_all_rows_does_a_part_of_them() -> None:
     # A loss over 1,024 rows is summed up by one block; a quarter of the rows takes it a quarter of the cycles.
     alone = limited_transfer(4096.0, 4.0, 1024.0, blocks=1.0, block_cycles=1e6)
-    assert thinned(alone, 0.25).dims == (1024.0, 1.0, 256.0, 0.0, 1.0, 250_000.0)
+    assert scaled(alone, 0.25).dims == (1024.0, 1.0, 256.0, 0.0, 1.0, 250_000.0)
     # Of eight blocks two are left, as long as before; of two, one half of one.
     many = limited_transfer(4096.0, 4.0, 1024.0, blocks=8.0, block_cycles=1e6)
-    assert thinned(many, 0.25).dims[-2:] == (2.0, 1e6)
-    assert thinned(thinned(many, 0.25), 0.25).dims[-2:] == (1.0, 0.5e6)
+    assert scaled(many, 0.25).dims[-2:] == (2.0, 1e6)
+    assert scaled(scaled(many, 0.25), 0.25).dims[-2:] == (1.0, 0.5e6)
 
 
 def _setting(value: object) -> float:
@@ -122,18 +122,18 @@ def _setting(value: object) -> float:
 
 @pytest.mark.parametrize("name", operation_names())
 def test_every_kind_of_work_goes_by_its_share(name: str) -> None:
-    kind = operation_kind(name)
+    kind = operation_spec(name)
     if kind.units == "fabric" or name in ("linear_backward", "bmm_backward"):
         pytest.skip("no call of a recorded step is translated into it")
     # 4,096 rows, samples or bytes; settings as they are where nothing is said, other sizes 64.
     large = {*COUNTED, *MEASURED, "batch"}
     dims = tuple(4096.0 if word in large else _setting(kind.defaults.get(word, 64)) for word in kind.shape)
-    whole = Problem(name, kind.families[0].dtypes[0] if kind.families else "float32", dims)
+    whole = OperationShape(name, kind.network_specs[0].dtypes[0] if kind.network_specs else "float32", dims)
     operation = Operation(name="aten::any", phase="forward", inputs=(matrix(4, 64),), outputs=(matrix(4, 64),))
-    quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, Cut(micro_batches=4))
+    quarter = part_of(whole, operation, split_model(TRACE, needs_blocks=False), None, ShardSpec(micro_batches=4))
 
-    def work(problem: Problem) -> float:
-        columns = batch_of([problem]).columns
+    def work(problem: OperationShape) -> float:
+        columns = batch_shapes([problem]).columns
         return float((kind.flops(columns) + kind.reads(columns) + kind.writes(columns))[0])
 
     # Weights are read whole whatever the rows, and a kernel's inputs may overlap.
@@ -204,8 +204,8 @@ def test_thirty_two_heads_over_three_gpus() -> None:
 
 def cut(degree: int, micro_batches: int = 1, updated: float = 1.0) -> list[float]:
     timed = timed_as(TRACE, SECONDS)
-    found = WorkCutter(TRACE, timed, split_model(TRACE), ProblemClock([A100], MODELS)).cut(
-        Cut(degree, micro_batches, updated)
+    found = WorkSharder(TRACE, timed, split_model(TRACE), ShapeTimer([A100], MODELS)).shard(
+        ShardSpec(degree, micro_batches, updated)
     )
     low_by_middle = found.interval.low / found.seconds
     np.testing.assert_allclose(low_by_middle, timed.interval.low / timed.seconds)
@@ -264,7 +264,9 @@ def test_more_gpus_never_raise_the_work_of_one(
     models = kernel_models((target.name,)) if with_models else None
     timed = timed_as(trace, [1.0] * len(operations))
     found = [
-        WorkCutter(trace, timed, split_model(trace), ProblemClock([target], models)).cut(Cut(degree, parts)).seconds[0]
+        WorkSharder(trace, timed, split_model(trace), ShapeTimer([target], models))
+        .shard(ShardSpec(degree, parts))
+        .seconds[0]
         for degree in (1, 2, 3, 4, 6, 12)
     ]
     assert (found[0] <= 1).all()
@@ -294,10 +296,10 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
             name="aten::scaled_dot_product_attention", phase="forward", inputs=(head,) * 3, module="blocks.0.attention"
         )
         trace = Trace(operations=(*products, attention), device="cuda", recorder="kineto")
-        clock = ProblemClock([hopper], None)
-        whole = clock.seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
-        cutter = WorkCutter(trace, timed_as(trace, whole.tolist()), split_model(trace), clock)
-        return float(cutter.cut(Cut(fp8=scales, cast=cast)).seconds.sum())
+        clock = ShapeTimer([hopper], None)
+        whole = clock.shape_seconds([translate(operation, trace.flags) for operation in trace.operations])[0]
+        cutter = WorkSharder(trace, timed_as(trace, whole.tolist()), split_model(trace), clock)
+        return float(cutter.shard(ShardSpec(fp8=scales, cast=cast)).seconds.sum())
 
     shared, apart = seconds((1, 1, 1, 2)), seconds((1, 3, 4, 2))
     assert shared < apart
@@ -316,10 +318,10 @@ def test_a_tensor_is_cast_to_float8_once_for_all_products_of_it() -> None:
 def test_gradients_of_micro_batches_are_added_up() -> None:
     # A sum as large as the weight is read; in a wider dtype, what is written grows by the difference.
     gpus = [gpu("A100-SXM-80GB")]
-    cutter = WorkCutter(TRACE, timed_as(TRACE, SECONDS), MODEL, ProblemClock(gpus, MODELS))
+    cutter = WorkSharder(TRACE, timed_as(TRACE, SECONDS), MODEL, ShapeTimer(gpus, MODELS))
 
     def seconds(**options: Any) -> float:
-        return float(cutter.cut(Cut(micro_batches=4, **options)).seconds.sum())
+        return float(cutter.shard(ShardSpec(micro_batches=4, **options)).seconds.sum())
 
     assert seconds(added=0.75) - seconds() == pytest.approx(2 * (seconds(added=0.75) - seconds(added=0.375)), rel=0.02)
     wide, narrow = seconds(added=0.75, sum_bytes=8), seconds(added=0.75, sum_bytes=4)
@@ -332,12 +334,12 @@ def test_experts_that_are_dealt_out_take_the_tokens_of_all_groups() -> None:
     weight = Parameter(name="blocks.0.experts.up", shape=(experts, HIDDEN, inner), dtype="float32")
     model = split_model(replace(TRACE, parameters=(*TRACE.parameters, weight)))
 
-    def of_experts(phase: Phase, *inputs: TensorInfo, result: TensorInfo) -> Problem:
+    def of_experts(phase: Phase, *inputs: TensorInfo, result: TensorInfo) -> OperationShape:
         operation = Operation(
             name="aten::bmm", phase=phase, inputs=inputs, outputs=(result,), module="blocks.0.experts"
         )
         (whole,) = translate(operation, Flags())
-        return part_of(whole, operation, model, model.block(operation.module), Cut(2, expert=4))
+        return part_of(whole, operation, model, model.block(operation.module), ShardSpec(2, expert=4))
 
     tokens, results = matrix(experts, rows, HIDDEN), matrix(experts, rows, inner)
     forward = of_experts("forward", tokens, matrix(experts, HIDDEN, inner), result=results)

@@ -15,16 +15,16 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.callbacks import RuntimePredictor
-from lightning_predict.extensions.advice.trying import try_change
-from lightning_predict.extensions.own_weights.measuring.anchors import comparison, measure_anchors
+from lightning_predict.extensions.advice.measured_change import try_change
 from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS
 from lightning_predict.extensions.own_weights.measuring.clock import captured, own_stream, time_call
+from lightning_predict.extensions.own_weights.measuring.main_rates import comparison, measure_main_rates
 from lightning_predict.extensions.own_weights.measuring.management import read_state
 from lightning_predict.extensions.own_weights.measuring.run import measure
-from lightning_predict.extensions.own_weights.training.own import train_own
+from lightning_predict.extensions.own_weights.training.tuning import tune_weights
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.choice import timed_work
-from lightning_predict.timeline.anchoring import Replay, recorded_gap
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.timeline.calibration import RecordedSimulation, recorded_gap
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.recording import capture
@@ -95,8 +95,8 @@ def test_the_host_of_the_recording_is_slower_than_the_one_that_was_read_and_by_h
     trace, _ = resnet()
     origin = gpu_in_use(trace)
     assert origin is not None
-    timed = timed_work(trace, [origin], origin=origin, models=None)
-    replayed = Replay(trace, timed, HostModel(), recorded_gap(trace)).host_seconds(1.0)
+    timed = predict_work_times(trace, [origin], origin=origin, models=None)
+    replayed = RecordedSimulation(trace, timed, HostModel(), recorded_gap(trace)).host_seconds(1.0)
     read = statistics.median(trace.host_seconds_unprofiled)
     record_property("replayed over read", f"{replayed / read:.2f}")
     assert replayed > 0.85 * read
@@ -174,7 +174,7 @@ def test_after_a_failed_capture_random_numbers_and_captures_go_on() -> None:
 def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Path, record_property: Note) -> None:
     done = measure(tmp_path / "tables", operations=["linear"], dtypes=["float16"], problems=700, minutes=5)
     assert done.rows > 600
-    scores = train_own(tmp_path / "tables", tmp_path / "weights")
+    scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
     record_property("error", f"{scores[0].before:.1%} before, {scores[0].after:.1%} after")
     trace, _ = resnet()
     origin = gpu_in_use(trace)
@@ -187,7 +187,7 @@ def test_minutes_of_measuring_train_weights_that_a_prediction_uses(tmp_path: Pat
 
 
 def test_the_rates_of_large_products_are_as_assumed(record_property: Note) -> None:
-    found = measure_anchors(seconds=2.0)
+    found = measure_main_rates(seconds=2.0)
     for one in comparison(found):
         record_property(one.name, f"{one.measured:.4g} {one.unit}, {one.assumed:.4g} assumed")
         assert one.measured == pytest.approx(one.assumed, rel=0.35)

@@ -12,12 +12,12 @@ from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.gpus.records import AMD, GENERATIONS, NVIDIA
-from lightning_predict.kernels.choice import timed_work
-from lightning_predict.kernels.fabric import collective
+from lightning_predict.kernels.interconnect import collective_seconds
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
 from lightning_predict.timeline.host import host_of
-from lightning_predict.timeline.iteration import OTHER_MAKERS_SPREAD, iterations
+from lightning_predict.timeline.step_prediction import OTHER_MAKERS_SPREAD, predict_steps
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace
 
@@ -93,7 +93,7 @@ def test_networks_take_each_for_a_generation_that_they_know(row: Gpu) -> None:
     assert row.generation in GENERATIONS[AMD].values()
     assert row.network_capability == row.generation.taken_for
     assert (row.network_capability >= (7, 0)) == row.generation.has_tensor_cores
-    assert not row.generation.has_group_products  # Hopper's kernels
+    assert not row.generation.has_warp_group_matmul  # Hopper's kernels
 
 
 def test_no_default_is_amds() -> None:
@@ -103,7 +103,7 @@ def test_no_default_is_amds() -> None:
 def test_several_are_refused_in_words() -> None:
     expected = r"8xMI300X has 8 GPUs of AMD's; collectives are known of NVIDIA's alone .* Ask for one: 'MI300X'\."
     with pytest.raises(InvalidArgumentError, match=expected):
-        collective("all_reduce", 1e6, layout_of("8xMI300X"))
+        collective_seconds("all_reduce", 1e6, layout_of("8xMI300X"))
     with pytest.raises(InvalidArgumentError, match=expected):
         lp.predict(example_trace(), ["8xMI300X"], history=False)
 
@@ -124,8 +124,8 @@ def test_predictions_are_marked_and_told_to_be_orders_of_size() -> None:
 def test_intervals_are_twice_as_wide_each_way() -> None:
     trace, ours = lp.Trace.load(str(GPT2)), gpu("MI300X")
     gpus = [ours, replace(ours, name="twin", vendor=NVIDIA)]
-    timed = timed_work(trace, gpus, origin=None, models=kernel_models(()))
-    found, twin = iterations(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
+    timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(()))
+    found, twin = predict_steps(trace, timed, gpus, host=host_of(0.01))  # bound by the device, at its low end, too
     assert found.seconds == pytest.approx(twin.seconds)
     assert found.low_seconds == pytest.approx(twin.low_seconds / OTHER_MAKERS_SPREAD)
     assert found.high_seconds == pytest.approx(twin.high_seconds * OTHER_MAKERS_SPREAD)

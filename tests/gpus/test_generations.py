@@ -8,8 +8,8 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.gpus.own import read_gpus
 from lightning_predict.gpus.records import GENERATIONS, NVIDIA, generation_of
+from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.testing import example_trace
 
 
@@ -24,16 +24,16 @@ def test_rows_ascend_so_that_each_holds_up_to_the_next() -> None:
     [
         ("P100-PCIe-16GB", ["has_winograd"], ["has_tensor_cores", "has_fast_stacked_memory"]),
         ("V100-SXM2-16GB", ["has_tensor_cores"], ["streams_norms", "has_asynchronous_copies"]),
-        ("T4", ["streams_norms"], ["streams_softmax", "is_made_for_games"]),
+        ("T4", ["streams_norms"], ["streams_softmax", "is_geforce_chip"]),
         (
             "A100-SXM-80GB",
             ["has_asynchronous_copies", "streams_softmax"],
-            ["is_made_for_games", "has_large_workspaces"],
+            ["is_geforce_chip", "has_large_workspaces"],
         ),
-        ("L4", ["is_made_for_games"], ["has_group_products"]),
-        ("H100-SXM-80GB", ["has_group_products", "has_slow_reduced_products"], ["is_made_for_games"]),
-        ("B200-SXM-180GB", ["has_group_products"], ["has_slow_reduced_products"]),
-        ("RTX-5090", ["has_large_workspaces", "is_made_for_games"], ["has_group_products"]),
+        ("L4", ["is_geforce_chip"], ["has_warp_group_matmul"]),
+        ("H100-SXM-80GB", ["has_warp_group_matmul", "has_slow_reduced_products"], ["is_geforce_chip"]),
+        ("B200-SXM-180GB", ["has_warp_group_matmul"], ["has_slow_reduced_products"]),
+        ("RTX-5090", ["has_large_workspaces", "is_geforce_chip"], ["has_warp_group_matmul"]),
     ],
 )
 def test_a_gpu_has_what_its_generation_brought(name: str, has: list[str], lacks: list[str]) -> None:

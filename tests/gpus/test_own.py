@@ -10,7 +10,7 @@ import pytest
 import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
 from lightning_predict.gpus import gpu
-from lightning_predict.gpus.own import add_gpus, read_gpus
+from lightning_predict.gpus.user_gpus import add_gpus, read_gpus
 from lightning_predict.testing import example_trace
 
 FILE = """

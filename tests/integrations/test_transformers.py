@@ -12,12 +12,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from lightning_predict.callbacks import RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.integrations.transformers import RuntimePredictorCallback
+from lightning_predict.observe.clock import clock_of_fits
 from lightning_predict.testing import Clock
 from lightning_predict.tracing.session import recordings_on
 from tests.callbacks.small import Small
-from tests.fit.test_watched_loop import Loop
+from tests.observe.test_watched_loop import Loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
 

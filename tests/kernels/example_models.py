@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.operations import ProblemBatch
+from lightning_predict.kernels.operations import ShapeBatch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import Estimate, TimedBy
 
@@ -31,10 +31,10 @@ class HalfSpeed:
     def measured_factor(self, gpu_name: str, operation: str, dtype: str) -> None:
         return None
 
-    def estimate(self, batch: ProblemBatch, gpus: Sequence[Gpu]) -> Estimate:
+    def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
         assert self.supports(batch.operation, batch.dtype)
         seconds = 2 * roofline_seconds(batch, gpus)
-        return Estimate(Interval.around(seconds, 1.1))
+        return Estimate(Interval.from_factor(seconds, 1.1))
 
 
 def half_speed(*known: str) -> HalfSpeed:

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
-from lightning_predict.weights.records import BASE, GpuWeights, Layer, LoadedWeights, NetworkWeights
+from lightning_predict.kernels.operations import ShapeBatch, network_specs, shape_batch
+from lightning_predict.weights.records import CROSS_GPU, GpuWeights, Layer, LoadedWeights, NetworkWeights
 from tests.example_gpu import SMALL
 
 LOWEST = 0.01
 
 
-def _any_problem(family: str) -> ProblemBatch:
+def _any_problem(family: str) -> ShapeBatch:
     words: dict[str, dict[str, float]] = {
         "matmul_single": {"m": 8, "n": 8, "k": 8},
         "matmul_half": {"m": 8, "n": 8, "k": 8},
@@ -21,15 +21,15 @@ def _any_problem(family: str) -> ProblemBatch:
         "vector": {"rows": 8, "cols": 8},
         "convolution": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},
     }
-    chosen = families()[family]
-    return problem_batch(chosen.operations[0], chosen.dtypes[0], **words[family])
+    chosen = network_specs()[family]
+    return shape_batch(chosen.operations[0], chosen.dtypes[0], **words[family])
 
 
 def constant_network(
     family: str, *, utilisation: float, interval: float, trained: tuple[tuple[str, str], ...] = ()
 ) -> NetworkWeights:
     """One layer whose weights are zero: log(utilisation) = log(LOWEST) x sigmoid(bias)."""
-    names = families()[family].feature_names(_any_problem(family), [SMALL])
+    names = network_specs()[family].feature_names(_any_problem(family), [SMALL])
     share = math.log(utilisation) / math.log(LOWEST)
     bias = math.log(share / (1 - share))
     count = len(names)
@@ -50,7 +50,7 @@ def constant_network(
 def constant_weights(family: str, *, utilisation: float, interval: float) -> LoadedWeights:
     """A base alone, of one family."""
     network = constant_network(family, utilisation=utilisation, interval=interval)
-    return LoadedWeights(GpuWeights(BASE, {family: network}, "constant", 0, ()), {})
+    return LoadedWeights(GpuWeights(CROSS_GPU, {family: network}, "constant", 0, ()), {})
 
 
 def with_own(
@@ -59,4 +59,4 @@ def with_own(
     """The same with one GPU's own network, whose interval is 5 %."""
     network = constant_network(family, utilisation=utilisation, interval=math.log(1.05), trained=trained)
     own = GpuWeights(gpu, {family: network}, "constant", 0, ())
-    return LoadedWeights(weights.base, {**weights.gpus, gpu: own})
+    return LoadedWeights(weights.cross_gpu_model, {**weights.gpus, gpu: own})

@@ -5,7 +5,7 @@ import pytest
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
-from lightning_predict.kernels.timing import explain, problem_times
+from lightning_predict.kernels.timing import explain, predict_operation_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -14,7 +14,9 @@ SHAPE = {"batch": 16, "heads": 12, "seq": 512, "head_dim": 64}
 
 def _seconds(operation: str, name: str) -> float:
     card = gpu(name)
-    return float(problem_times([problem(operation, "float32", **SHAPE)], [card], kernel_models((name,))).seconds[0, 0])
+    return float(
+        predict_operation_times([problem(operation, "float32", **SHAPE)], [card], kernel_models((name,))).seconds[0, 0]
+    )
 
 
 CALLS = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_efficient_attention")
@@ -33,7 +35,7 @@ def test_float32_attention_is_timed_by_its_products_alone() -> None:
     models = kernel_models((card.name,))
     item = problem("attention", "float32", **SHAPE)
     assert explain(item, card, models).source.name == "formula"
-    seconds = problem_times([item], [card], models).seconds[0, 0]
+    seconds = predict_operation_times([item], [card], models).seconds[0, 0]
     # 4 x 16 x 12 x 512^2 x 64 FLOPs at a tenth of 156 TFLOP/s, and 5 µs.
     assert seconds == pytest.approx(4 * 16 * 12 * 512**2 * 64 / 15.6e12 + 5e-6, rel=1e-2)
 
@@ -56,7 +58,7 @@ def _fused_seconds(head_dim: int, *, keys: int = 4096) -> float:
         "attention", "float16", batch=8, heads=8, kv_heads=8, seq=4096, kv_seq=keys, head_dim=head_dim, causal=0
     )
     a100 = gpu("A100-SXM-80GB")
-    return float(problem_times([item], [a100], kernel_models((a100.name,))).seconds[0, 0])
+    return float(predict_operation_times([item], [a100], kernel_models((a100.name,))).seconds[0, 0])
 
 
 @pytest.mark.parametrize(("smaller", "built"), [(40, 64), (88, 96), (112, 128), (168, 192)])

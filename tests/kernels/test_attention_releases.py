@@ -14,12 +14,12 @@ from lightning_predict.kernels.corrections import (
     attention_factors,
     flash_generation,
 )
-from lightning_predict.kernels.operations import Problem
+from lightning_predict.kernels.operations import OperationShape
 
 A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
-FORWARD = Problem("causal_attention", "bfloat16", (1.0, 32.0, 32.0, 6000.0, 6000.0, 128.0))
+FORWARD = OperationShape("causal_attention", "bfloat16", (1.0, 32.0, 32.0, 6000.0, 6000.0, 128.0))
 BACKWARD = replace(FORWARD, operation="causal_attention_backward")
-PRODUCT = Problem("linear", "bfloat16", (1.0, 128.0, 128.0, 128.0))
+PRODUCT = OperationShape("linear", "bfloat16", (1.0, 128.0, 128.0, 128.0))
 WHOLE = "aten::scaled_dot_product_attention"
 
 

@@ -13,8 +13,8 @@ import lightning_predict as lp
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.collective import COLLECTIVES, UNFITTED_SPREAD, bundled_curves
-from lightning_predict.kernels.fabric import bus_factor
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.interconnect import bus_factor
+from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import link_bandwidth
 
 GPUS = ["H100-SXM-80GB", "L40S", "V100-SXM2-16GB", "T4"]
@@ -82,14 +82,14 @@ def test_a_collective_that_was_not_measured_follows_from_all_reduce_with_a_wider
     # About half of all_reduce, as on the GPUs where both were measured.
     share = seconds("all_gather", "V100-SXM2-16GB", 8, 2**28) / seconds("all_reduce", "V100-SXM2-16GB", 8, 2**28)
     assert 0.4 < share < 0.65
-    batch = problem_batch("all_gather", "bfloat16", num_gpus=8, message_bytes=2**28)
+    batch = shape_batch("all_gather", "bfloat16", num_gpus=8, message_bytes=2**28)
     found = curves.estimate(batch, [gpu("V100-SXM2-16GB"), gpu("A100-SXM-80GB")])
     spread = (found.interval.high / found.seconds)[:, 0]
     assert spread[0] == pytest.approx(spread[1] * UNFITTED_SPREAD)
 
 
 def test_an_unmeasured_gpu_has_a_wider_interval() -> None:
-    batch = problem_batch("all_gather", "bfloat16", num_gpus=4, message_bytes=2**28)
+    batch = shape_batch("all_gather", "bfloat16", num_gpus=4, message_bytes=2**28)
     estimate = bundled_curves().estimate(batch, [gpu("H100-SXM-80GB"), gpu("T4")])
     spread = (estimate.interval.high / estimate.seconds)[:, 0]
     assert spread[0] == pytest.approx(math.exp(bundled_curves().half_width))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec, problem
+from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -27,15 +27,15 @@ def models() -> BundledModels:
     return kernel_models(())
 
 
-def by_formula(*problems: Problem) -> Array:
+def by_formula(*problems: OperationShape) -> Array:
     """Seconds of problems of one operation and dtype, shape (gpus, problems)."""
-    formula = operation_kind(problems[0].operation).formula
+    formula = operation_spec(problems[0].operation).formula
     assert formula is not None
-    return formula.seconds(batch_of(problems), GPUS).middle
+    return formula.seconds(batch_shapes(problems), GPUS).middle
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> Problem:
+def convolutions(draw: st.DrawFn) -> OperationShape:
     """Plain, grouped and depthwise ones with filters that fit their images."""
     width = draw(st.sampled_from([3, 8, 24, 64, 96, 256]))
     groups = draw(st.sampled_from([1, 1, width, *(each for each in (4, 8, 32) if width % each == 0)]))
@@ -56,14 +56,14 @@ def convolutions(draw: st.DrawFn) -> Problem:
     )
 
 
-def changed(item: Problem, **words: float) -> Problem:
+def changed(item: OperationShape, **words: float) -> OperationShape:
     return problem(item.operation, item.dtype, **(item.shape | words))
 
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
-def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
-    batch = batch_of([item])
+def test_nothing_beats_its_flops_and_its_bytes(item: OperationShape) -> None:
+    batch = batch_shapes([item])
     seconds = by_formula(item)[:, 0]
     flops, moved = float(batch.flops[0]), float(batch.bytes_moved[0])
     # Boards above their boost clock beat the peak that is stated at it.
@@ -76,7 +76,7 @@ def test_nothing_beats_its_flops_and_its_bytes(item: Problem) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
-def test_twice_the_batch_never_takes_less(item: Problem) -> None:
+def test_twice_the_batch_never_takes_less(item: OperationShape) -> None:
     once, twice = by_formula(item, changed(item, batch=2 * item.shape["batch"])).T
     assert (twice >= once * (1 - 1e-6)).all()
 
@@ -106,13 +106,13 @@ def test_small_squares_of_four_bytes_take_as_long_as_their_traffic_and_few_chann
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
-def test_channels_last_is_never_slower_without_groups(item: Problem) -> None:
+def test_channels_last_is_never_slower_without_groups(item: OperationShape) -> None:
     assume(item.shape["groups"] == 1 and item.shape["in_channels"] != 3)  # odd channels are padded
     first, last = by_formula(changed(item, channels_last=0), changed(item, channels_last=1)).T
     assert (last <= first).all()
 
 
-def grouped(operation: str, width: int, *, channels_last: int, taps: int = 3) -> Problem:
+def grouped(operation: str, width: int, *, channels_last: int, taps: int = 3) -> OperationShape:
     channels = 16 * width
     shape = {"batch": 64, "in_channels": channels, "out_channels": channels, "image_size": 28}
     shape |= {"kernel_size": taps, "padding": taps // 2, "groups": 16 if width > 1 else channels}
@@ -176,7 +176,7 @@ def test_depthwise_filters_in_float16_are_handed_to_the_library_as_torch_does(
 
 @settings(max_examples=25, deadline=None)
 @given(convolutions())
-def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> None:
+def test_groups_are_never_slower_than_the_dense_convolution(item: OperationShape) -> None:
     skips = max(item.shape["stride_height"], item.shape["stride_width"]) > 1
     assume(not (skips and item.operation == "conv2d_backward_input"))  # four times as slow: see GROUPED_GRADIENT
     assume(not item.shape["channels_last"])  # which leaves some groups slow kernels: see GROUPED_LAST_GRADIENT
@@ -186,12 +186,12 @@ def test_groups_are_never_slower_than_the_dense_convolution(item: Problem) -> No
 
 @settings(max_examples=5, deadline=None)
 @given(convolutions())
-def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
+def test_a_lower_precision_is_never_slower_than_float32(item: OperationShape) -> None:
     assume(not (item.shape["channels_last"] and item.shape["groups"] > 1))
     shipped = kernel_models(())
-    single = problem_times([replace(item, dtype="float32")], GPUS, shipped).seconds[:, 0]
+    single = predict_operation_times([replace(item, dtype="float32")], GPUS, shipped).seconds[:, 0]
     for dtype in ("tf32", "float16"):
-        lower = problem_times([replace(item, dtype=dtype)], GPUS, shipped).seconds[:, 0]
+        lower = predict_operation_times([replace(item, dtype=dtype)], GPUS, shipped).seconds[:, 0]
         emulated = np.array([dtype in one.emulated_dtypes for one in GPUS])  # their catalogue states a rate of its own
         # Networks compute in single precision, whose last digit depends on what else is asked for at once.
         assert (lower <= single * (1 + 1e-6))[~emulated].all()
@@ -200,7 +200,7 @@ def test_a_lower_precision_is_never_slower_than_float32(item: Problem) -> None:
 def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) -> None:
     """Weights for the products of one of them are no reason for another time of its convolutions."""
     item = problem("conv2d", "float16", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
-    times = problem_times([item], [gpu("A100-SXM-80GB"), gpu("A800-SXM-80GB")], models)
+    times = predict_operation_times([item], [gpu("A100-SXM-80GB"), gpu("A800-SXM-80GB")], models)
     assert models.has_own_weights("A100-SXM-80GB", "linear", "bfloat16")
     assert not models.has_own_weights("A800-SXM-80GB", "linear", "bfloat16")
     # The sustained rate was measured on one of them, and is by power on the other.
@@ -210,7 +210,7 @@ def test_two_gpus_of_one_peak_and_bandwidth_get_one_time(models: BundledModels) 
 def test_float64_is_computed_at_its_own_rate() -> None:
     """GeForce boards have one lane for it in 32 or 64."""
     item = problem("conv2d", "float64", batch=64, in_channels=256, out_channels=256, image_size=28, kernel_size=3)
-    least = float(batch_of([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
+    least = float(batch_shapes([item]).flops[0]) / np.array([one.peak("float64") or math.nan for one in GPUS])
     seconds = by_formula(item)[:, 0]
     assert (seconds > least)[~np.isnan(least)].all()
 
@@ -219,7 +219,7 @@ def test_the_matrix_of_patches_is_no_traffic(models: BundledModels) -> None:
     """On an L4, 2 x 51 MB of images and outputs in float32 take 0.34 ms; nine copies of the images would be 1.7 ms."""
     words = {"batch": 64, "in_channels": 64, "out_channels": 64, "image_size": 56, "kernel_size": 3, "padding": 1}
     item = problem("conv2d", "tf32", **words, channels_last=1)
-    seconds = problem_times([item], [gpu("L4")], models).seconds[0, 0]
+    seconds = predict_operation_times([item], [gpu("L4")], models).seconds[0, 0]
     assert 0.34e-3 < seconds < 0.9e-3
 
 
@@ -227,7 +227,7 @@ def test_depthwise_filters_take_about_their_traffic(models: BundledModels) -> No
     """ConvNeXt's: 64 x 96 x 56 x 56 in 16 bits are 38.5 MB, read and written at an A100's 1.56 TB/s in 50 µs."""
     words = {"batch": 64, "in_channels": 96, "out_channels": 96, "groups": 96, "image_size": 56, "padding": 3}
     item = problem("conv2d", "float16", kernel_size=7, channels_last=1, **words)
-    a100, v100 = problem_times([item], [gpu("A100-SXM-40GB"), gpu("V100-SXM2-16GB")], models).seconds[:, 0]
+    a100, v100 = predict_operation_times([item], [gpu("A100-SXM-40GB"), gpu("V100-SXM2-16GB")], models).seconds[:, 0]
     assert 50e-6 < a100 < 1.2e-3  # it was 5.9 ms
     assert a100 < v100
 
@@ -320,7 +320,7 @@ def test_transposed_volumes_take_what_was_measured(
         "padding": 1,
     }
     item = problem("conv3d_backward_input", "tf32", **words, **sides)
-    seconds = problem_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
+    seconds = predict_operation_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
     # 3 to 16 channels were 2.8 and 4.3 times too fast.
     assert np.abs(np.log(seconds * 1e3 / measured)).max() < math.log(2.0)
 
@@ -338,7 +338,7 @@ def test_no_kernel_skips_positions_of_odd_gradients(
     shape: dict[str, float], measured: tuple[float, float], models: BundledModels
 ) -> None:
     item = problem("conv2d_backward_input", "tf32", batch=16, in_channels=64, out_channels=32, **shape)
-    seconds = problem_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
+    seconds = predict_operation_times([item], [gpu("H100-PCIe-80GB"), gpu("L40S")], models).seconds[:, 0]
     assert np.abs(np.log(seconds * 1e3 / measured)).max() < math.log(3.0)  # 81 was six times too fast
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import lightning_predict as lp
 from lightning_predict.kernels.families.embedding import bag_seconds, hit_rate, unique_rows, zipf_exponent
-from lightning_predict.kernels.operations import Problem, problem_batch
+from lightning_predict.kernels.operations import OperationShape, shape_batch
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
@@ -15,7 +15,7 @@ from tests.example_gpu import BIG, SMALL
 
 
 def rate(**words: float) -> float:
-    return float(hit_rate(problem_batch("embedding_bag", "float32", **words).columns, [SMALL])[0, 0])
+    return float(hit_rate(shape_batch("embedding_bag", "float32", **words).columns, [SMALL])[0, 0])
 
 
 def test_rows_that_fit_in_l2_miss_once_each() -> None:
@@ -28,7 +28,7 @@ def test_a_table_much_larger_than_l2_is_almost_never_found() -> None:
 
 
 def test_a_larger_cache_finds_more() -> None:
-    batch = problem_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=64)
+    batch = shape_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=64)
     larger = type(SMALL)(**{field: getattr(SMALL, field) for field in SMALL.__slots__} | {"l2_bytes": 40e6})
     small, large = hit_rate(batch.columns, [SMALL, larger])[:, 0]
     assert 0 < small < large < 1
@@ -37,19 +37,19 @@ def test_a_larger_cache_finds_more() -> None:
 def test_misses_cost_dram_traffic_in_whole_sectors() -> None:
     # 1e5 bags of 1 lookup in 1e9 rows of 100 numbers: 416 bytes a row (13 sectors), read once and written once; 96 for
     # offsets, 32 for the index. 100 GB/s. The hit rate is (nearly) 0.
-    batch = problem_batch("embedding_bag", "float32", bags=1e5, lookups=1, rows=1e9, dim=100)
+    batch = shape_batch("embedding_bag", "float32", bags=1e5, lookups=1, rows=1e9, dim=100)
     seconds = bag_seconds(batch, [SMALL]).middle[0, 0]
     assert seconds == pytest.approx(1e5 * (416 + 416 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
 
 
 def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
     # 128 numbers of two bytes: 256 bytes a row, read and written; 96 for offsets, 32 for the index.
-    batch = problem_batch("embedding_bag", "bfloat16", bags=1e5, lookups=1, rows=1e9, dim=128)
+    batch = shape_batch("embedding_bag", "bfloat16", bags=1e5, lookups=1, rows=1e9, dim=128)
     seconds = bag_seconds(batch, [SMALL]).middle[0, 0]
     assert seconds == pytest.approx(1e5 * (256 + 256 + 96 + 32) / 100e9 + 2e-6, rel=1e-3)
     # L2 holds as many rows of 128 two-byte numbers as of 64 four-byte ones.
     wide, narrow = (
-        problem_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=dim).columns
+        shape_batch("embedding_bag", "float32", bags=4096, lookups=20, rows=20_000, dim=dim).columns
         for dim in (128, 64)
     )
     assert hit_rate(wide, [SMALL], value_bytes=2) == hit_rate(narrow, [SMALL])
@@ -57,7 +57,7 @@ def test_rows_of_half_precision_are_half_as_long_in_traffic_and_in_l2() -> None:
 
 def test_short_rows_leave_lanes_idle() -> None:
     wide, narrow = (
-        bag_seconds(problem_batch("embedding_bag", "float32", bags=1e6, lookups=1, rows=1e9, dim=dim), [SMALL])
+        bag_seconds(shape_batch("embedding_bag", "float32", bags=1e6, lookups=1, rows=1e9, dim=dim), [SMALL])
         for dim in (128, 32)
     )
     # 512 bytes against 128 a row: (512·2 + 128) / (128·2 + 128) = 3 times the traffic, but 1.55 times slower per byte.
@@ -72,7 +72,7 @@ def test_the_backward_pass_moves_its_rows_twice() -> None:
 
 @given(bags=st.integers(1, 10**6), lookups=st.integers(1, 500), rows=st.integers(1, 10**9), dim=st.integers(1, 1024))
 def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, rows: int, dim: int) -> None:
-    batch = problem_batch("embedding_bag", "float32", bags=bags, lookups=lookups, rows=rows, dim=dim)
+    batch = shape_batch("embedding_bag", "float32", bags=bags, lookups=lookups, rows=rows, dim=dim)
     rates = hit_rate(batch.columns, [SMALL, BIG])
     assert np.all((rates >= 0) & (rates <= 1))
     interval = bag_seconds(batch, [SMALL, BIG])
@@ -81,7 +81,7 @@ def test_rates_are_shares_and_times_keep_their_bound(bags: int, lookups: int, ro
 
 
 def bags(rate_of: bool, **words: float) -> float:
-    columns = problem_batch("embedding_bag", "float32", **words).columns
+    columns = shape_batch("embedding_bag", "float32", **words).columns
     return float(hit_rate(columns, [SMALL], whole_bags=rate_of)[0, 0])
 
 
@@ -106,7 +106,7 @@ def test_zipf_asks_for_as_many_rows_as_the_sum_over_all_of_them(alpha: float) ->
     chances = np.arange(1, rows + 1) ** -alpha
     chances /= chances.sum()
     expected = (1 - (1 - chances) ** asked).sum()
-    columns = problem_batch("embedding_bag", "float32", bags=1000, lookups=7, rows=rows, dim=64, alpha=alpha).columns
+    columns = shape_batch("embedding_bag", "float32", bags=1000, lookups=7, rows=rows, dim=64, alpha=alpha).columns
     assert unique_rows(columns)[0] == pytest.approx(expected, rel=2e-3)
     assert zipf_exponent(float(expected), asked, rows) == pytest.approx(alpha, abs=5e-3)
 
@@ -126,7 +126,7 @@ def test_many_tables_of_fbgemm_are_looked_up_at_once() -> None:
     inputs = tuple(TensorInfo(tuple(shape), dtype) for shape, dtype in [*shapes, ([90], "float32"), ([3], "int64")])
     name = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
     (found,) = translate(Operation(name=name, phase="forward", inputs=inputs), Flags())
-    assert found == Problem("embedding_bag", "float32", (12.0, 2.5, 90.0, 40.0, 0.0))
+    assert found == OperationShape("embedding_bag", "float32", (12.0, 2.5, 90.0, 40.0, 0.0))
     # Without state a row is taken as 64 numbers long.
     (assumed,) = translate(Operation(name=name, phase="forward", inputs=inputs[:10]), Flags())
     assert assumed.dims[2:4] == (3600 / 64, 64.0)

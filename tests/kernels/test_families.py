@@ -13,17 +13,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem_batch
+from lightning_predict.kernels.operations import operation_names, operation_spec, shape_batch
 
 ROOT = Path(__file__).parents[2]
 
 
 def flops(operation: str, **words: float) -> float:
-    return float(problem_batch(operation, "float32", **words).flops[0])
+    return float(shape_batch(operation, "float32", **words).flops[0])
 
 
 def moved(operation: str, dtype: str = "float32", **words: float) -> float:
-    return float(problem_batch(operation, dtype, **words).bytes_moved[0])
+    return float(shape_batch(operation, dtype, **words).bytes_moved[0])
 
 
 def test_a_linear_shares_its_weight_over_the_batch() -> None:
@@ -67,10 +67,10 @@ def test_a_convolution_has_the_flops_that_torch_counts(stride: int, padding: int
 
 def test_winograd_needs_36_over_16_times_fewer_multiplications() -> None:
     words = {"batch": 1, "in_channels": 4, "out_channels": 4, "image_size": 8, "kernel_size": 3, "padding": 1}
-    batch = problem_batch("conv2d", "float32", **words)
-    assert float(batch.flops[0] / batch.least_flops[0]) == 36 / 16
-    strided = problem_batch("conv2d", "float32", stride=2, **words)
-    assert float(strided.flops[0]) == float(strided.least_flops[0])
+    batch = shape_batch("conv2d", "float32", **words)
+    assert float(batch.flops[0] / batch.minimum_flops[0]) == 36 / 16
+    strided = shape_batch("conv2d", "float32", stride=2, **words)
+    assert float(strided.flops[0]) == float(strided.minimum_flops[0])
 
 
 def test_both_halves_of_a_convolutions_backward_cost_as_much_as_the_forward() -> None:
@@ -133,14 +133,14 @@ def test_a_transfer_is_counted_in_bytes_whatever_the_dtype() -> None:
 
 def test_every_operation_has_positive_work_that_grows_with_its_shape() -> None:
     for name in operation_names():
-        kind = operation_kind(name)
+        kind = operation_spec(name)
         required = [word for word in kind.shape if word not in kind.defaults] or list(kind.shape)
-        small = problem_batch(name, "float32", **dict.fromkeys(required, 4))
-        large = problem_batch(name, "float32", **dict.fromkeys(required, 8))
+        small = shape_batch(name, "float32", **dict.fromkeys(required, 4))
+        large = shape_batch(name, "float32", **dict.fromkeys(required, 8))
         assert np.all(small.bytes_moved > 0), name
         assert np.all(large.bytes_moved > small.bytes_moved), name
         assert np.all(large.flops >= small.flops), name
-        assert np.all(small.least_flops <= small.flops), name
+        assert np.all(small.minimum_flops <= small.flops), name
 
 
 NOT_MATCHED = """
@@ -162,7 +162,7 @@ def test_the_patterns_of_families_on_demand_match_all_that_they_define() -> None
 
 
 def test_a_step_without_convolutions_imports_none() -> None:
-    code = "import sys; from lightning_predict.kernels.operations import operation_kind; operation_kind({!r})"
+    code = "import sys; from lightning_predict.kernels.operations import operation_spec; operation_spec({!r})"
     look_up = code + "; print('lightning_predict.kernels.families.convolution' in sys.modules)"
     for name, is_imported in (("linear", "False"), ("conv2d", "True")):
         ran = subprocess.run([sys.executable, "-c", look_up.format(name)], capture_output=True, text=True, cwd=ROOT)

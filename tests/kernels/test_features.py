@@ -21,7 +21,7 @@ from lightning_predict.kernels.features import (
     tile_features,
     wave_quantisation,
 )
-from lightning_predict.kernels.operations import ProblemBatch, families, family_of, problem_batch
+from lightning_predict.kernels.operations import ShapeBatch, network_spec, network_specs, shape_batch
 from tests.example_gpu import BIG, OLD, SMALL
 
 CONVOLUTIONS = {
@@ -32,18 +32,18 @@ CONVOLUTIONS = {
     "image_size": [1, 56],
 }
 EXAMPLES = {
-    "matmul_single": problem_batch("bmm", "float32", b=[1, 64], m=[1, 4096], n=[3, 512], k=[7, 1e6]),
-    "matmul_half": problem_batch("linear", "bfloat16", b=1, m=[1, 4096], n=[3, 512], k=[7, 1e6]),
-    "convolution": problem_batch("conv2d", "float32", **CONVOLUTIONS),
-    "convolution_tensor": problem_batch("conv2d_backward_input", "tf32", **CONVOLUTIONS),
-    "attention": problem_batch("attention", "bfloat16", batch=[1, 8], heads=8, seq=[1, 65536], head_dim=[1, 128]),
-    "vector": problem_batch("layer_norm", "float32", rows=[1, 1e6], cols=[1, 4096]),
+    "matmul_single": shape_batch("bmm", "float32", b=[1, 64], m=[1, 4096], n=[3, 512], k=[7, 1e6]),
+    "matmul_half": shape_batch("linear", "bfloat16", b=1, m=[1, 4096], n=[3, 512], k=[7, 1e6]),
+    "convolution": shape_batch("conv2d", "float32", **CONVOLUTIONS),
+    "convolution_tensor": shape_batch("conv2d_backward_input", "tf32", **CONVOLUTIONS),
+    "attention": shape_batch("attention", "bfloat16", batch=[1, 8], heads=8, seq=[1, 65536], head_dim=[1, 128]),
+    "vector": shape_batch("layer_norm", "float32", rows=[1, 1e6], cols=[1, 4096]),
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_matrix_has_one_finite_column_a_name(name: str) -> None:
-    family, batch, gpus = families()[name], EXAMPLES[name], [SMALL, BIG, OLD]
+    family, batch, gpus = network_specs()[name], EXAMPLES[name], [SMALL, BIG, OLD]
     matrix = family.feature_matrix(batch, gpus)
     assert matrix.shape == (3, 2, len(family.feature_names(batch, gpus)))
     assert matrix.dtype == np.float32
@@ -52,30 +52,30 @@ def test_a_matrix_has_one_finite_column_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_features_of_one_gpu_do_not_depend_on_its_neighbours(name: str) -> None:
-    family, batch = families()[name], EXAMPLES[name]
+    family, batch = network_specs()[name], EXAMPLES[name]
     together = family.feature_matrix(batch, [SMALL, BIG])
     np.testing.assert_array_equal(together[1:], family.feature_matrix(batch, [BIG]))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_operation_of_a_family_has_the_same_features(name: str) -> None:
-    family = families()[name]
+    family = network_specs()[name]
     expected = family.feature_names(EXAMPLES[name], [SMALL])
     for operation in family.operations:
         words = {"read_bytes": 4096.0, "write_bytes": 4096.0} if operation == "transfer" else None
         batch = (
-            problem_batch(operation, family.dtypes[0], **words)
+            shape_batch(operation, family.dtypes[0], **words)
             if words
-            else ProblemBatch(operation, family.dtypes[0], EXAMPLES[name].columns)
+            else ShapeBatch(operation, family.dtypes[0], EXAMPLES[name].columns)
         )
         assert family.feature_names(batch, [SMALL]) == expected
         for dtype in family.dtypes:
-            assert family_of(operation, dtype) is family
+            assert network_spec(operation, dtype) is family
 
 
 def test_an_operation_without_a_family_has_none() -> None:
-    assert family_of("linear", "tf32") is None
-    assert family_of("host_copy", "float32") is None
+    assert network_spec("linear", "tf32") is None
+    assert network_spec("host_copy", "float32") is None
 
 
 def test_tiles_count_waves_tail_and_padding() -> None:
@@ -100,29 +100,29 @@ def test_alignment_is_the_largest_power_of_two() -> None:
 
 def test_a_linear_layer_folds_its_copies_into_rows_and_a_batched_product_does_not() -> None:
     words = {"b": 4, "m": 16, "n": 32, "k": 64}
-    assert [int(x[0]) for x in canonical_shape(problem_batch("linear", "float32", **words))] == [1, 64, 32, 64]
-    assert [int(x[0]) for x in canonical_shape(problem_batch("bmm", "float32", **words))] == [4, 16, 32, 64]
+    assert [int(x[0]) for x in canonical_shape(shape_batch("linear", "float32", **words))] == [1, 64, 32, 64]
+    assert [int(x[0]) for x in canonical_shape(shape_batch("bmm", "float32", **words))] == [4, 16, 32, 64]
 
 
 def test_reference_is_launch_and_the_longer_of_computing_and_moving() -> None:
     # 2 x 1000^3 FLOPs at 1 TFLOP/s = 2 ms; 12 MB: 30 us from the L2 at 400 GB/s, (12 - 1) MB / 100 GB/s = 110 us.
-    batch = problem_batch("bmm", "float32", b=1, m=1000, n=1000, k=1000)
+    batch = shape_batch("bmm", "float32", b=1, m=1000, n=1000, k=1000)
     assert reference_seconds(batch, [SMALL])[0, 0] == pytest.approx(LAUNCH_SECONDS + 2e-3)
     # 12 bytes x 1e6 elements: 10 FLOPs cannot hide it.
-    add = problem_batch("add", "float32", rows=1000, cols=1000)
+    add = shape_batch("add", "float32", rows=1000, cols=1000)
     assert reference_seconds(add, [SMALL])[0, 0] == pytest.approx(LAUNCH_SECONDS + 11e6 / 100e9)
 
 
 def test_reference_does_not_jump_where_the_working_set_outgrows_the_cache() -> None:
     elements = 1e6 / 12  # the L2 of SMALL, in elements of an add
-    batch = problem_batch("add", "float32", rows=1, cols=[np.floor(elements), np.floor(elements) + 1])
+    batch = shape_batch("add", "float32", rows=1, cols=[np.floor(elements), np.floor(elements) + 1])
     inside, outside = reference_seconds(batch, [SMALL])[0]
     assert outside == pytest.approx(inside, rel=1e-4)
 
 
 def test_a_winograd_filter_is_measured_against_its_fewest_operations() -> None:
     words = {"batch": 64, "in_channels": 256, "out_channels": 256, "image_size": 56}
-    three = problem_batch("conv2d", "float32", kernel_size=3, padding=1, **words)
+    three = shape_batch("conv2d", "float32", kernel_size=3, padding=1, **words)
     seconds = reference_seconds(three, [SMALL])[0, 0] - LAUNCH_SECONDS
     assert seconds == pytest.approx(three.flops[0] / 2.25 / 1e12)
 
@@ -151,7 +151,7 @@ def test_a_base_clock_far_below_the_boost_clock_is_a_shortage(base_clock_hz: flo
 def test_the_half_family_tells_its_dtypes_apart() -> None:
     words = {"m": 64, "n": 64, "k": 64}
     flags = [
-        matmul_features(problem_batch("linear", dtype, **words), [SMALL])["float16"][0, 0]
+        matmul_features(shape_batch("linear", dtype, **words), [SMALL])["float16"][0, 0]
         for dtype in HALF_PRECISION.dtypes
     ]
     assert flags == [1, 0]
@@ -161,7 +161,7 @@ def test_a_backward_pass_is_the_matrix_product_it_computes() -> None:
     words = {"batch": 2, "in_channels": 4, "out_channels": 8, "kernel_size": 3, "image_size": 16, "padding": 1}
 
     def sizes(operation: str) -> list[float]:
-        named = convolution_features(problem_batch(operation, "float32", **words), [SMALL])
+        named = convolution_features(shape_batch(operation, "float32", **words), [SMALL])
         return [2 ** named[name][0, 0] for name in ("rows", "cols", "depth")]
 
     positions = 2 * 16 * 16
@@ -178,7 +178,7 @@ def test_memory_is_stacked_on_the_large_dies_alone(name: str, stacked: int) -> N
 
 
 def test_an_elementwise_operation_is_the_transfer_of_its_bytes() -> None:
-    relu = problem_batch("relu", "float16", rows=1000, cols=1000)
-    copy = problem_batch("transfer", "float32", read_bytes=2e6, write_bytes=2e6, flops=1e6)
+    relu = shape_batch("relu", "float16", rows=1000, cols=1000)
+    copy = shape_batch("transfer", "float32", read_bytes=2e6, write_bytes=2e6, flops=1e6)
     for name, values in vector_features(relu, [SMALL]).items():
         np.testing.assert_allclose(vector_features(copy, [SMALL])[name], values, err_msg=name)

@@ -6,10 +6,10 @@ import torch
 
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import batch_of
-from lightning_predict.kernels.roofline import latencies
+from lightning_predict.kernels.operations import batch_shapes
+from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.session import CaptureSession
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
@@ -30,7 +30,7 @@ def recorded(step: object, *shape: int, dtype: torch.dtype = torch.float32) -> T
 
 def device_seconds(trace: Trace, *gpus: str) -> np.ndarray:
     found = [find_gpu(name) for name in gpus]
-    seconds: np.ndarray = timed_work(trace, found, origin=None, models=kernel_models(gpus)).seconds.sum(axis=1)
+    seconds: np.ndarray = predict_work_times(trace, found, origin=None, models=kernel_models(gpus)).seconds.sum(axis=1)
     return seconds
 
 
@@ -172,9 +172,9 @@ def test_the_targets_of_a_loss_are_looked_up_by_one_block() -> None:
     loss = Operation(name="aten::nll_loss_forward", phase="forward", inputs=(logits, targets))
     (problem,) = translate(loss, Flags())
     t4 = find_gpu("T4")
-    assert latencies([problem], [t4])[0, 0] == pytest.approx(128 * 1500 / t4.boost_clock_hz)
+    assert minimum_latencies([problem], [t4])[0, 0] == pytest.approx(128 * 1500 / t4.boost_clock_hz)
     of_images = Operation(name="aten::nll_loss2d_forward", phase="forward", inputs=(logits, targets))
-    assert latencies(translate(of_images, Flags()), [t4])[0, 0] == 0
+    assert minimum_latencies(translate(of_images, Flags()), [t4])[0, 0] == 0
 
 
 def test_squares_are_products_and_other_powers_are_not() -> None:
@@ -211,7 +211,7 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(step
     names = gpu_names()
     own, doubled, in_half = (device_seconds(trace, *names) for trace in (single, more, half))
     problems = [problem for one in single.operations for problem in translate(one, Flags())]
-    moved = sum(float(batch_of([problem]).bytes_moved[0]) for problem in problems)
+    moved = sum(float(batch_shapes([problem]).bytes_moved[0]) for problem in problems)
     gpus = [find_gpu(name) for name in names]
     fastest = np.array([max(one.dram_bytes_per_second, one.l2_bytes_per_second) for one in gpus])
     assert (own >= moved / fastest).all()

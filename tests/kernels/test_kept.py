@@ -14,20 +14,20 @@ import pytest
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.collective import COLLECTIVES
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect, collective
 from lightning_predict.kernels.fusion import fused
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import (
     Array,
-    OperationKind,
-    Problem,
-    batch_of,
-    operation_kind,
+    OperationShape,
+    OperationSpec,
+    batch_shapes,
     operation_names,
+    operation_spec,
 )
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.kernels.translation import STRICT_VARIABLE, translate, work_items
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from tests.kept import Kept, example, many_calls, overall
@@ -67,7 +67,7 @@ SHAPES: Final = (
 """Odd sizes with everything that may be left out, and even ones without."""
 
 
-def dims(kind: OperationKind, sizes: dict[str, float]) -> Iterator[float]:
+def dims(kind: OperationSpec, sizes: dict[str, float]) -> Iterator[float]:
     """Yield the sizes of an operation, its defaults where there is none."""
     found: dict[str, float] = {}
     for word in (*(one for one in kind.shape if one not in kind.defaults), *kind.defaults):
@@ -77,7 +77,7 @@ def dims(kind: OperationKind, sizes: dict[str, float]) -> Iterator[float]:
 
 
 PROBLEMS: Final = [
-    Problem(name, dtype, tuple(dims(operation_kind(name), sizes)))
+    OperationShape(name, dtype, tuple(dims(operation_spec(name), sizes)))
     for name in operation_names()
     for dtype in DTYPES
     for sizes in SHAPES
@@ -86,20 +86,22 @@ PROBLEMS: Final = [
 
 def test_seconds_by_networks(kept: Kept) -> None:
     """One number for each operation: the mean over GPUs, dtypes and shapes, which each of them moves."""
-    problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
-    interval = problem_times(problems, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
+    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
+    interval = predict_operation_times(problems, GPUS, kernel_models(tuple(one.name for one in GPUS))).interval
     found = means(problems, interval.middle, lambda problem: problem.operation)
     tables = (interval.low, interval.high)
     kept("seconds by networks", found | {"low and high ends": [overall(table.ravel()) for table in tables]})
 
 
 def test_seconds_by_rooflines(kept: Kept) -> None:
-    problems = [one for one in PROBLEMS if operation_kind(one.operation).units != "fabric"]
-    seconds = problem_times(problems, GPUS, None).interval.middle
-    kept("seconds by rooflines", means(problems, seconds, lambda problem: operation_kind(problem.operation).units))
+    problems = [one for one in PROBLEMS if operation_spec(one.operation).units != "fabric"]
+    seconds = predict_operation_times(problems, GPUS, None).interval.middle
+    kept("seconds by rooflines", means(problems, seconds, lambda problem: operation_spec(problem.operation).units))
 
 
-def means(problems: Sequence[Problem], seconds: Array, group: Callable[[Problem], str]) -> dict[str, object]:
+def means(
+    problems: Sequence[OperationShape], seconds: Array, group: Callable[[OperationShape], str]
+) -> dict[str, object]:
     """Return the mean time of each group of problems over GPUs; `seconds` has the axes (gpus, problems)."""
     columns = defaultdict[str, list[int]](list)
     for column, problem in enumerate(problems):
@@ -112,7 +114,9 @@ def test_steps(kept: Kept) -> None:
     found = dict[str, object]()
     for name in ("resnet", "gpt2", "dlrm", "mixtral-8x7b"):
         gpus = (GPUS[1], GPUS[-1])
-        timed = timed_work(example(name), gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus)))
+        timed = predict_work_times(
+            example(name), gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus))
+        )
         spent: defaultdict[str, float] = defaultdict(float)
         for column, family in enumerate(timed.families):
             spent[family] += float(timed.seconds[:, column].sum())
@@ -125,7 +129,7 @@ def test_steps(kept: Kept) -> None:
 def test_releases(kept: Kept, software: dict[str, str]) -> None:
     gpus = GPUS[2:]
     trace = replace(example("gpt2"), software=software)
-    timed = timed_work(trace, gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus)))
+    timed = predict_work_times(trace, gpus, origin=None, models=kernel_models(tuple(one.name for one in gpus)))
     kept(f"release {software['torch']}", {"gpt2": timed.seconds.sum(axis=1).tolist()})
 
 
@@ -134,7 +138,7 @@ def test_fusion(kept: Kept) -> None:
     for name in ("resnet", "gpt2", "vit"):
         trace = fused(example(name))
         problems = [problem for item in work_items(trace) for problem in item.problems]
-        moved = sum(float(batch_of([one]).bytes_moved[0]) for one in set(problems))
+        moved = sum(float(batch_shapes([one]).bytes_moved[0]) for one in set(problems))
         found[name] = [len(trace.operations), len(problems), moved]
     kept("fused", found)
 
@@ -173,7 +177,7 @@ def called(name: str) -> Iterator[tuple[str, Operation]]:
                 )
 
 
-def weight(problems: Iterable[Problem]) -> float:
+def weight(problems: Iterable[OperationShape]) -> float:
     """Add up the logarithms of all sizes, each place with a weight of its own."""
     return sum(math.log1p(abs(one)) * (3 + place) for problem in problems for place, one in enumerate(problem.dims))
 
@@ -181,7 +185,7 @@ def weight(problems: Iterable[Problem]) -> float:
 def test_translators(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems of all calls, together for those of one module of translators."""
     monkeypatch.setenv(STRICT_VARIABLE, "0")  # an error is a note, and counts
-    problems = defaultdict[str, list[Problem]](list)
+    problems = defaultdict[str, list[OperationShape]](list)
     for name, translator in sorted(operations._TRANSLATORS.items()):
         module = getattr(translator, "func", translator).__module__.rpartition(".")[2]
         for _, operation in called(name):
@@ -193,7 +197,7 @@ def test_known_calls_cut_short(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(STRICT_VARIABLE, "0")
     found = dict[str, list[float]]()
     for trace in (many_calls(), example("dlrm"), example("resnet"), example("lora")):
-        problems = list[Problem]()
+        problems = list[OperationShape]()
         for operation in {one.name: one for one in trace.operations}.values():
             ways = [operation, replace(operation, arguments={}), replace(operation, outputs=())]
             ways += [replace(operation, inputs=operation.inputs[:count]) for count in range(len(operation.inputs))]
@@ -212,7 +216,7 @@ def test_collectives(kept: Kept) -> None:
     found = {}
     for layout in map(layout_of, layouts):
         for word, links in (("", CATALOGUE), (" by a slow network", Interconnect(inter_node_bytes_per_second=12.5e9))):
-            times = [collective(operation, sizes, layout, interconnect=links) for operation in COLLECTIVES]
+            times = [collective_seconds(operation, sizes, layout, interconnect=links) for operation in COLLECTIVES]
             middle = [one.middle for one in times]
             found[f"{layout.name}{word}"] = [
                 overall(np.concatenate([one.low for one in times])),

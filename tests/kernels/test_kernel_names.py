@@ -10,8 +10,8 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.choice import Method, timed_work
 from lightning_predict.kernels.kernel_names import by_matrix_rates, matrix_dtype
+from lightning_predict.kernels.measured_scaling import Method, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.kernels.translation import work_items
@@ -102,7 +102,7 @@ def graph(name: str, microseconds: float, count: int) -> Trace:
 
 def on_a100(trace: Trace, method: Method = "auto") -> float:
     models = kernel_models((H100.name, A100.name))
-    return float(timed_work(trace, [A100], origin=H100, models=models, method=method).seconds.sum())
+    return float(predict_work_times(trace, [A100], origin=H100, models=models, method=method).seconds.sum())
 
 
 SHAPES = ([8192, 4096], [4096, 4096])
@@ -143,7 +143,7 @@ def test_flash_attention_without_kernels_is_no_copy() -> None:
     trace = called("flash_attn_3::_flash_attn_forward", 1900, HEADS, FLASH_3)
     (item,) = work_items(trace)
     assert [one.operation for one in item.problems] == ["attention"]
-    seconds = timed_work(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
+    seconds = predict_work_times(trace, [H100], origin=None, models=kernel_models((H100.name,))).seconds.sum()
     own = lp.operator_seconds("attention", H100.name, dtype="bfloat16", batch=8, heads=16, seq=4096, head_dim=128)
     assert seconds == pytest.approx(float(own), rel=0.01)
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 import lightning_predict as lp
-from lightning_predict.kernels.operations import batch_of, translator_of
+from lightning_predict.kernels.operations import batch_shapes, translator_of
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 from tests.workloads.catalogue import WORKLOADS
@@ -28,7 +28,7 @@ def formula(name: str) -> Callable[..., Any] | None:
 
 
 def flops_of(operation: Operation) -> float:
-    return math.fsum(float(batch_of([one]).flops[0]) for one in translate(operation, Flags()))
+    return math.fsum(float(batch_shapes([one]).flops[0]) for one in translate(operation, Flags()))
 
 
 def torch_flops(operation: Operation) -> float | None:

@@ -9,27 +9,27 @@ from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus import gpu_names
 from lightning_predict.kernels.families.norm import DISPATCH_CYCLES
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
-from lightning_predict.kernels.roofline import latencies, limited_transfer, reread_share, roofline_seconds
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec, problem
+from lightning_predict.kernels.roofline import l2_miss_time_share, limited_transfer, minimum_latencies, roofline_seconds
+from lightning_predict.kernels.timing import predict_operation_times
 
 GPUS = tuple(find_gpu(name) for name in gpu_names())
 H100, A100, T4 = (find_gpu(name) for name in ("H100-SXM-80GB", "A100-SXM-80GB", "T4"))
 
 
-def seconds(*problems: Problem, gpus: tuple[str, ...] = ("A100-SXM-80GB",)) -> np.ndarray:
-    return problem_times(problems, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
+def seconds(*problems: OperationShape, gpus: tuple[str, ...] = ("A100-SXM-80GB",)) -> np.ndarray:
+    return predict_operation_times(problems, [find_gpu(name) for name in gpus], kernel_models(gpus)).seconds
 
 
 def test_cycles_are_shared_by_all_multiprocessors() -> None:
     million = limited_transfer(4, 4, 0, cycles=1e6 * T4.streaming_multiprocessors)
-    assert latencies([million], [T4])[0, 0] == pytest.approx(1e6 / T4.boost_clock_hz)
+    assert minimum_latencies([million], [T4])[0, 0] == pytest.approx(1e6 / T4.boost_clock_hz)
 
 
 def test_a_block_runs_on_one_multiprocessor_whatever_the_gpu_has() -> None:
     slots = T4.streaming_multiprocessors
     one, many, more = (limited_transfer(4, 4, 0, blocks=count, block_cycles=1e6) for count in (1, slots, slots + 1))
-    once, full, twice = latencies([one, many, more], [T4])[0]
+    once, full, twice = minimum_latencies([one, many, more], [T4])[0]
     assert once == full == pytest.approx(1e6 / T4.boost_clock_hz)
     assert twice == pytest.approx(2 * once)
 
@@ -48,7 +48,7 @@ def test_layer_norm_over_few_long_rows_has_a_block_a_row() -> None:
 def test_layer_norm_over_short_rows_is_bound_by_their_number() -> None:
     short = problem("layer_norm", "float32", rows=2**22, cols=64)
     # 6 ms on an H100-PCIe, transposed convolution taken off (KernelBench); the bytes of 2^28 numbers take 1.1 ms.
-    assert latencies([short], [H100])[0, 0] == pytest.approx(2**22 * DISPATCH_CYCLES / H100.boost_clock_hz)
+    assert minimum_latencies([short], [H100])[0, 0] == pytest.approx(2**22 * DISPATCH_CYCLES / H100.boost_clock_hz)
 
 
 def test_16_bits_gain_nothing_where_elements_are_loaded_one_by_one() -> None:
@@ -70,9 +70,9 @@ def test_softmax_reads_long_rows_three_times() -> None:
 
 
 def test_rows_that_fit_shared_memory_are_read_once() -> None:
-    floor = operation_kind("softmax").floor
+    floor = operation_spec("softmax").latency_bound
     assert floor is not None
-    rereads = floor.rereads
+    rereads = floor.repeated_reads
     assert rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024)) is None
     assert rereads(problem("softmax", "float16", rows=4096, cols=24 * 1024)) is None
     found = rereads(problem("softmax", "float32", rows=4096, cols=12 * 1024 + 1))
@@ -84,9 +84,9 @@ def test_rows_are_found_again_where_all_that_run_at_once_fit_the_l2() -> None:
     room = 0.35 * A100.l2_bytes / A100.streaming_multiprocessors
     # Liger's cross entropies on an A100-SXM-80GB, 16,384 rows: 1.952 ms of 16,384 logits, 20.726 ms of 131,072, and
     # 0.545 ms of each look the targets up: (1.952 - 0.545) * 8 / (20.726 - 0.545) = 0.558.
-    assert reread_share(room, A100) == pytest.approx(0.558, abs=0.005)
-    assert reread_share(2 * room, A100) == reread_share(100 * room, A100) == pytest.approx(1.0)
-    assert 0.56 < reread_share(1.5 * room, A100) < 1
+    assert l2_miss_time_share(room, A100) == pytest.approx(0.558, abs=0.005)
+    assert l2_miss_time_share(2 * room, A100) == l2_miss_time_share(100 * room, A100) == pytest.approx(1.0)
+    assert 0.56 < l2_miss_time_share(1.5 * room, A100) < 1
 
 
 def test_batch_norm_has_a_block_a_channel() -> None:
@@ -177,8 +177,8 @@ def test_on_every_gpu_bytes_bound_precision_helps_and_more_rows_take_longer(
         for dtype, times in (("float32", 1), ("bfloat16", 1), ("float32", 2))
     )
     models = kernel_models(gpu_names())
-    times = problem_times([single, half, more], GPUS, models).seconds
-    bound = roofline_seconds(batch_of([single]), GPUS, least=True)
+    times = predict_operation_times([single, half, more], GPUS, models).seconds
+    bound = roofline_seconds(batch_shapes([single]), GPUS, least=True)
     assert (times[:, 0] >= bound[:, 0]).all()
     assert (times[:, 1] <= times[:, 0] * (1 + 1e-6)).all()
     assert (times[:, 2] >= times[:, 0] * (1 - 1e-6)).all()
@@ -191,20 +191,20 @@ def test_norms_take_cycles_for_each_row_and_element_where_bandwidth_is_plenty() 
     rows, columns = 16384, 4096
     half = [problem(name, "bfloat16", rows=rows, cols=columns) for name in ("layer_norm", "rms_norm_backward")]
     by_hand = [rows * (370 + 0.31 * columns) / cycles, rows * (1030 + 0.58 * columns) / cycles]
-    assert latencies(half, [b200])[0] == pytest.approx(by_hand)
+    assert minimum_latencies(half, [b200])[0] == pytest.approx(by_hand)
     # As measured on the GB200, of the same multiprocessors and memory (0.178 ms; training data), not 6 bytes at 8 TB/s.
-    assert 0.15e-3 < problem_times(half[1:], [b200], None).seconds[0, 0] < 0.21e-3
+    assert 0.15e-3 < predict_operation_times(half[1:], [b200], None).seconds[0, 0] < 0.21e-3
     # On the T4, with 5 bytes per cycle and multiprocessor, bandwidth decides: 2 bytes in and out.
-    assert problem_times(half[:1], [T4], None).seconds[0, 0] > 4 * rows * columns / 320e9
+    assert predict_operation_times(half[:1], [T4], None).seconds[0, 0] > 4 * rows * columns / 320e9
     # The statistics of a row cost less per element, the longer it is; shorter rows than 608 share a block's.
     lengths = (512, 1024, 8192)
-    short, long, longest = latencies(
+    short, long, longest = minimum_latencies(
         [problem("layer_norm", "bfloat16", rows=2**26 / n, cols=n) for n in lengths], [b200]
     )[0]
     assert short == pytest.approx(2**26 * (0.31 + 370 / 608) / cycles)
     assert short > long > longest
     # Long rows in float32 stream: 1.8 cycles an element.
-    wide = latencies([problem("layer_norm_backward", "float32", rows=rows, cols=columns)], [b200])[0, 0]
+    wide = minimum_latencies([problem("layer_norm_backward", "float32", rows=rows, cols=columns)], [b200])[0, 0]
     assert wide == pytest.approx(1.8 * rows * columns / cycles)
 
 
@@ -213,9 +213,9 @@ def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -
     h200 = find_gpu("H200-SXM-141GB")
     names = ("batch_norm_last", "batch_norm_last_backward")
     measured = [0.3762e-3, 0.3192e-3]
-    found = latencies([problem(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
+    found = minimum_latencies([problem(name, "bfloat16", rows=4688, cols=16216) for name in names], [h200])[0]
     assert found == pytest.approx(measured, rel=0.02)
-    assert not latencies([problem(name, "float16", rows=4688, cols=16216) for name in names], [h200]).any()
+    assert not minimum_latencies([problem(name, "float16", rows=4688, cols=16216) for name in names], [h200]).any()
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_batch_norm_with_channels_last_takes_cycles_except_in_cudnns_float16() -
 def test_instructions_take_as_long_as_measured_on_the_h200(
     name: str, words: dict[str, float], milliseconds: float
 ) -> None:
-    found = latencies([problem(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
+    found = minimum_latencies([problem(name, "bfloat16", **words)], [find_gpu("H200-SXM-141GB")])[0, 0]
     assert 1e3 * found == pytest.approx(milliseconds, rel=0.08)

@@ -11,7 +11,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec, problem
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
@@ -23,14 +23,14 @@ def recorded(step: Callable[[], Any]) -> Trace:
     return lp.capture(step, warmup_steps=0)
 
 
-def problems_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[Problem]:
+def problems_of(step: Callable[[], Any], *, units: tuple[str, ...] = ("tensor",)) -> list[OperationShape]:
     trace = recorded(step)
     found = [one for operation in trace.operations for one in translate(operation, trace.flags)]
-    return [one for one in found if operation_kind(one.operation).units in units]
+    return [one for one in found if operation_spec(one.operation).units in units]
 
 
-def flops_of(problems: list[Problem]) -> float:
-    return math.fsum(float(batch_of([one]).flops[0]) for one in problems)
+def flops_of(problems: list[OperationShape]) -> float:
+    return math.fsum(float(batch_shapes([one]).flops[0]) for one in problems)
 
 
 def meta(*shape: int, **kwargs: Any) -> torch.Tensor:
@@ -178,7 +178,7 @@ def test_sorts_of_long_rows_pass_over_their_keys_again_and_again() -> None:
     (long,) = problems_of(lambda: torch.sort(meta(10**6)), units=("vector",))
     assert long == problem("sort", "float32", rows=1, cols=10**6)
     # Four passes of 8 bits, each reads and writes a key of 4 bytes and its place of 8.
-    assert float(batch_of([long]).bytes_moved[0]) == 4 * 2 * 12 * 10**6
+    assert float(batch_shapes([long]).bytes_moved[0]) == 4 * 2 * 12 * 10**6
     (short,) = problems_of(lambda: torch.argsort(meta(1000, 64)), units=("vector",))
     # In one block: the keys read, keys and places written.
     assert short.dims[:2] == (4.0 * 64000, (4 + 8.0) * 64000)
@@ -251,7 +251,7 @@ def test_an_update_by_a_sparse_gradient_touches_its_rows_and_not_the_table() -> 
 
     trace = lp.capture(step, warmup_steps=1)
     moved = [
-        float(batch_of([one]).bytes_moved[0])
+        float(batch_shapes([one]).bytes_moved[0])
         for operation in trace.operations
         if operation.phase == "optimizer"
         for one in translate(operation, trace.flags)

@@ -13,9 +13,22 @@ import lightning_predict.kernels  # registers the operations
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import Array, Problem, batch_of, operation_kind, operation_names, problem
+from lightning_predict.kernels.operations import (
+    Array,
+    OperationShape,
+    batch_shapes,
+    operation_names,
+    operation_spec,
+    problem,
+)
 from lightning_predict.kernels.roofline import roofline_seconds
-from lightning_predict.kernels.timing import LEAST_SPREAD, PROXY_SPREAD, explain, float32_stands_in, problem_times
+from lightning_predict.kernels.timing import (
+    MIN_SPREAD,
+    SURROGATE_SPREAD,
+    explain,
+    predict_operation_times,
+    uses_float32_fallback,
+)
 from tests.gpus.kinds import one_of_each_kind
 
 GPUS = [gpu(name) for name in gpu_names()]
@@ -62,33 +75,33 @@ def models() -> BundledModels:
     return kernel_models(tuple(gpu_names()))
 
 
-def of_every_size(name: str) -> list[Problem]:
-    words = operation_kind(name).shape
+def of_every_size(name: str) -> list[OperationShape]:
+    words = operation_spec(name).shape
     return [
         problem(name, "float32", **{word: SIZES[word][size] for word in words if word in SIZES}) for size in range(3)
     ]
 
 
-def rooflines(items: list[Problem], gpus: list[Gpu]) -> Array:
+def rooflines(items: list[OperationShape], gpus: list[Gpu]) -> Array:
     """Seconds of each at full utilisation, (gpus, items)."""
-    return np.stack([roofline_seconds(batch_of([item]), gpus)[:, 0] for item in items], axis=1)
+    return np.stack([roofline_seconds(batch_shapes([item]), gpus)[:, 0] for item in items], axis=1)
 
 
-def check(items: list[Problem], models: BundledModels, gpus: list[Gpu]) -> None:
-    single = problem_times(items, gpus, models)
+def check(items: list[OperationShape], models: BundledModels, gpus: list[Gpu]) -> None:
+    single = predict_operation_times(items, gpus, models)
     for dtype in LOWER:
         lower = [replace(item, dtype=dtype) for item in items]
-        times = problem_times(lower, gpus, models)
+        times = predict_operation_times(lower, gpus, models)
         # An emulated dtype may be slower, and by no more than its rate, which the catalogue has from measurements.
-        emulated = np.array([[float32_stands_in(dtype, gpu)] for gpu in gpus])
-        limit = np.where(emulated, np.maximum(single.seconds, LEAST_SPREAD * rooflines(lower, gpus)), single.seconds)
+        emulated = np.array([[uses_float32_fallback(dtype, gpu)] for gpu in gpus])
+        limit = np.where(emulated, np.maximum(single.seconds, MIN_SPREAD * rooflines(lower, gpus)), single.seconds)
         assert np.all(times.seconds <= limit * (1 + 1e-6)), dtype
         assert np.all(times.interval.low <= times.seconds)
         assert np.all(times.seconds <= times.interval.high)
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in operation_names() if operation_kind(name).units in ("tensor", "vector")]
+    "name", [name for name in operation_names() if operation_spec(name).units in ("tensor", "vector")]
 )
 def test_no_operation_is_slower_in_fewer_bits(name: str, models: BundledModels) -> None:
     check(of_every_size(name), models, GPUS if name in ON_EVERY_GPU else KINDS)
@@ -121,15 +134,15 @@ def test_the_interval_reaches_down_as_far_as_the_dtypes_own_kernels_may(models: 
     card = gpu("L40S")
     words = {"batch": 16, "in_channels": 3, "out_channels": 64, "kernel_size": 3, "height": 256, "width": 256}
     single, half = (
-        problem_times([problem("conv2d", dtype, **words)], [card], models) for dtype in ("float32", "float16")
+        predict_operation_times([problem("conv2d", dtype, **words)], [card], models) for dtype in ("float32", "float16")
     )
     assert half.seconds[0, 0] == single.seconds[0, 0]
     # Half of the bytes, and bytes decide: its own kernels may gain as much, though never less than the bytes do.
-    bound = roofline_seconds(batch_of([problem("conv2d", "float16", **words)]), [card])
-    expected = max(single.interval.low[0, 0] / PROXY_SPREAD / 2, bound[0, 0])
+    bound = roofline_seconds(batch_shapes([problem("conv2d", "float16", **words)]), [card])
+    expected = max(single.interval.low[0, 0] / SURROGATE_SPREAD / 2, bound[0, 0])
     assert half.interval.low[0, 0] == pytest.approx(expected, rel=0.05)
     assert half.shares["proxy"][0, 0] == 1
-    assert half.interval.high[0, 0] == single.interval.high[0, 0] * PROXY_SPREAD
+    assert half.interval.high[0, 0] == single.interval.high[0, 0] * SURROGATE_SPREAD
 
 
 # Weights that fit in the L2 with 1 or 2 bytes an element and not with 2 or 4: what is timed comes from DRAM either way.
@@ -162,5 +175,5 @@ def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_know
     unmeasured, measured = gpu("L40S"), gpu("A100-PCIe-80GB")
     limits = [dict(explain(single, card, models).limits) for card in (unmeasured, measured, gpu("T4"))]
     assert ["TF32's kernels" in held for held in limits] == [True, False, False]  # the T4 has no such kernels
-    times = [problem_times([one], [unmeasured], models).seconds[0, 0] for one in (single, tf32)]
+    times = [predict_operation_times([one], [unmeasured], models).seconds[0, 0] for one in (single, tf32)]
     assert times[0] == pytest.approx(times[1])

@@ -4,21 +4,23 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import operation_kind, operation_names, problem, problem_batch
+from lightning_predict.kernels.operations import operation_names, operation_spec, problem, shape_batch
 from lightning_predict.kernels.roofline import LIMITED
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import predict_operation_times
 
 # Operations that move bytes and have no network of their own: those timed through a transfer.
 MEMORY_BOUND = [
     name
     for name in operation_names()
-    if operation_kind(name).units == "vector" and operation_kind(name).proxy and not operation_kind(name).families
+    if operation_spec(name).units == "vector"
+    and operation_spec(name).surrogate
+    and not operation_spec(name).network_specs
     if name != LIMITED
 ]
 
 
 def moved(operation: str, **words: float) -> float:
-    return float(problem_batch(operation, "float32", **words).bytes_moved[0])
+    return float(shape_batch(operation, "float32", **words).bytes_moved[0])
 
 
 def test_traffic_by_hand() -> None:
@@ -40,7 +42,7 @@ def test_traffic_by_hand() -> None:
 @pytest.mark.parametrize("operation", MEMORY_BOUND)
 @pytest.mark.parametrize("gpu", ["T4", "H100-SXM-80GB", "RTX-4090"])
 def test_every_one_has_a_time_between_its_bound_and_a_multiple_of_it(operation: str, gpu: str) -> None:
-    kind = operation_kind(operation)
+    kind = operation_spec(operation)
     words = {word: 256 for word in kind.shape if word not in kind.defaults}
     if "parameters" in words:
         words["parameters"] = 10**8
@@ -57,5 +59,5 @@ def test_a_kernel_is_no_faster_for_computing_less_than_an_addition() -> None:
     gpus = [lp.gpu(name) for name in lp.gpu_names()]
     words = {"read_bytes": 8e9, "write_bytes": 4e9}
     none, few = (problem("transfer", "float32", **words, flops=flops) for flops in (0, 1e9))
-    times = problem_times([none, few], gpus, kernel_models(tuple(lp.gpu_names()))).seconds
+    times = predict_operation_times([none, few], gpus, kernel_models(tuple(lp.gpu_names()))).seconds
     assert (times[:, 0] == times[:, 1]).all()

@@ -9,22 +9,22 @@ import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.families.matmul import MISALIGNED_SPREAD, NARROW_SPREAD
 from lightning_predict.kernels.models import UtilisationModels
-from lightning_predict.kernels.operations import Array, ProblemBatch, batch_of, family_of, problem_batch
-from lightning_predict.kernels.roofline import sustaining
+from lightning_predict.kernels.operations import Array, ShapeBatch, batch_shapes, network_spec, shape_batch
+from lightning_predict.kernels.roofline import with_sustained_peaks
 from lightning_predict.kernels.translation import work_items
 from tests.kernels.example_networks import constant_weights
 
 A100 = gpu("A100-SXM-40GB")
 
 
-def least_seconds(batch: ProblemBatch) -> Array:
-    family = family_of(batch.operation, batch.dtype)
+def least_seconds(batch: ShapeBatch) -> Array:
+    family = network_spec(batch.operation, batch.dtype)
     assert family is not None
     return family.least_seconds(batch, [A100])
 
 
 def test_odd_sizes_run_at_a_rate_of_their_own() -> None:
-    batch = problem_batch("linear", "bfloat16", m=1024, n=[1001, 1000, 1000], k=[512, 511, 512])
+    batch = shape_batch("linear", "bfloat16", m=1024, n=[1001, 1000, 1000], k=[512, 511, 512])
     odd_columns, odd_depth, even = least_seconds(batch)[0]
     # 108 multiprocessors at 1.41 GHz, 450 FLOPs a clock.
     rate = 108 * 1.41e9 * 450
@@ -34,26 +34,26 @@ def test_odd_sizes_run_at_a_rate_of_their_own() -> None:
 
 
 def test_an_odd_number_of_rows_or_a_single_column_is_no_matter() -> None:
-    assert not least_seconds(problem_batch("linear", "float16", m=1023, n=1, k=512)).any()
+    assert not least_seconds(shape_batch("linear", "float16", m=1023, n=1, k=512)).any()
 
 
 @pytest.mark.parametrize(("operation", "dtype"), [("linear", "float32"), ("bmm", "float32")])
 def test_wider_elements_may_start_anywhere(operation: str, dtype: str) -> None:
-    assert not least_seconds(problem_batch(operation, dtype, b=1, m=8, n=7, k=7)).any()
+    assert not least_seconds(shape_batch(operation, dtype, b=1, m=8, n=7, k=7)).any()
 
 
 def test_other_operations_have_no_such_sizes() -> None:
     sizes = {"in_channels": 7, "out_channels": 7, "kernel_size": 1, "image_size": 7}
-    assert not least_seconds(problem_batch("conv2d", "float32", batch=1, **sizes)).any()
+    assert not least_seconds(shape_batch("conv2d", "float32", batch=1, **sizes)).any()
 
 
 def test_an_estimate_is_slower_and_less_sure_at_odd_sizes() -> None:
     models = UtilisationModels(constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5)))
-    batch = problem_batch("linear", "bfloat16", m=8192, n=[8191, 8192], k=8192)
+    batch = shape_batch("linear", "bfloat16", m=8192, n=[8191, 8192], k=8192)
     estimate = models.estimate(batch, [A100])
     odd, even = estimate.seconds[0]
     # At even sizes 0.8 of what 400 W let it sustain of 312 TFLOP/s, at odd ones 108 x 1.41 GHz x 450 = 68.5 TFLOP/s.
-    sustained = sustaining(A100).peak_flops_per_second["bfloat16"]
+    sustained = with_sustained_peaks(A100).peak_flops_per_second["bfloat16"]
     assert 300e12 < sustained < 312e12
     assert odd / even == pytest.approx(0.8 * sustained / 68.5e12, rel=0.01)
     # The doubt about what power leaves widens both by less than a hundredth.
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_weight_with_an_odd_number_of_rows_is_slow() -> None:
         (1, 4096, 512, 50257),
         (1, 512, 50257, 4096),
     ]
-    assert all(least_seconds(batch_of([problem])).item() > 0 for problem in products)
+    assert all(least_seconds(batch_shapes([problem])).item() > 0 for problem in products)
 
 
 def test_an_odd_number_of_samples_slows_the_gradient_of_the_data_by_nothing() -> None:
@@ -84,11 +84,11 @@ def test_an_odd_number_of_samples_slows_the_gradient_of_the_data_by_nothing() ->
     trace = lp.capture(lambda: model(data).sum().backward())
     products = [p for item in work_items(trace) for p in item.problems if p.operation == "linear"]
     assert [problem.dims for problem in products[:2]] == [(1, 4095, 1024, 512), (1, 4095, 512, 1024)]
-    assert not any(least_seconds(batch_of([problem])).any() for problem in products[:2])
+    assert not any(least_seconds(batch_shapes([problem])).any() for problem in products[:2])
 
 
 def test_rows_that_are_a_pair_of_elements_apart_run_at_a_rate_of_their_own() -> None:
-    batch = problem_batch("linear", "float16", m=1024, n=[30522, 30524, 512], k=[512, 512, 30522])
+    batch = shape_batch("linear", "float16", m=1024, n=[30522, 30524, 512], k=[512, 512, 30522])
     columns, multiple_of_four, depth = least_seconds(batch)[0]
     # 108 multiprocessors at 1.41 GHz, 800 FLOPs a clock.
     assert columns == depth == pytest.approx(2 * 1024 * 30522 * 512 / (108 * 1.41e9 * 800))
@@ -115,7 +115,7 @@ def test_tf32_needs_multiples_of_four() -> None:
 
 def test_the_interval_of_sizes_that_are_no_multiple_of_eight_admits_poorer_kernels() -> None:
     models = UtilisationModels(constant_weights("matmul_half", utilisation=0.8, interval=math.log(1.5)))
-    batch = problem_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
+    batch = shape_batch("linear", "bfloat16", m=8190, n=[30528, 30524, 30522, 30521], k=768)
     estimate = models.estimate(batch, [A100])
     above = estimate.interval.high[0] / estimate.seconds[0]
     assert above / above[0] == pytest.approx([1, NARROW_SPREAD, MISALIGNED_SPREAD, MISALIGNED_SPREAD])

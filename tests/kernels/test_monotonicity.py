@@ -11,25 +11,25 @@ import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.models import LEAST_SHARE, held_by_monotonicity
-from lightning_predict.kernels.operations import Array, BoolArray, ProblemBatch, family_of, problem_batch
+from lightning_predict.kernels.models import MIN_SHARE, clamp_to_larger_shapes
+from lightning_predict.kernels.operations import Array, BoolArray, ShapeBatch, network_spec, shape_batch
 from tests.example_gpu import BIG, SMALL
 
-PRODUCT = problem_batch("linear", "float32", m=64, n=64, k=64)
+PRODUCT = shape_batch("linear", "float32", m=64, n=64, k=64)
 
 
 def hold(
-    batch: ProblemBatch, gpus: Sequence[Gpu], seconds: Array, timed: Callable[[ProblemBatch, BoolArray], Array]
+    batch: ShapeBatch, gpus: Sequence[Gpu], seconds: Array, timed: Callable[[ShapeBatch, BoolArray], Array]
 ) -> Array:
-    family = family_of(batch.operation, batch.dtype)
+    family = network_spec(batch.operation, batch.dtype)
     assert family is not None
-    return held_by_monotonicity(family, batch, gpus, seconds, timed)
+    return clamp_to_larger_shapes(family, batch, gpus, seconds, timed)
 
 
-def on_both(seconds: Callable[[Array], Array]) -> Callable[[ProblemBatch, BoolArray], Array]:
+def on_both(seconds: Callable[[Array], Array]) -> Callable[[ShapeBatch, BoolArray], Array]:
     """Seconds by the FLOPs of a problem, the same on every GPU."""
 
-    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+    def timed(batch: ShapeBatch, wanted: BoolArray) -> Array:
         return np.broadcast_to(seconds(batch.flops), wanted.shape)[wanted]
 
     return timed
@@ -42,9 +42,9 @@ def test_a_slow_product_takes_no_longer_than_a_doubled_one_allows() -> None:
         return np.array([times[int(value)] for value in flops / PRODUCT.flops])
 
     held = hold(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))
-    assert held[0, 0] == pytest.approx(0.5 / LEAST_SHARE)
+    assert held[0, 0] == pytest.approx(0.5 / MIN_SHARE)
     times |= {2: 0.9, 4: 0.25}  # two drops, one after the other: 0.25 counts for both
-    assert hold(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))[0, 0] == pytest.approx(0.25 / LEAST_SHARE**2)
+    assert hold(PRODUCT, [SMALL], np.array([[1.0]]), on_both(timed))[0, 0] == pytest.approx(0.25 / MIN_SHARE**2)
 
 
 def test_a_product_that_grows_as_it_should_is_left_alone() -> None:
@@ -55,7 +55,7 @@ def test_a_product_that_grows_as_it_should_is_left_alone() -> None:
 def test_neighbours_that_cannot_undercut_are_not_computed() -> None:
     asked: list[float] = []
 
-    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+    def timed(batch: ShapeBatch, wanted: BoolArray) -> Array:
         asked.append(float(batch.flops[0] / PRODUCT.flops[0]))
         return np.full(int(wanted.sum()), 9.0)
 
@@ -67,11 +67,11 @@ def test_neighbours_that_cannot_undercut_are_not_computed() -> None:
 
 
 def test_only_products_are_held() -> None:
-    def never(batch: ProblemBatch, wanted: BoolArray) -> Array:
+    def never(batch: ShapeBatch, wanted: BoolArray) -> Array:
         raise AssertionError("nothing else may be timed")
 
     slow = np.array([[1.0]])
-    batch = problem_batch("softmax", "float32", rows=64, cols=64)
+    batch = shape_batch("softmax", "float32", rows=64, cols=64)
     np.testing.assert_array_equal(hold(batch, [gpu("A100-SXM-80GB")], slow, never), slow)
 
 
@@ -82,21 +82,21 @@ def test_a_product_of_odd_size_stays_slower_than_the_next_even_one() -> None:
     assert odd > 2 * even
 
 
-@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.floats(LEAST_SHARE**2, 1.0)))
+@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 3), st.floats(MIN_SHARE**2, 1.0)))
 def test_no_doubling_is_thirty_per_cent_faster_whatever_the_model_says(drops: dict[tuple[int, ...], float]) -> None:
     """For any times within a factor of 0.72² of each other on a grid of 2 x 2 x 2 shapes and those around it."""
 
-    def timed(batch: ProblemBatch, wanted: BoolArray) -> Array:
+    def timed(batch: ShapeBatch, wanted: BoolArray) -> Array:
         powers = [np.rint(np.log2(batch.columns[side] / 64)).astype(int).tolist() for side in ("m", "n", "k")]
         times = [drops.get(place, 1.0) for place in zip(*powers, strict=True)]
         return np.broadcast_to(np.array(times), wanted.shape)[wanted]
 
     sides = [64.0, 128.0]
     m, n, k = (axis.ravel() for axis in np.meshgrid(sides, sides, sides, indexing="ij"))
-    batch = problem_batch("bmm", "float32", b=1, m=m, n=n, k=k)
+    batch = shape_batch("bmm", "float32", b=1, m=m, n=n, k=k)
     raw = timed(batch, np.ones((1, 8), dtype=np.bool_))
     held = hold(batch, [SMALL], raw[None, :], timed).reshape(2, 2, 2)
     for axis in range(3):
         small, large = np.take(held, 0, axis), np.take(held, 1, axis)
-        assert (large >= LEAST_SHARE * small * (1 - 1e-6)).all()
+        assert (large >= MIN_SHARE * small * (1 - 1e-6)).all()
     assert (held <= raw.reshape(2, 2, 2)).all()

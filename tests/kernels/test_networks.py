@@ -15,9 +15,9 @@ from lightning_predict.kernels.models import (
     STRIP_ROWS,
     THREADED_BLOCKS,
     UtilisationModels,
-    log_utilisations,
+    predict_log_utilisations,
 )
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
@@ -61,7 +61,7 @@ def test_a_row_gets_what_the_definition_says_whatever_its_neighbours(problems: i
     rows = np.random.default_rng(0).normal(size=(3 * problems, FEATURES)).astype(np.float32)
     owners = np.tile([0, 2, 1], problems)
     networks = [one, other, one]
-    together = log_utilisations(networks, owners, rows)
+    together = predict_log_utilisations(networks, owners, rows)
     expected = [by_definition(networks[owner], row) for owner, row in zip(owners, rows, strict=True)]
     np.testing.assert_allclose(together, expected, rtol=1e-5)
 
@@ -71,40 +71,40 @@ def test_many_blocks_are_shared_by_threads_and_come_back_in_order() -> None:
     count = THREADED_BLOCKS * BLOCK_ROWS + 7
     rows = np.random.default_rng(0).normal(size=(count, FEATURES)).astype(np.float32)
     threads, torch_threads = threading.active_count(), torch.get_num_threads()
-    together = log_utilisations([network], np.zeros(count, dtype=np.intp), rows)
+    together = predict_log_utilisations([network], np.zeros(count, dtype=np.intp), rows)
     assert (threading.active_count(), torch.get_num_threads()) == (threads, torch_threads)  # none is left behind
     parts = [rows[start : start + 500] for start in range(0, count, 500)]
-    apart = [log_utilisations([network], np.zeros(len(part), dtype=np.intp), part) for part in parts]
+    apart = [predict_log_utilisations([network], np.zeros(len(part), dtype=np.intp), part) for part in parts]
     np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-6)
 
 
 def test_no_rows_give_nothing() -> None:
     empty = np.zeros((0, FEATURES), np.float32)
-    assert log_utilisations([], np.zeros(0, dtype=np.intp), empty).shape == (0,)
-    assert log_utilisations([random_network(3)], np.zeros(0, dtype=np.intp), empty).shape == (0,)
+    assert predict_log_utilisations([], np.zeros(0, dtype=np.intp), empty).shape == (0,)
+    assert predict_log_utilisations([random_network(3)], np.zeros(0, dtype=np.intp), empty).shape == (0,)
 
 
-def _batches() -> list[ProblemBatch]:
+def _batches() -> list[ShapeBatch]:
     draw = np.random.default_rng(0)
     sizes = 2.0 ** draw.integers(3, 13, size=(3, 9))
     m, n, k = sizes + draw.integers(0, 3, size=(3, 9))
     return [
-        problem_batch("linear", "float32", m=m, n=n, k=k),
-        problem_batch("bmm", "bfloat16", b=4, m=m, n=n, k=k),
-        problem_batch("attention", "float16", batch=2, heads=8, seq=m, head_dim=64, causal=1),
-        problem_batch("conv2d", "float32", batch=8, in_channels=m, out_channels=n, image_size=28, kernel_size=3),
-        problem_batch("softmax", "float32", rows=m, cols=n),
+        shape_batch("linear", "float32", m=m, n=n, k=k),
+        shape_batch("bmm", "bfloat16", b=4, m=m, n=n, k=k),
+        shape_batch("attention", "float16", batch=2, heads=8, seq=m, head_dim=64, causal=1),
+        shape_batch("conv2d", "float32", batch=8, in_channels=m, out_channels=n, image_size=28, kernel_size=3),
+        shape_batch("softmax", "float32", rows=m, cols=n),
     ]
 
 
 @pytest.mark.parametrize("batch", _batches(), ids=lambda batch: f"{batch.operation}-{batch.dtype}")
-def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ProblemBatch) -> None:
+def test_all_gpus_at_once_are_the_loop_over_gpus_and_problems(batch: ShapeBatch) -> None:
     gpus = [gpu(name) for name in gpu_names()]
     models = UtilisationModels(load_weights(gpu_names(), WeightsSource(offline=True)))
     together = models.estimate(batch, gpus)
     for column in range(len(batch)):
         words: dict[str, Array] = {word: values[column : column + 1] for word, values in batch.columns.items()}
-        single = ProblemBatch(batch.operation, batch.dtype, words)
+        single = ShapeBatch(batch.operation, batch.dtype, words)
         for row in range(column, len(gpus), len(batch)):  # every GPU comes up
             alone = models.estimate(single, [gpus[row]])
             for end in ("low", "middle", "high"):

@@ -15,25 +15,25 @@ import lightning_predict as lp
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.catalogue import CATALOGUE_FOLDER, SOURCES_FILE, load_catalogue
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.operations import CountedProblem, OperationKind, Problem, register
+from lightning_predict.kernels.operations import CountedShape, OperationShape, OperationSpec, register
 from lightning_predict.testing import registrations
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 
-def _of_toy(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
-    return (Problem(name, "float32", (float(operation.inputs[0].elements),)),)
+def _of_toy(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
+    return (OperationShape(name, "float32", (float(operation.inputs[0].elements),)),)
 
 
-def _as_transfer(problem: Problem) -> tuple[CountedProblem, ...]:
+def _as_transfer(problem: OperationShape) -> tuple[CountedShape, ...]:
     size = 4 * problem.shape["length"]
-    return (CountedProblem(1.0, Problem("transfer", "float32", (size, size, 0.0))),)
+    return (CountedShape(1.0, OperationShape("transfer", "float32", (size, size, 0.0))),)
 
 
 @pytest.fixture
 def toy() -> Iterator[str]:
     with registrations():
         register(
-            OperationKind(
+            OperationSpec(
                 name="toy",
                 shape=("length",),
                 units="vector",
@@ -42,7 +42,7 @@ def toy() -> Iterator[str]:
                 writes=lambda c: c["length"],
                 aten=("mine::toy",),
                 translator=_of_toy,
-                proxy=_as_transfer,
+                surrogate=_as_transfer,
             )
         )
         yield "toy"
@@ -99,10 +99,10 @@ def test_a_gpu_of_one_file_and_an_operation_of_one_registration_are_predicted_to
 
 
 def test_calls_without_a_translator_are_refused() -> None:
-    kind = operations.operation_kind("add")
+    kind = operations.operation_spec("add")
     with pytest.raises(InvalidArgumentError, match="'other' has calls alone; give `aten` and `translator`"):
         register(
-            OperationKind(name="other", shape=("n",), units="vector", flops=kind.flops, reads=kind.reads, aten=("a",))
+            OperationSpec(name="other", shape=("n",), units="vector", flops=kind.flops, reads=kind.reads, aten=("a",))
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.kernels.choice import timed_work
 from lightning_predict.kernels.corrections import transposed_products
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import TRANSPOSED_WATTS, transposed_ratio
@@ -84,7 +84,7 @@ def test_no_gpu_computes_a_transposed_product_faster_than_another_nor_tf32_slowe
 
     def seconds(step: Operation, *, tf32: bool) -> Array:
         trace = Trace(operations=(step,), device="meta", recorder="dispatch", flags=Flags(matmul_tf32=tf32))
-        return timed_work(trace, gpus, origin=None, models=models).interval.middle[:, 0]
+        return predict_work_times(trace, gpus, origin=None, models=models).interval.middle[:, 0]
 
     for tf32 in (False, True):
         assert (seconds(turned, tf32=tf32) >= seconds(one, tf32=tf32)).all()
@@ -100,7 +100,8 @@ def test_only_gpus_whose_rate_is_that_of_other_products_take_longer(name: str, r
         for one in (product(left, right), product(left, right, **{SECOND_TRANSPOSED: True}))
     )
     found = [
-        timed_work(trace, [gpu(name)], origin=None, models=kernel_models((name,))).interval for trace in (plain, turned)
+        predict_work_times(trace, [gpu(name)], origin=None, models=kernel_models((name,))).interval
+        for trace in (plain, turned)
     ]
     for end in ("low", "middle", "high"):
         before, after = (float(getattr(each, end)[0, 0]) for each in found)

@@ -14,8 +14,8 @@ import torch
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.families.norm import SOFTMAX_STEP_CYCLES
-from lightning_predict.kernels.operations import Problem, problem
-from lightning_predict.kernels.roofline import latencies
+from lightning_predict.kernels.operations import OperationShape, problem
+from lightning_predict.kernels.roofline import minimum_latencies
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.operand_strides import STRIDED, side_by_side
@@ -90,11 +90,11 @@ def test_a_copy_into_rows_of_an_older_trace_loads_one_by_one_without_strides() -
 def test_joined_tensors_of_a_file_are_all_written() -> None:
     x = TensorInfo((64, 64), "float32")
     (found,) = translate(Operation(name="aten::cat", phase="forward", inputs=(x, x)), Flags())
-    assert found == Problem("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
+    assert found == OperationShape("transfer", "float32", (2 * 64 * 64 * 4, 2 * 64 * 64 * 4, 2 * 64 * 64))
 
 
 def test_uneven_rows_of_softmax_wait_for_single_loads_in_three_passes() -> None:
-    uneven = latencies([problem("softmax", "bfloat16", rows=264 * 10, cols=3137)], [H100])[0, 0]
+    uneven = minimum_latencies([problem("softmax", "bfloat16", rows=264 * 10, cols=3137)], [H100])[0, 0]
     # 10 rounds of two blocks on 132 multiprocessors; 3,137 numbers are 4 loads of 1,024 threads, three times.
     assert uneven * H100.boost_clock_hz / SOFTMAX_STEP_CYCLES == pytest.approx(10 * 12)
 
@@ -103,14 +103,14 @@ def test_softmax_takes_cycles_an_element_by_where_a_row_is_kept() -> None:
     columns = (1000, 1024, 1032, 24_576, 24_584)  # a warp keeps 1,024, a block 48 KiB of shared memory
     for operation in ("softmax", "log_softmax"):
         problems = [problem(operation, "bfloat16", rows=264 * 10, cols=one) for one in columns]
-        cycles = latencies(problems, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
+        cycles = minimum_latencies(problems, [H100])[0] * H100.boost_clock_hz * 132 / (264 * 10 * np.array(columns))
         assert cycles == pytest.approx([0.43, 0.43, 0.8, 0.8, 0.7])
-    wide = latencies([problem("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
+    wide = minimum_latencies([problem("softmax", "float32", rows=264 * 10, cols=12_292)], [H100])[0, 0]
     assert wide * H100.boost_clock_hz * 132 / (264 * 10 * 12_292) == pytest.approx(0.7)  # 4 bytes an element
 
 
 def test_long_uneven_rows_are_loaded_wide_as_far_as_they_fill_the_block() -> None:
-    found = latencies([problem("softmax", "bfloat16", rows=264, cols=8192 + 1025)], [H100])[0, 0]
+    found = minimum_latencies([problem("softmax", "bfloat16", rows=264, cols=8192 + 1025)], [H100])[0, 0]
     assert found * H100.boost_clock_hz == pytest.approx(3 * (1 + 2) * SOFTMAX_STEP_CYCLES)
 
 
@@ -129,7 +129,7 @@ def test_the_backward_pass_of_max_pooling_looks_for_each_position_in_its_windows
 
 def test_topk_of_short_rows_waits_for_its_passes() -> None:
     short, wide = (
-        latencies([problem("topk", dtype, rows=16, cols=64)], [H100])[0, 0] for dtype in ("bfloat16", "float32")
+        minimum_latencies([problem("topk", dtype, rows=16, cols=64)], [H100])[0, 0] for dtype in ("bfloat16", "float32")
     )
     assert short * H100.boost_clock_hz == pytest.approx(7e3 * 2 + 14e3)
     assert wide > short
@@ -173,7 +173,7 @@ def test_a_copy_of_a_file_is_placed_by_what_ran(tmp_path: Path) -> None:
     found = imported(tmp_path, "aten::_to_copy", kernel="Memcpy HtoD (Pageable -> Device)", **given)
     assert (found.inputs[0].device, found.outputs[0].device) == ("cpu", "cuda")
     unmeasured = replace(found, kernels=())
-    assert translate(unmeasured, Flags()) == (Problem("host_copy", "uint8", (64 * 1024 * 2.0,)),)
+    assert translate(unmeasured, Flags()) == (OperationShape("host_copy", "uint8", (64 * 1024 * 2.0,)),)
 
 
 def test_a_list_of_a_file_has_elements_of_the_size_that_its_kernel_moves(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_sum_over_rows_waits_for_the_root_of_their_number() -> None:
     h200 = gpu("H200-SXM-141GB")
     data, kept = TensorInfo((25_088, 384), "bfloat16"), TensorInfo((1, 384), "bfloat16")
 
-    def summed(dim: list[int]) -> tuple[Problem, ...]:
+    def summed(dim: list[int]) -> tuple[OperationShape, ...]:
         arguments = {"dim": dim, "keepdim": True}
         return translate(
             Operation(name="aten::sum", phase="backward", inputs=(data,), outputs=(kept,), arguments=arguments), Flags()
@@ -198,5 +198,5 @@ def test_a_sum_over_rows_waits_for_the_root_of_their_number() -> None:
 
     moved, waiting = summed([0])
     assert moved.dims[0] == 2 * 25_088 * 384
-    assert latencies([waiting], [h200])[0, 0] == pytest.approx(297 * 25_088**0.5 / h200.boost_clock_hz)
+    assert minimum_latencies([waiting], [h200])[0, 0] == pytest.approx(297 * 25_088**0.5 / h200.boost_clock_hz)
     assert len(summed([1])) == len(summed([0, 1])) == 1

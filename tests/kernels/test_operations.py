@@ -6,18 +6,18 @@ import pytest
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.errors import InvalidArgumentError, UnknownOperationError
 from lightning_predict.kernels.operations import (
-    OperationKind,
-    batch_of,
-    operation_kind,
+    OperationSpec,
+    batch_shapes,
     operation_names,
+    operation_spec,
     problem,
-    problem_batch,
     register,
+    shape_batch,
 )
 
 
 def test_scalars_and_arrays_broadcast_to_one_length() -> None:
-    batch = problem_batch("linear", "float16", m=[1, 2, 4], n=8, k=16)
+    batch = shape_batch("linear", "float16", m=[1, 2, 4], n=8, k=16)
     assert len(batch) == 3
     np.testing.assert_allclose(batch.flops, [2 * 1 * 8 * 16, 2 * 2 * 8 * 16, 2 * 4 * 8 * 16])
 
@@ -35,30 +35,30 @@ def test_a_spelling_sets_its_words_and_a_word_wins_over_it() -> None:
 
 def test_batch_of_restores_the_columns() -> None:
     items = [problem("bmm", "float32", b=2, m=3, n=5, k=7), problem("bmm", "float32", b=1, m=1, n=1, k=1)]
-    np.testing.assert_array_equal(batch_of(items).columns["n"], [5, 1])
+    np.testing.assert_array_equal(batch_shapes(items).columns["n"], [5, 1])
 
 
 def test_an_unknown_operation_lists_the_known_ones() -> None:
     message = r"'matmul' is not known. Known operations: adagrad, adam, adamw, add, .*linear"
     with pytest.raises(UnknownOperationError, match=message):
-        operation_kind("matmul")
+        operation_spec("matmul")
 
 
 def test_a_missing_and_a_strange_word_are_named_with_all_words() -> None:
     message = r"'linear' does not take \['x'\] and needs \['k'\]. Its shape parameters: b=1, m, n, k\."
     with pytest.raises(UnknownOperationError, match=message):
-        problem_batch("linear", "float32", m=1, n=1, x=1)
+        shape_batch("linear", "float32", m=1, n=1, x=1)
 
 
 def test_spellings_are_part_of_the_description() -> None:
     with pytest.raises(UnknownOperationError, match=r"image_size \(sets height, width\)"):
-        problem_batch("conv2d", "float32", batch=1)
+        shape_batch("conv2d", "float32", batch=1)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_size_must_be_positive_and_finite(value: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"got m=.*; expected a finite number of at least 1"):
-        problem_batch("linear", "float32", m=value, n=1, k=1)
+        shape_batch("linear", "float32", m=value, n=1, k=1)
 
 
 def test_a_word_whose_default_is_zero_may_be_zero() -> None:
@@ -67,21 +67,21 @@ def test_a_word_whose_default_is_zero_may_be_zero() -> None:
 
 def test_lengths_that_do_not_broadcast_are_an_error() -> None:
     with pytest.raises(InvalidArgumentError, match=r"lengths that do not broadcast: .*'m': \(2,\).*'n': \(3,\)"):
-        problem_batch("linear", "float32", m=[1, 2], n=[1, 2, 3], k=1)
+        shape_batch("linear", "float32", m=[1, 2], n=[1, 2, 3], k=1)
 
 
 def test_an_unknown_dtype_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgumentError, match=r"dtype 'half' is not known. Known dtypes: float64, float32"):
-        problem_batch("linear", "half", m=1, n=1, k=1)
+        shape_batch("linear", "half", m=1, n=1, k=1)
 
 
 def test_a_kind_cannot_be_registered_twice() -> None:
     with pytest.raises(InvalidArgumentError, match="'linear' is registered twice"):
-        register(operation_kind("linear"))
+        register(operation_spec("linear"))
 
 
 def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
-    kind = OperationKind(
+    kind = OperationSpec(
         name="strange",
         shape=("rows",),
         defaults={"cols": 1},
@@ -112,6 +112,6 @@ def test_a_default_for_a_word_that_is_not_there_is_refused() -> None:
 def test_traffic_is_split_in_what_is_read_and_what_is_written(
     operation: str, shape: dict[str, float], read: float, written: float
 ) -> None:
-    batch = problem_batch(operation, "float32", **shape)
+    batch = shape_batch(operation, "float32", **shape)
     assert batch.bytes_read == pytest.approx(4 * read)  # numbers of 4 bytes
     assert batch.bytes_written == pytest.approx(4 * written)

@@ -10,7 +10,7 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.errors import UnknownOperationError
-from lightning_predict.kernels.operations import operation_kind, operation_names
+from lightning_predict.kernels.operations import operation_names, operation_spec
 
 # What users ask for by these names, and must not lose.
 WANTED = (
@@ -24,11 +24,11 @@ BACKWARD = (
     "cross_entropy relu gelu tanh sigmoid silu avg_pool2d max_pool2d embedding embedding_bag dropout"
 ).split()
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose2d")
-COMPUTING = [name for name in operation_names() if operation_kind(name).units != "fabric"]
+COMPUTING = [name for name in operation_names() if operation_spec(name).units != "fabric"]
 
 
 def example(operation: str) -> dict[str, float]:
-    kind = operation_kind(operation)
+    kind = operation_spec(operation)
     words = {word: 16.0 for word in kind.shape if word not in kind.defaults}
     return words | {word: 3.0 for word in words if word.startswith("kernel")} or {"read_bytes": 64.0}
 

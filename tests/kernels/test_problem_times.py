@@ -12,16 +12,16 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.kernels.families.convolution import as_product
 from lightning_predict.kernels.models import BundledModels, kernel_models
-from lightning_predict.kernels.operations import Problem, batch_of, problem
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem
 from lightning_predict.kernels.roofline import roofline_seconds
 from lightning_predict.kernels.timing import (
-    PROXY_SPREAD,
+    FLOAT32_FALLBACK_SPREAD,
     ROOFLINE_SPREAD,
     SHORTEST_KERNEL_SECONDS,
-    STAND_IN_SPREAD,
+    SURROGATE_SPREAD,
     compute_dtype_on,
-    float32_stands_in,
-    problem_times,
+    predict_operation_times,
+    uses_float32_fallback,
 )
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.gpus.kinds import one_of_each_kind
@@ -32,9 +32,9 @@ ADD = problem("add", "float32", rows=4096, cols=4096)
 
 
 def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
-    times = problem_times([LINEAR, ADD], [SMALL, BIG], half_speed("linear/float32"))
-    np.testing.assert_allclose(times.seconds[:, 0], 2 * roofline_seconds(batch_of([LINEAR]), [SMALL, BIG])[:, 0])
-    expected = roofline_seconds(batch_of([ADD]), [SMALL, BIG])[:, 0] / 0.8 + SHORTEST_KERNEL_SECONDS
+    times = predict_operation_times([LINEAR, ADD], [SMALL, BIG], half_speed("linear/float32"))
+    np.testing.assert_allclose(times.seconds[:, 0], 2 * roofline_seconds(batch_shapes([LINEAR]), [SMALL, BIG])[:, 0])
+    expected = roofline_seconds(batch_shapes([ADD]), [SMALL, BIG])[:, 0] / 0.8 + SHORTEST_KERNEL_SECONDS
     np.testing.assert_allclose(times.seconds[:, 1], expected)
     np.testing.assert_array_equal(times.shares["mlp"], [[1, 0], [1, 0]])
     np.testing.assert_array_equal(times.shares["roofline"], [[0, 1], [0, 1]])
@@ -42,22 +42,22 @@ def test_a_model_serves_what_it_knows_and_the_roofline_the_rest() -> None:
 
 
 def test_without_models_everything_comes_from_the_roofline() -> None:
-    times = problem_times([LINEAR, ADD], [SMALL], None)
+    times = predict_operation_times([LINEAR, ADD], [SMALL], None)
     assert (times.shares["roofline"] == 1).all()
 
 
 def test_a_sibling_dtype_is_scaled_by_the_rooflines_and_widens_the_interval() -> None:
     item = problem("linear", "tf32", m=4096, n=4096, k=4096)
-    times = problem_times([item], [SMALL], half_speed("linear/bfloat16"))
+    times = predict_operation_times([item], [SMALL], half_speed("linear/bfloat16"))
     # SMALL: tf32 at half of bfloat16's rate, so 2 x (2 · 4096³ / 4 TFLOP/s), but for a launch.
     np.testing.assert_allclose(times.seconds, [[2 * 2 * 4096**3 / 4e12]], rtol=1e-4)
-    np.testing.assert_allclose(times.interval.high / times.seconds, 1.1 * PROXY_SPREAD, rtol=1e-4)
+    np.testing.assert_allclose(times.interval.high / times.seconds, 1.1 * SURROGATE_SPREAD, rtol=1e-4)
     assert times.shares["proxy"][0, 0] == 1
 
 
 def test_a_kernel_with_nothing_to_do_is_as_short_in_a_sibling_dtype() -> None:
     tiny = problem("linear", "tf32", m=8, n=8, k=8)
-    times = problem_times([tiny], [SMALL], half_speed("linear/bfloat16"))
+    times = predict_operation_times([tiny], [SMALL], half_speed("linear/bfloat16"))
     # Half speed doubles bfloat16's 0.96 ns (384 bytes at 400 GB/s); twice the bytes do not double a launch.
     np.testing.assert_allclose(times.seconds, [[1.92e-9]], rtol=0.03)
 
@@ -67,7 +67,7 @@ def test_tf32_is_float32_on_a_gpu_without_it() -> None:
     assert compute_dtype_on("tf32", SMALL) == "tf32"
     item = problem("linear", "tf32", m=4096, n=4096, k=4096)
     both = [item, problem("linear", "float32", m=4096, n=4096, k=4096)]
-    times = problem_times(both, [OLD, SMALL], half_speed("linear/float32", "linear/bfloat16"))
+    times = predict_operation_times(both, [OLD, SMALL], half_speed("linear/float32", "linear/bfloat16"))
     assert times.seconds[0, 0] == times.seconds[0, 1]
     np.testing.assert_allclose(times.seconds[1, 1] / times.seconds[1, 0], 4, rtol=1e-4)
 
@@ -77,9 +77,9 @@ def test_float8_is_scaled_from_bfloat16_with_a_wider_interval() -> None:
     assert compute_dtype_on("float8", eight) == "float8"
     words = {"m": 4096, "n": 4096, "k": 4096}
     items = [problem("linear", "float8", **words), problem("linear", "bfloat16", **words)]
-    times = problem_times(items, [eight], half_speed("linear/bfloat16"))
+    times = predict_operation_times(items, [eight], half_speed("linear/bfloat16"))
     np.testing.assert_allclose(times.seconds[0], [2 * 2 * 4096**3 / 16e12, 2 * 2 * 4096**3 / 8e12], rtol=2e-4)
-    np.testing.assert_allclose(times.interval.high / times.seconds, [[1.1 * PROXY_SPREAD, 1.1]])
+    np.testing.assert_allclose(times.interval.high / times.seconds, [[1.1 * SURROGATE_SPREAD, 1.1]])
 
 
 def test_float8_without_units_for_it_is_refused() -> None:
@@ -91,15 +91,15 @@ def test_a_reduction_counts_its_parts_and_widens_the_interval() -> None:
     item = problem("attention_backward", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
     models = half_speed("attention/bfloat16")
     forward = problem("attention", "bfloat16", batch=2, heads=8, seq=1024, head_dim=64)
-    times = problem_times([item, forward], [SMALL], models)
+    times = predict_operation_times([item, forward], [SMALL], models)
     np.testing.assert_allclose(times.seconds[0, 0], 3 * times.seconds[0, 1])
-    np.testing.assert_allclose(times.interval.high[0, 0] / times.seconds[0, 0], 1.1 * PROXY_SPREAD)
+    np.testing.assert_allclose(times.interval.high[0, 0] / times.seconds[0, 0], 1.1 * SURROGATE_SPREAD)
 
 
 def test_parts_through_other_operations_are_proxies_and_those_without_a_model_rooflines() -> None:
     nowhere = problem("attention_backward", "float64", batch=1, heads=1, seq=64, head_dim=64)
     eager = problem("eager_attention", "float32", batch=1, heads=1, seq=64, head_dim=64)
-    times = problem_times([nowhere, eager], [SMALL], half_speed("softmax/float32"))
+    times = predict_operation_times([nowhere, eager], [SMALL], half_speed("softmax/float32"))
     assert times.shares["roofline"][0, 0] == 1
     # The softmax through its model, two products and the scaling without one.
     assert 0 < times.shares["proxy"][0, 1] < 1
@@ -108,23 +108,23 @@ def test_parts_through_other_operations_are_proxies_and_those_without_a_model_ro
 
 
 def test_a_model_that_was_not_trained_on_the_dtype_is_a_proxy_with_a_wider_interval() -> None:
-    (known,) = problem_times([LINEAR], [SMALL], half_speed("linear/float32")).interval.high[0]
+    (known,) = predict_operation_times([LINEAR], [SMALL], half_speed("linear/float32")).interval.high[0]
     stranger = replace(half_speed("linear/float32"), served_as="proxy")
-    times = problem_times([LINEAR], [SMALL], stranger)
+    times = predict_operation_times([LINEAR], [SMALL], stranger)
     assert times.shares["proxy"][0, 0] == 1
-    assert times.interval.high[0, 0] == pytest.approx(PROXY_SPREAD * known)
+    assert times.interval.high[0, 0] == pytest.approx(SURROGATE_SPREAD * known)
 
 
 def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> None:
     models = half_speed("linear/float32", "linear/bfloat16")
     items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float32", "bfloat16")]
     slow = replace(OLD, peak_flops_per_second={**OLD.peak_flops_per_second, "bfloat16": 0.25e12})
-    times = problem_times(items, [OLD, SMALL, slow], models)
+    times = predict_operation_times(items, [OLD, SMALL, slow], models)
     single = 2 * 2 * 4096**3 / 1e12  # at half of 1 TFLOP/s
     # OLD emulates at float32's rate, SMALL has 8 TFLOP/s, and the last emulates at a quarter of float32's rate.
     np.testing.assert_allclose(times.seconds[:, 1], [single, single / 8, 2 * 4096**3 / 0.25e12])
     np.testing.assert_allclose(
-        times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * STAND_IN_SPREAD, 1.1, STAND_IN_SPREAD]
+        times.interval.high[:, 1] / times.seconds[:, 1], [1.1 * FLOAT32_FALLBACK_SPREAD, 1.1, FLOAT32_FALLBACK_SPREAD]
     )
     np.testing.assert_array_equal(times.shares["proxy"], [[0, 1], [0, 0], [0, 1]])
     # No lower than float32's units allow, whatever rate libraries reach.
@@ -134,29 +134,29 @@ def test_float32_stands_in_where_a_dtype_is_emulated_with_a_wide_interval() -> N
 
 def test_float16_without_tensor_cores_runs_at_float32s_rate_though_the_lanes_do_twice_that() -> None:
     p100 = gpu("P100-PCIe-16GB")
-    assert float32_stands_in("float16", p100)
-    assert float32_stands_in("bfloat16", gpu("T4"))
-    assert not float32_stands_in("float16", gpu("T4"))
-    assert not float32_stands_in("tf32", p100)  # float32 itself
+    assert uses_float32_fallback("float16", p100)
+    assert uses_float32_fallback("bfloat16", gpu("T4"))
+    assert not uses_float32_fallback("float16", gpu("T4"))
+    assert not uses_float32_fallback("tf32", p100)  # float32 itself
     models = half_speed("linear/float32", "linear/float16")
     items = [problem("linear", dtype, m=4096, n=4096, k=4096) for dtype in ("float16", "float32")]
-    times = problem_times(items, [p100], models)
+    times = predict_operation_times(items, [p100], models)
     assert times.seconds[0, 0] == times.seconds[0, 1]
     # The reported rate of large products, 8.39 TFLOP/s, lies inside.
     assert times.interval.low[0, 0] < 2 * 4096**3 / 8.39e12 < times.interval.high[0, 0]
 
 
 def test_duplicates_get_the_same_time_and_keep_their_places() -> None:
-    times = problem_times([LINEAR, ADD, LINEAR], [SMALL], half_speed("linear/float32"))
+    times = predict_operation_times([LINEAR, ADD, LINEAR], [SMALL], half_speed("linear/float32"))
     assert times.seconds[0, 0] == times.seconds[0, 2] != times.seconds[0, 1]
 
 
 @given(m=st.integers(1, 10**6), n=st.integers(1, 10**5), k=st.integers(1, 10**5))
 def test_nothing_is_faster_than_its_bound_and_intervals_hold_their_middle(m: int, n: int, k: int) -> None:
     items = [problem("linear", "float32", m=m, n=n, k=k), problem("gelu", "float16", rows=m, cols=n)]
-    times = problem_times(items, [SMALL, BIG, OLD], half_speed("linear/float32"))
+    times = predict_operation_times(items, [SMALL, BIG, OLD], half_speed("linear/float32"))
     for column, item in enumerate(items):
-        bound = roofline_seconds(batch_of([item]), [SMALL, BIG, OLD], least=True)[:, 0]
+        bound = roofline_seconds(batch_shapes([item]), [SMALL, BIG, OLD], least=True)[:, 0]
         assert np.all(times.interval.low[:, column] >= bound)
     assert np.all(times.interval.low <= times.seconds)
     assert np.all(times.seconds <= times.interval.high)
@@ -171,7 +171,7 @@ def shipped() -> BundledModels:
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 
-def some_problems(dtype: str, size: float) -> list[Problem]:
+def some_problems(dtype: str, size: float) -> list[OperationShape]:
     """One of each kind of path: products, convolutions, attention, recurrent, norms, element-wise, copies."""
     side = 8 * size
     return [
@@ -199,7 +199,7 @@ def some_problems(dtype: str, size: float) -> list[Problem]:
 def test_no_interval_has_zero_width_on_any_gpu_in_any_dtype(shipped: BundledModels, dtype: str, size: int) -> None:
     gpus = [gpu(name) for name in gpu_names()] if size == 512 else one_of_each_kind()
     problems = some_problems(dtype, size)
-    times = problem_times(problems, gpus, shipped)
+    times = predict_operation_times(problems, gpus, shipped)
     for row, column in np.argwhere((times.interval.low >= times.seconds) | (times.seconds >= times.interval.high)):
         pytest.fail(f"{gpus[row].name}, {problems[column]}")
     np.testing.assert_allclose(sum(times.shares.values()), 1)
@@ -238,7 +238,7 @@ def test_shares_say_what_the_weights_were_trained_on(shipped: BundledModels) -> 
         "bytes": [problem("transfer", "float32", read_bytes=1e6, write_bytes=1e6)],
     }
     for source, problems in by_source.items():
-        times = problem_times(problems, [gpu("A100-SXM-80GB"), gpu("RTX-4090")], shipped)
+        times = predict_operation_times(problems, [gpu("A100-SXM-80GB"), gpu("RTX-4090")], shipped)
         for method, shares in times.shares.items():
             np.testing.assert_allclose(shares, float(method == source), atol=1e-12, err_msg=f"{source}: {method}")
 
@@ -260,16 +260,16 @@ def test_what_goes_through_a_proxy_is_less_sure_than_what_was_trained_on(shipped
     ]
     gpus = [gpu(name) for name in ("A100-SXM-80GB", "H100-SXM-80GB", "L4", "RTX-4090")]
     for trained, proxy in pairs:
-        times = problem_times([trained, proxy], gpus, shipped)
+        times = predict_operation_times([trained, proxy], gpus, shipped)
         up = times.interval.high / times.seconds
         assert (up[:, 1] > up[:, 0]).all(), (trained, proxy, up)
 
 
 def test_the_share_of_the_base_is_that_of_networks_that_never_saw_the_gpu(shipped: BundledModels) -> None:
     items = [problem("linear", dtype, m=512, n=512, k=512) for dtype in ("float32", "float16")]
-    times = problem_times(items, [gpu("T4"), gpu("V100-PCIe-32GB"), gpu("RTX-4090")], shipped)
+    times = predict_operation_times(items, [gpu("T4"), gpu("V100-PCIe-32GB"), gpu("RTX-4090")], shipped)
     # T4 and V100 have own weights in float32 alone, the RTX 4090 none.
-    np.testing.assert_array_equal(times.base_share, [[0, 1], [0, 1], [1, 1]])
+    np.testing.assert_array_equal(times.extrapolated_share, [[0, 1], [0, 1], [1, 1]])
 
 
 # The models that are shipped.
@@ -286,16 +286,16 @@ def test_a_convolution_of_an_unmeasured_gpu_is_no_slower_than_its_product() -> N
     backward = problem("conv2d_backward_input", "float32", kernel_size=1, **shape)
     product = as_product(backward)
     assert product is not None
-    times = problem_times([backward, product], cards, models)
+    times = predict_operation_times([backward, product], cards, models)
     assert times.seconds[0, 0] == pytest.approx(times.seconds[0, 1])
     assert times.interval.low[0, 0] <= times.seconds[0, 0] < times.interval.high[0, 0]
     assert times.shares["proxy"][0, 0] == 1
-    alone = models.estimate(batch_of([backward]), cards)
+    alone = models.estimate(batch_shapes([backward]), cards)
     assert alone.seconds[0, 0] > 1.05 * times.seconds[0, 1]
     assert times.seconds[1, 0] == pytest.approx(alone.seconds[1, 0])
     winograd = problem("conv2d", "float32", kernel_size=3, padding=1, **shape | {"out_channels": 512})
-    own = problem_times([winograd], cards, models)
-    np.testing.assert_allclose(own.seconds, models.estimate(batch_of([winograd]), cards).seconds)
+    own = predict_operation_times([winograd], cards, models)
+    np.testing.assert_allclose(own.seconds, models.estimate(batch_shapes([winograd]), cards).seconds)
 
 
 @pytest.mark.parametrize("name", ["T4", "A100-SXM-80GB", "L40S", "H100-SXM-80GB", "RTX-4090", "B200-SXM-180GB"])
@@ -308,7 +308,7 @@ def test_causal_attention_takes_no_longer_than_without_its_mask_nor_than_a_serve
                 for suffix in ("", "_backward")
                 for kind, mask in (("causal_", {}), ("", {}), ("", {"causal": 1}))
             ]
-            times = problem_times(items, [gpu(name)], kernel_models((name,)))
+            times = predict_operation_times(items, [gpu(name)], kernel_models((name,)))
             causal, unmasked, server = times.seconds[0].reshape(2, 3).T
             assert (causal <= unmasked * (1 + 1e-6)).all()
             assert (causal <= server * (1 + 1e-6)).all()

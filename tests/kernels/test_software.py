@@ -8,7 +8,7 @@ import torch
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.corrections import software_factor, software_factors
+from lightning_predict.kernels.corrections import torch_version_factor, torch_version_factors
 from lightning_predict.kernels.operations import problem
 
 
@@ -27,7 +27,9 @@ from lightning_predict.kernels.operations import problem
     ],
 )
 def test_five_percent_are_added_for_each_year_before_torch_2_1(version: str, years: float) -> None:
-    assert software_factor({"torch": version} if version else {}) == pytest.approx(math.exp(0.05 * years), rel=1e-3)
+    assert torch_version_factor({"torch": version} if version else {}) == pytest.approx(
+        math.exp(0.05 * years), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(("dtype", "years"), [(torch.float16, 3.0), (torch.float32, 0.0)])
@@ -45,7 +47,7 @@ def test_a_step_is_predicted_for_the_release_that_it_was_recorded_with(dtype: to
 
 @pytest.mark.parametrize(("name", "years"), [("relu", 0.0), ("layer_norm", 3.0), ("batch_norm_backward", 3.0)])
 def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: float) -> None:
-    (factor,) = software_factors([problem(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"})
+    (factor,) = torch_version_factors([problem(name, "float32", rows=4096, cols=512)], [gpu("L4")], {"torch": "1.7.1"})
     assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)
 
 
@@ -53,5 +55,5 @@ def test_what_streams_memory_gained_nothing_and_norms_did(name: str, years: floa
     ("dtype", "version", "years"), [("float16", "1.4", 3.8), ("float16", "1.5", 0.0), ("float32", "1.4", 0.0)]
 )
 def test_before_wide_loads_16_bit_work_element_by_element_lagged(dtype: str, version: str, years: float) -> None:
-    (factor,) = software_factors([problem("relu", dtype, rows=4096, cols=512)], [gpu("L4")], {"torch": version})
+    (factor,) = torch_version_factors([problem("relu", dtype, rows=4096, cols=512)], [gpu("L4")], {"torch": version})
     assert factor == pytest.approx([math.exp(0.05 * years)], rel=1e-3)

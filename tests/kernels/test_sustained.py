@@ -11,7 +11,7 @@ import pytest
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import OTHER_HALF, kernel_models
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.operations import shape_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
     LANES_SHARE,
@@ -20,9 +20,9 @@ from lightning_predict.kernels.roofline import (
     WIDE_LANES_SHARE,
     _lanes_share,
     roofline_seconds,
-    sustained_doubt,
     sustained_flops,
-    sustaining,
+    sustained_rate_uncertainty,
+    with_sustained_peaks,
 )
 from tests.example_gpu import SMALL
 
@@ -55,7 +55,7 @@ def test_a_rate_measured_in_one_16_bit_dtype_stands_for_the_other() -> None:
     )
     assert sustained_flops(measured, "bfloat16") == 5e12
     assert sustained_flops(measured, "float32") == sustained_flops(SMALL, "float32")
-    assert sustained_doubt(measured, "bfloat16") == sustained_doubt(measured, "float16")
+    assert sustained_rate_uncertainty(measured, "bfloat16") == sustained_rate_uncertainty(measured, "float16")
     # Volta emulates bfloat16, at a rate of its own.
     assert sustained_flops(gpu("V100-SXM2-16GB"), "float16") == 94.84e12
 
@@ -75,11 +75,15 @@ def test_power_limits_what_it_cannot_feed() -> None:
 
 
 def test_a_rate_that_power_limits_is_doubted() -> None:
-    assert sustained_doubt(gpu("L4"), "float16") > 2 * sustained_doubt(gpu("RTX-3090"), "float16") > 0
+    assert (
+        sustained_rate_uncertainty(gpu("L4"), "float16")
+        > 2 * sustained_rate_uncertainty(gpu("RTX-3090"), "float16")
+        > 0
+    )
     # The same card without anybody's measurement.
     unmeasured = replace(gpu("L4"), measured_flops_per_second={})
-    assert sustained_doubt(unmeasured, "float16") > sustained_doubt(gpu("L4"), "float16")
-    assert sustained_doubt(gpu("P100-PCIe-16GB"), "float16") == 0  # float32 stands in for it
+    assert sustained_rate_uncertainty(unmeasured, "float16") > sustained_rate_uncertainty(gpu("L4"), "float16")
+    assert sustained_rate_uncertainty(gpu("P100-PCIe-16GB"), "float16") == 0  # float32 stands in for it
 
 
 def test_a_clock_above_the_boost_clock_counts_but_for_a_tenth() -> None:
@@ -88,14 +92,14 @@ def test_a_clock_above_the_boost_clock_counts_but_for_a_tenth() -> None:
 
 
 def test_the_base_sees_rates_instead_of_peaks() -> None:
-    seen = sustaining(gpu("RTX-3090"))
+    seen = with_sustained_peaks(gpu("RTX-3090"))
     assert seen.peak_flops_per_second["bfloat16"] == HEADROOM * 76.58e12
     assert (
         seen.peak_flops_per_second["float8" if "float8" in seen.peak_flops_per_second else "int8"]
         == (gpu("RTX-3090").peak_flops_per_second["int8"])
     )
     p100 = gpu("P100-PCIe-16GB")
-    assert sustaining(p100).peak_flops_per_second["float16"] == p100.peak_flops_per_second["float16"]
+    assert with_sustained_peaks(p100).peak_flops_per_second["float16"] == p100.peak_flops_per_second["float16"]
 
 
 @every_gpu
@@ -112,7 +116,7 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
     for dtype in units_of(card):
         if dtype == "tf32":
             continue  # through bfloat16
-        batch = problem_batch("linear", dtype, m=SQUARE, n=SQUARE, k=SQUARE)
+        batch = shape_batch("linear", dtype, m=SQUARE, n=SQUARE, k=SQUARE)
         seconds = models.estimate(batch, [card]).seconds[0, 0]
         peak = card.peak_flops_per_second[dtype] * card.overclock
         assert seconds >= 2 * SQUARE**3 / peak
@@ -129,7 +133,7 @@ def test_large_products_are_no_faster_than_the_highest_clock_and_near_what_was_m
 def test_a_board_of_a_measured_chip_that_has_no_more_power_lasts_no_longer() -> None:
     """The L40S has the RTX 6000 Ada's chip and 50 W more, and its own products take longer than the base says."""
     models, own = kernel_models(tuple(gpu_names())), gpu("RTX-6000-Ada")
-    batch = problem_batch("linear", "float16", m=SQUARE, n=SQUARE, k=SQUARE)
+    batch = shape_batch("linear", "float16", m=SQUARE, n=SQUARE, k=SQUARE)
     known = replace(own, measured_flops_per_second={"float16": sustained_flops(own, "float16")})
     smaller = replace(own, streaming_multiprocessors=own.streaming_multiprocessors - 1)
     seconds, *others = models.estimate(batch, [own, known, smaller]).seconds[:, 0]
@@ -143,7 +147,7 @@ def test_twice_the_batch_never_takes_less() -> None:
     models = kernel_models(())
     rows = 2.0 ** np.arange(3, 16)
     for dtype in ("float32", "bfloat16"):
-        seconds = models.estimate(problem_batch("linear", dtype, m=rows, n=4096, k=1024), GPUS[-40:]).seconds
+        seconds = models.estimate(shape_batch("linear", dtype, m=rows, n=4096, k=1024), GPUS[-40:]).seconds
         assert (seconds[:, 1:] >= 0.72 * seconds[:, :-1]).all()  # as `growth.py` has it: other kernels may be better
         assert (seconds[:, -1] > 2 * seconds[:, 0]).all()
 

@@ -8,8 +8,8 @@ import pytest
 import lightning_predict.kernels  # noqa: F401  (registers the operations)
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem, problem
-from lightning_predict.kernels.timing import LIMITS, SOURCES, KernelModels, explain, problem_times, source_of
+from lightning_predict.kernels.operations import OperationShape, problem
+from lightning_predict.kernels.timing import BOUNDS, SOURCES, KernelModels, explain, predict_operation_times, source_of
 from tests.example_gpu import SMALL
 from tests.kernels.example_models import half_speed
 
@@ -32,13 +32,15 @@ PLAIN = problem("conv2d", "float32", batch=8, in_channels=64, out_channels=64, i
         (problem("linear_backward", "float32", m=8, n=8, k=8), None, "roofline"),
     ],
 )
-def test_the_first_source_that_knows_a_problem_times_it(item: Problem, models: KernelModels | None, name: str) -> None:
+def test_the_first_source_that_knows_a_problem_times_it(
+    item: OperationShape, models: KernelModels | None, name: str
+) -> None:
     assert source_of(item, models).name == name
     assert explain(item, SMALL, models).source.name == name
 
 
 def test_the_last_source_knows_every_problem() -> None:
-    assert [source.name for source in SOURCES if source.knows(GROUPED, None)] == ["roofline"]
+    assert [source.name for source in SOURCES if source.supports(GROUPED, None)] == ["roofline"]
 
 
 def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None:
@@ -46,11 +48,11 @@ def test_an_explanation_ends_at_the_prediction_and_names_what_moved_it() -> None
     # Rows of 49,160 numbers do not stay in shared memory: they are read again, from memory where they left the L2.
     item = problem("softmax", "float32", rows=8192, cols=12290 * 4)
     found = explain(item, gpu("H200-SXM-141GB"), models)
-    times = problem_times([item], [gpu("H200-SXM-141GB")], models)
+    times = predict_operation_times([item], [gpu("H200-SXM-141GB")], models)
     assert found.interval.middle == times.seconds[0, 0]
     names = [name for name, _ in found.limits]
     assert names[-1] == "rows read again"
-    assert names == [limit.name for limit in LIMITS if limit.name in names]
+    assert names == [limit.name for limit in BOUNDS if limit.name in names]
     assert found.limits[-1][1] == found.interval.middle
 
 
@@ -63,8 +65,8 @@ def test_limits_that_do_not_bind_are_not_named() -> None:
 def test_every_time_keeps_to_the_least_work_and_to_float32() -> None:
     models = kernel_models(("L4",))
     for item in (LINEAR, GROUPED, PLAIN):
-        single = problem_times([item], [gpu("L4")], models)
-        lower = problem_times([replace(item, dtype="tf32")], [gpu("L4")], models)
+        single = predict_operation_times([item], [gpu("L4")], models)
+        lower = predict_operation_times([replace(item, dtype="tf32")], [gpu("L4")], models)
         assert lower.seconds[0, 0] <= single.seconds[0, 0] * (1 + 1e-6)
         assert np.all(single.interval.low <= single.seconds)
 
@@ -79,6 +81,6 @@ def test_all_of_a_product_but_its_start_takes_twice_as_long_in_tf32() -> None:
     b200 = gpu("B200-SXM-180GB")  # half of bfloat16's rate in TF32, and twice the bytes
     sizes = ({"m": 64, "n": 512, "k": 2048}, {"m": 512, "n": 2048, "k": 2048}, {"m": 8192, "n": 8192, "k": 8192})
     items = [problem("linear", dtype, **size) for dtype in ("bfloat16", "tf32") for size in sizes]
-    half, whole = problem_times(items, [b200], kernel_models((b200.name,))).seconds[0].reshape(2, 3)
+    half, whole = predict_operation_times(items, [b200], kernel_models((b200.name,))).seconds[0].reshape(2, 3)
     start = 2e-6  # of a kernel with nothing to do
     np.testing.assert_allclose(whole, start + 2 * (half - start), rtol=1e-6)

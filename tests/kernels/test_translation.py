@@ -10,8 +10,8 @@ import lightning_predict as lp
 import lightning_predict.kernels  # registers the translators
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels import operations
-from lightning_predict.kernels.operations import Problem, batch_of, problem, translates
-from lightning_predict.kernels.traffic import FREE_OPERATIONS
+from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, problem, translates
 from lightning_predict.kernels.translation import translate, work_items
 from lightning_predict.tracing.trace import Flags, Kernel, Operation, Phase, TensorInfo, Trace
 
@@ -20,7 +20,9 @@ def tensor(*shape: int, dtype: str = "float32", device: str | None = None) -> Te
     return TensorInfo(shape, dtype, device=device)
 
 
-def translated(name: str, *inputs: TensorInfo, flags: Flags | None = None, **arguments: Any) -> tuple[Problem, ...]:
+def translated(
+    name: str, *inputs: TensorInfo, flags: Flags | None = None, **arguments: Any
+) -> tuple[OperationShape, ...]:
     operation = Operation(name=name, phase="forward", inputs=inputs, arguments=arguments)
     return translate(operation, flags or Flags(cudnn_tf32=False))
 
@@ -59,11 +61,11 @@ def test_a_line_is_an_image_of_height_one() -> None:
 
 
 def test_a_volume_folds_into_an_image_with_the_same_flops() -> None:
-    from lightning_predict.kernels.operations import batch_of
+    from lightning_predict.kernels.operations import batch_shapes
 
     got = translated("aten::convolution", tensor(2, 3, 6, 8, 8), tensor(4, 3, 3, 3, 3), padding=[1, 1, 1])
     # Output 2 x 4 x 6 x 8 x 8, each of 3 x 27 taps.
-    assert float(batch_of(got).flops[0]) == 2 * (2 * 4 * 6 * 8 * 8) * (3 * 27)
+    assert float(batch_shapes(got).flops[0]) == 2 * (2 * 4 * 6 * 8 * 8) * (3 * 27)
 
 
 def test_the_backward_pass_has_the_halves_that_the_mask_asks_for() -> None:
@@ -247,7 +249,7 @@ def test_an_unusual_overload_falls_back_to_its_bytes_not_to_nothing(name: str) -
     """Whatever is asked for with one tensor of one dimension, no tensor or a scalar, no translator raises."""
     got = translated(name, tensor(8))
     assert got
-    assert all(float(batch_of([one]).bytes_moved[0]) > 0 for one in got)
+    assert all(float(batch_shapes([one]).bytes_moved[0]) > 0 for one in got)
     assert translated(name) == ()
     translated(name, tensor())
     translated(name, tensor(0, 8), tensor(8, 0), tensor(0), tensor(0))
@@ -261,7 +263,7 @@ def test_products_of_anything_but_matrices_count_by_their_bytes() -> None:
 def _break_addmm(monkeypatch: pytest.MonkeyPatch) -> Trace:
     """A step with an addmm whose translator has a bug."""
 
-    def broken(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+    def broken(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
         raise KeyError("mat3")
 
     monkeypatch.setitem(operations._TRANSLATORS, "aten::addmm", broken)
@@ -322,7 +324,7 @@ def test_two_translators_for_one_operation_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="'aten::mm' has a translator already"):
 
         @translates("aten::mm")
-        def other(operation: Operation, flags: Flags) -> tuple[Problem, ...]:
+        def other(operation: Operation, flags: Flags) -> tuple[OperationShape, ...]:
             return ()
 
 

@@ -13,8 +13,14 @@ from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import LAUNCH_SECONDS, machine_features, reference_seconds
 from lightning_predict.kernels.models import UtilisationModels, log_utilisation_of
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
-from lightning_predict.kernels.roofline import HEADROOM, roofline_seconds, sustained_doubt, sustained_flops, sustaining
+from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
+from lightning_predict.kernels.roofline import (
+    HEADROOM,
+    roofline_seconds,
+    sustained_flops,
+    sustained_rate_uncertainty,
+    with_sustained_peaks,
+)
 from lightning_predict.weights.records import GpuWeights, Layer, LoadedWeights
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
@@ -22,13 +28,13 @@ from tests.example_gpu import BIG, OLD, SMALL
 from tests.gpus.kinds import one_of_each_kind
 from tests.kernels.example_networks import LOWEST, constant_network, constant_weights, with_own
 
-LINEAR = problem_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
+LINEAR = shape_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
 KINDS = one_of_each_kind()
 
 
 def spread_of(card: Gpu, of_the_base: float) -> float:
     """Factor of the interval around a float32 product that the base times on a GPU."""
-    return math.exp(math.hypot(math.log(of_the_base), sustained_doubt(card, "float32")))
+    return math.exp(math.hypot(math.log(of_the_base), sustained_rate_uncertainty(card, "float32")))
 
 
 def test_seconds_are_the_reference_over_the_utilisation() -> None:
@@ -60,7 +66,9 @@ def test_own_weights_serve_their_gpu_and_what_they_were_trained_on_and_the_base_
     assert not models.has_own_weights("SMALL", "linear", "float32")
     assert not models.has_own_weights("BIG", "relu", "tf32")
     estimate = models.estimate(LINEAR, [SMALL, BIG, OLD])
-    utilisation = reference_seconds(LINEAR, [sustaining(SMALL), BIG, sustaining(OLD)]) / estimate.seconds
+    utilisation = (
+        reference_seconds(LINEAR, [with_sustained_peaks(SMALL), BIG, with_sustained_peaks(OLD)]) / estimate.seconds
+    )
     np.testing.assert_allclose(utilisation, np.array([[0.5] * 2, [0.25] * 2, [0.5] * 2]), rtol=1e-5)
     spread = estimate.interval.high / estimate.seconds
     np.testing.assert_allclose(spread, np.array([[spread_of(SMALL, 2)] * 2, [1.05] * 2, [spread_of(OLD, 2)] * 2]))
@@ -71,7 +79,7 @@ def test_what_a_gpus_products_in_one_16_bit_dtype_say_is_carried_to_the_other(ow
     base = constant_weights("matmul_half", utilisation=0.5, interval=math.log(2))
     loaded = with_own(base, "L40S", "matmul_half", utilisation=own, trained=(("linear", "bfloat16"),))
     cards = [gpu("L40S"), gpu("L20")]
-    batch = problem_batch("linear", "float16", m=16384, n=8192, k=8192)
+    batch = shape_batch("linear", "float16", m=16384, n=8192, k=8192)
 
     def said(dtype: str) -> Array:
         return np.log(
@@ -104,26 +112,24 @@ def convolution_weights() -> LoadedWeights:
 
 def test_problems_unlike_all_that_a_gpus_own_weights_saw_are_served_by_the_base() -> None:
     models = UtilisationModels(convolution_weights())
-    batch = problem_batch(
+    batch = shape_batch(
         "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=[3, 1, 5], image_size=56
     )
     estimate = models.estimate(batch, [BIG, SMALL])
     # The base sees the rates that the GPUs sustain, and doubts them where nobody measured them.
-    by_base = reference_seconds(batch, [sustaining(BIG), sustaining(SMALL)]) / estimate.seconds
+    by_base = reference_seconds(batch, [with_sustained_peaks(BIG), with_sustained_peaks(SMALL)]) / estimate.seconds
     by_own = reference_seconds(batch, [SMALL]) / estimate.seconds[1]
     np.testing.assert_allclose(by_base[[0, 0, 0, 1, 1], [0, 1, 2, 1, 2]], 0.5, rtol=1e-5)
     assert by_own[0, 0] == pytest.approx(0.25)
-    doubted = np.exp(np.hypot(math.log(2), [sustained_doubt(one, "float32") for one in (BIG, SMALL)]))
+    doubted = np.exp(np.hypot(math.log(2), [sustained_rate_uncertainty(one, "float32") for one in (BIG, SMALL)]))
     width = np.array([doubted[[0, 0, 0]], [1.05, doubted[1], doubted[1]]])
     np.testing.assert_allclose(estimate.interval.high / estimate.seconds, width)
 
 
 def test_what_the_base_does_not_know_either_stays_with_the_gpus_own_weights() -> None:
     loaded = convolution_weights()
-    models = UtilisationModels(replace(loaded, base=of_three_by_three(loaded.base)))
-    batch = problem_batch(
-        "conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=1, image_size=56
-    )
+    models = UtilisationModels(replace(loaded, cross_gpu_model=of_three_by_three(loaded.cross_gpu_model)))
+    batch = shape_batch("conv2d", "float32", batch=64, in_channels=256, out_channels=256, kernel_size=1, image_size=56)
     estimate = models.estimate(batch, [SMALL])
     assert reference_seconds(batch, [SMALL])[0, 0] / estimate.seconds[0, 0] == pytest.approx(0.25, rel=1e-5)
 
@@ -134,7 +140,7 @@ def test_what_no_model_serves_is_refused_with_the_families() -> None:
     assert not models.supports("linear", "tf32")
     assert not models.supports("relu", "float32")  # a family without weights
     with pytest.raises(UnknownOperationError, match=r"serves 'relu' in 'float32'\. Families: .*attention \(attention"):
-        models.estimate(problem_batch("relu", "float32", rows=1, cols=1), [SMALL])
+        models.estimate(shape_batch("relu", "float32", rows=1, cols=1), [SMALL])
 
 
 def test_weights_of_other_features_are_refused() -> None:
@@ -184,7 +190,7 @@ def shipped() -> UtilisationModels:
 
 
 def test_a_large_bfloat16_product_on_h100_is_what_was_measured(shipped: UtilisationModels) -> None:
-    batch = problem_batch("linear", "bfloat16", b=1, m=4096, n=4096, k=4096)
+    batch = shape_batch("linear", "bfloat16", b=1, m=4096, n=4096, k=4096)
     seconds = shipped.estimate(batch, [gpu("H100-SXM-80GB")]).seconds[0, 0]
     measured = (0.178462e-3 + 0.166026e-3) / 2  # two software builds of the public measurements
     assert abs(seconds / measured - 1) < 0.1
@@ -197,7 +203,7 @@ def test_the_catalogue_still_says_what_the_weights_were_trained_with() -> None:
     for name, own in weights.gpus.items():
         for network in own.families.values():
             operation, dtype = sorted(network.trained)[0]
-            machine = machine_features(ProblemBatch(operation, dtype, {"any": np.ones(1)}), [gpu(name)])
+            machine = machine_features(ShapeBatch(operation, dtype, {"any": np.ones(1)}), [gpu(name)])
             for feature, value in machine.items():
                 index = network.features.index(feature)
                 trained = (float(network.low[index]), float(network.high[index]))
@@ -208,7 +214,7 @@ SIZES = st.floats(0, 20).map(lambda power: float(round(2**power)))
 SHORT = st.floats(0, 11).map(lambda power: float(round(2**power)))
 PROBLEMS = st.one_of(
     st.builds(
-        lambda op, dtype, b, m, n, k: problem_batch(op, dtype, b=b, m=m, n=n, k=k),
+        lambda op, dtype, b, m, n, k: shape_batch(op, dtype, b=b, m=m, n=n, k=k),
         st.sampled_from(["linear", "bmm"]),
         st.sampled_from(["float32", "float16", "bfloat16"]),
         SHORT,
@@ -217,7 +223,7 @@ PROBLEMS = st.one_of(
         SIZES,
     ),
     st.builds(
-        lambda b, h, s, d, c: problem_batch("attention", "bfloat16", batch=b, heads=h, seq=s, head_dim=d, causal=c),
+        lambda b, h, s, d, c: shape_batch("attention", "bfloat16", batch=b, heads=h, seq=s, head_dim=d, causal=c),
         SHORT,
         SHORT,
         SIZES,
@@ -225,7 +231,7 @@ PROBLEMS = st.one_of(
         st.integers(0, 1),
     ),
     st.builds(
-        lambda op, b, i, o, k, s, t: problem_batch(
+        lambda op, b, i, o, k, s, t: shape_batch(
             op, "float32", batch=b, in_channels=i, out_channels=o, kernel_size=k, image_size=s + k, stride=t
         ),
         st.sampled_from(["conv2d", "conv2d_backward_input", "conv2d_backward_weight"]),
@@ -237,21 +243,21 @@ PROBLEMS = st.one_of(
         st.integers(1, 4),
     ),
     st.builds(
-        lambda op, dtype, r, c: problem_batch(op, dtype, rows=r, cols=c),
+        lambda op, dtype, r, c: shape_batch(op, dtype, rows=r, cols=c),
         st.sampled_from(["add", "gelu", "softmax", "layer_norm", "softmax_backward", "dropout"]),
         st.sampled_from(["float32", "bfloat16"]),
         SIZES,
         SIZES,
     ),
     st.builds(
-        lambda r, w, f: problem_batch("transfer", "float32", read_bytes=r, write_bytes=w, flops=f), SIZES, SIZES, SIZES
+        lambda r, w, f: shape_batch("transfer", "float32", read_bytes=r, write_bytes=w, flops=f), SIZES, SIZES, SIZES
     ),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(PROBLEMS)
-def test_no_prediction_breaks_the_bound_on_any_kind_of_gpu(shipped: UtilisationModels, batch: ProblemBatch) -> None:
+def test_no_prediction_breaks_the_bound_on_any_kind_of_gpu(shipped: UtilisationModels, batch: ShapeBatch) -> None:
     gpus = KINDS
     estimate = shipped.estimate(batch, gpus)
     bound = roofline_seconds(batch, gpus, least=True)
@@ -276,7 +282,7 @@ def test_doubling_a_side_of_a_product_is_rarely_faster_on_any_gpu(
 
     def seconds(**words: Array) -> Array:
         return shipped.estimate(
-            problem_batch(operation, dtype, **({"b": b, "m": m, "n": n, "k": k} | words)), gpus
+            shape_batch(operation, dtype, **({"b": b, "m": m, "n": n, "k": k} | words)), gpus
         ).seconds
 
     before = seconds()

@@ -14,18 +14,18 @@ from lightning_predict.kernels.models import (
     UtilisationModels,
     beats,
     is_lesser_board,
-    longest_seconds,
     outranks,
-    weakened,
+    upper_bound_from_lesser_gpus,
+    weakened_gpu,
 )
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
-from lightning_predict.kernels.roofline import sustained_doubt
+from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
+from lightning_predict.kernels.roofline import sustained_rate_uncertainty
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights
 from tests.example_gpu import BIG, OLD, SMALL
 from tests.kernels.example_networks import LOWEST, constant_weights, with_own
 
-LINEAR = problem_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
+LINEAR = shape_batch("linear", "float32", m=1000, n=1000, k=[1000, 2000])
 
 
 def improved(card: Gpu, factor: float, name: str) -> Gpu:
@@ -60,9 +60,9 @@ def test_a_gpu_beats_another_in_every_figure_or_not_at_all() -> None:
 
 def test_the_fastest_of_the_lesser_gpus_sets_the_limit() -> None:
     high = np.array([[3.0, 1.0], [2.0, 4.0]])
-    longest = longest_seconds([BIG, OLD], [SMALL, OLD], high, "float32")
+    longest = upper_bound_from_lesser_gpus([BIG, OLD], [SMALL, OLD], high, "float32")
     assert longest.tolist() == [[2.0, 1.0], [2.0, 4.0]]  # BIG beats both, OLD itself alone
-    assert longest_seconds([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
+    assert upper_bound_from_lesser_gpus([OLD], [SMALL], high[:1], "float32").tolist() == [[math.inf, math.inf]]
 
 
 def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
@@ -76,7 +76,7 @@ def test_an_unmeasured_gpu_is_held_to_the_interval_of_a_lesser_one() -> None:
     np.testing.assert_allclose(estimate.seconds[2], t4.seconds[0])
     alone = UtilisationModels(base).estimate(LINEAR, [better, other])
     assert (estimate.seconds[0] < alone.seconds[0]).all()
-    spread = math.exp(math.hypot(math.log(2), sustained_doubt(better, "float32")))
+    spread = math.exp(math.hypot(math.log(2), sustained_rate_uncertainty(better, "float32")))
     np.testing.assert_allclose(estimate.interval.high[0], spread * estimate.seconds[0])  # as wide as before
     if not beats(other, gpu("T4"), "float32"):
         np.testing.assert_array_equal(estimate.seconds[1], alone.seconds[1])
@@ -91,7 +91,7 @@ def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
     assert not outranks(gpu("H200-SXM-141GB"), gpu("H100-SXM-80GB"), "bfloat16")  # of one peak
     assert not outranks(higher, gpu("H100-SXM-80GB"), "bfloat16")  # another chip
     sizes = [1024, 2048, 4096, 8192, 16384]
-    batch = problem_batch("linear", "bfloat16", m=sizes, n=sizes, k=sizes)
+    batch = shape_batch("linear", "bfloat16", m=sizes, n=sizes, k=sizes)
     both = models.estimate(batch, [lower, higher])
     assert (both.seconds[1] <= both.seconds[0]).all()
     assert both.held["a measured GPU of lesser figures"][1].tolist() == [False, False, False, True, True]
@@ -102,12 +102,12 @@ def test_a_measured_gpu_is_no_slower_than_its_chip_with_a_lower_peak() -> None:
 def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
     """A base of one layer that takes all utilisation away as clocks rise, from a half to two per cent."""
     weights = constant_weights("matmul_single", utilisation=0.5, interval=math.log(1.44))
-    network = weights.base.families["matmul_single"]
+    network = weights.cross_gpu_model.families["matmul_single"]
     weight = network.layers[0].weight.copy()
     weight[0, network.features.index("boost_clock"), 0] = 20.0
     wavering = replace(network, layers=(replace(network.layers[0], weight=weight),))
-    base = replace(weights.base, families={"matmul_single": wavering})
-    models = UtilisationModels(replace(weights, base=base))
+    base = replace(weights.cross_gpu_model, families={"matmul_single": wavering})
+    models = UtilisationModels(replace(weights, cross_gpu_model=base))
     better = improved(SMALL, 1.5, "better")
     plain = models.estimate(LINEAR, [SMALL])
     alone = reference_seconds(LINEAR, [better]) / LOWEST
@@ -118,10 +118,10 @@ def test_the_base_does_not_call_a_gpu_slower_than_a_much_weaker_one() -> None:
 
 def test_a_weaker_gpu_is_the_better_one_undone() -> None:
     better = improved(SMALL, 1.5, SMALL.name)
-    assert weakened(better, 1.5) == replace(SMALL, memory_bytes=SMALL.memory_bytes / 1.5)
+    assert weakened_gpu(better, 1.5) == replace(SMALL, memory_bytes=SMALL.memory_bytes / 1.5)
 
 
-def drawn(seed: int = 0, count: int = 40) -> dict[str, ProblemBatch]:
+def drawn(seed: int = 0, count: int = 40) -> dict[str, ShapeBatch]:
     """Problems of all families, even in the logarithm."""
     draw = np.random.default_rng(seed)
 
@@ -129,19 +129,19 @@ def drawn(seed: int = 0, count: int = 40) -> dict[str, ProblemBatch]:
         return np.asarray(np.rint(2 ** draw.uniform(0, largest, count)) * unit, dtype=np.float64)
 
     batches = {
-        f"linear/{dtype}": problem_batch("linear", dtype, m=sizes(16), n=sizes(13, 8), k=sizes(13, 8))
+        f"linear/{dtype}": shape_batch("linear", dtype, m=sizes(16), n=sizes(13, 8), k=sizes(13, 8))
         for dtype in ("float32", "float16", "bfloat16")
     }
-    batches["bmm/float32"] = problem_batch("bmm", "float32", b=sizes(10), m=sizes(12), n=sizes(9, 8), k=sizes(9, 8))
-    batches["attention/bfloat16"] = problem_batch(
+    batches["bmm/float32"] = shape_batch("bmm", "float32", b=sizes(10), m=sizes(12), n=sizes(9, 8), k=sizes(9, 8))
+    batches["attention/bfloat16"] = shape_batch(
         "attention", "bfloat16", batch=sizes(6), heads=sizes(6), seq=sizes(10, 16), head_dim=64, causal=1
     )
-    batches["conv2d/float32"] = problem_batch(
+    batches["conv2d/float32"] = shape_batch(
         "conv2d", "float32", batch=sizes(8), in_channels=sizes(11), out_channels=sizes(11), kernel_size=3,
         image_size=sizes(5, 8), padding=1,
     )  # fmt: skip
     for name in ("add", "softmax", "gelu"):
-        batches[f"{name}/float32"] = problem_batch(name, "float32", rows=sizes(16), cols=sizes(13))
+        batches[f"{name}/float32"] = shape_batch(name, "float32", rows=sizes(16), cols=sizes(13))
     return batches
 
 
@@ -199,7 +199,7 @@ def test_which_board_is_the_lesser_one() -> None:
 def test_attention_takes_as_long_in_either_half_where_one_was_measured(models: UtilisationModels) -> None:
     shapes: dict[str, list[int]] = {"batch": [1, 8, 64], "heads": [16] * 3, "seq": [8192, 2048, 128]}
     batches = {
-        dtype: problem_batch("attention", dtype, **shapes, head_dim=64, causal=1) for dtype in ("float16", "bfloat16")
+        dtype: shape_batch("attention", dtype, **shapes, head_dim=64, causal=1) for dtype in ("float16", "bfloat16")
     }
     for name in ("H100-SXM-80GB", "L40S"):  # measured in bfloat16
         half, measured = (models.estimate(batches[dtype], [gpu(name)]) for dtype in ("float16", "bfloat16"))
@@ -213,7 +213,7 @@ def test_issuing_bounds_what_computes_much_where_memory_is_fast() -> None:
     models = UtilisationModels(constant_weights("vector", utilisation=0.95, interval=math.log(1.1)))
     card, elements = gpu("H20-96GB"), 2.0**30
     added, computed = (
-        models.estimate(problem_batch(name, "bfloat16", rows=2**15, cols=2**15), [card]).seconds[0, 0]
+        models.estimate(shape_batch(name, "bfloat16", rows=2**15, cols=2**15), [card]).seconds[0, 0]
         for name in ("relu", "gelu")
     )
     issued = elements / 4 / (card.streaming_multiprocessors * card.boost_clock_hz)

@@ -9,62 +9,63 @@ import pytest
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, UnknownGpuError
-from lightning_predict.extensions.own_weights.measuring import anchors
-from lightning_predict.extensions.own_weights.measuring.anchors import (
+from lightning_predict.extensions.own_weights.measuring import main_rates
+from lightning_predict.extensions.own_weights.measuring.clock import Timing
+from lightning_predict.extensions.own_weights.measuring.main_rates import (
     TRIAL_SIDE,
-    Anchors,
+    MainRates,
     comparison,
     explaining_bandwidth,
-    gpus_file_of,
+    gpus_file_text,
     largest_rows,
     largest_side,
-    measure_anchors,
+    measure_main_rates,
 )
-from lightning_predict.extensions.own_weights.measuring.clock import Timing
 from lightning_predict.extensions.own_weights.measuring.management import GpuState
 from lightning_predict.gpus import Gpu, gpu
-from lightning_predict.gpus.own import read_gpus
+from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import Problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.timing import predict_operation_times
 
 A10 = gpu("A10")
 RATE = 61e12
 
 
-def found(own: Gpu = A10) -> Anchors:
-    return Anchors(gpu=own, flops_per_second={"float16": RATE, "float32": 11e12}, dram_bytes_per_second=550e9)
+def found(own: Gpu = A10) -> MainRates:
+    return MainRates(gpu=own, flops_per_second={"float16": RATE, "float32": 11e12}, dram_bytes_per_second=550e9)
 
 
-def seconds_of(problem: Problem, on: Gpu) -> float:
-    return float(problem_times([problem], [on], kernel_models((on.name,))).seconds[0, 0])
+def seconds_of(problem: OperationShape, on: Gpu) -> float:
+    return float(predict_operation_times([problem], [on], kernel_models((on.name,))).seconds[0, 0])
 
 
 def test_a_large_product_takes_as_long_as_its_measured_rate_says() -> None:
-    product = Problem("bmm", "float16", (1, 8192, 8192, 8192))
+    product = OperationShape("bmm", "float16", (1, 8192, 8192, 8192))
     before, after = (seconds_of(product, on) for on in (A10, found().measured))
     # The network's share of the rate is the same, so that times follow the rates: 82.1 were assumed, 61 measured.
     assert after / before == pytest.approx(82.1 / 61, rel=0.1)
 
 
 def test_what_streams_follows_the_measured_memory() -> None:
-    addition = Problem("add", "float32", (32768, 4096))
+    addition = OperationShape("add", "float32", (32768, 4096))
     before, after = (seconds_of(addition, on) for on in (A10, found().measured))
     assert after / before == pytest.approx(A10.dram_bytes_per_second / 550e9, rel=0.05)
 
 
 @pytest.mark.parametrize("share", [0.7, 1.0, 1.1])
 def test_the_bandwidth_that_explains_times_is_that_of_the_gpu_that_took_them(share: float) -> None:
-    actual = Anchors(gpu=A10, flops_per_second={}, dram_bytes_per_second=share * A10.dram_bytes_per_second).measured
+    actual = MainRates(gpu=A10, flops_per_second={}, dram_bytes_per_second=share * A10.dram_bytes_per_second).measured
     words = {"rows": 32768.0, "cols": 4096.0}
     timed = [
-        (name, words, seconds_of(Problem(name, "float32", tuple(words.values())), actual)) for name in ("relu", "add")
+        (name, words, seconds_of(OperationShape(name, "float32", tuple(words.values())), actual))
+        for name in ("relu", "add")
     ]
     assert explaining_bandwidth(A10, timed) == pytest.approx(actual.dram_bytes_per_second, rel=0.03)
 
 
 def test_a_gpu_that_does_as_was_assumed_keeps_its_times(tmp_path: Path) -> None:
-    (tmp_path / "anchors.toml").write_text(gpus_file_of(found()), encoding="utf-8")
+    (tmp_path / "anchors.toml").write_text(gpus_file_text(found()), encoding="utf-8")
     (own,) = read_gpus(tmp_path / "anchors.toml")
     assert own.name == "A10-measured"
     assert own.measured_flops_per_second == pytest.approx({"float16": RATE, "float32": 11e12})
@@ -110,9 +111,9 @@ def test_what_counts_is_the_last_time_before_the_seconds_are_over(monkeypatch: p
         state = GpuState(held_back_by=("power",))
         return Timing(flushed_seconds=next(times), warm_seconds=None, eager_seconds=9.0, state=state)
 
-    monkeypatch.setattr(anchors, "time_call", timed)
+    monkeypatch.setattr(main_rates, "time_call", timed)
     names: list[str] = []
-    answer = measure_anchors(
+    answer = measure_main_rates(
         device="cpu", gpu="T4", seconds=2.5, is_trial=True, clock=lambda: float(next(ticks)), progress=names.append
     )
     assert answer.flops_per_second == pytest.approx({"float32": 4e12, "float16": 40e12})
@@ -124,7 +125,7 @@ def test_what_counts_is_the_last_time_before_the_seconds_are_over(monkeypatch: p
 
 
 def test_on_a_processor_the_command_is_tried_on_real_calls() -> None:
-    answer = measure_anchors(device="cpu", gpu="A10", seconds=0.001, is_trial=True)
+    answer = measure_main_rates(device="cpu", gpu="A10", seconds=0.001, is_trial=True)
     assert answer.flops_per_second.keys() == {"float32", "tf32", "float16", "bfloat16"}
     assert all(0 < rate < 10e12 for rate in answer.flops_per_second.values())
     assert 0 < answer.dram_bytes_per_second < A10.dram_bytes_per_second
@@ -132,14 +133,14 @@ def test_on_a_processor_the_command_is_tried_on_real_calls() -> None:
 
 def test_wrong_requests_say_what_is_expected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Got seconds=0; expected a time above 0"):
-        measure_anchors(device="cpu", gpu="T4", seconds=0)
+        measure_main_rates(device="cpu", gpu="T4", seconds=0)
     with pytest.raises(InvalidArgumentError, match=r"device='cpu' is no GPU; name the one that the figures stand for"):
-        measure_anchors(device="cpu")
+        measure_main_rates(device="cpu")
     with pytest.raises(UnknownGpuError, match=r"'T5' is not a GPU of the catalogue"):
-        measure_anchors(device="cpu", gpu="T5")
+        measure_main_rates(device="cpu", gpu="T5")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_there_is_nothing_to_measure() -> None:
     with pytest.raises(CaptureError, match=r"No CUDA device here to measure on"):
-        measure_anchors()
+        measure_main_rates()

@@ -41,18 +41,18 @@ from lightning_predict.extensions.own_weights.measuring.run import (
     estimate_seconds,
     measure,
 )
-from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS
 from lightning_predict.extensions.own_weights.training.tables import eager_rows, read_own_tables, split_rows, was_eager
+from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import (
-    Problem,
-    family_of,
-    operation_kind,
+    OperationShape,
+    network_spec,
     operation_names,
-    problem_batch,
-    proxies_of,
+    operation_spec,
+    shape_batch,
+    surrogates_of,
 )
 from lightning_predict.tracing.recording import capture
 from tests.gpu.test_peak_memory import step_on
@@ -111,7 +111,7 @@ def test_every_operation_has_a_benchmark_but_messages_updates_of_bags_and_what_i
         for operation, benchmark in BENCHMARKS.items()
         for name in benchmark.calls(dict(TINY.get(operation, MATRIX)), torch.float32, CPU)
     }
-    others = {name for name in operation_names() if operation_kind(name).units == "fabric"}
+    others = {name for name in operation_names() if operation_spec(name).units == "fabric"}
     assert set(operation_names()) - timed == others | {
         "limited_transfer",
         "transfer",
@@ -129,7 +129,7 @@ def test_drawn_shapes_are_valid_problems_and_repeat(operation: str) -> None:
     assert shapes == draw_problems(operation, 50, seed=1)
     assert shapes != draw_problems(operation, 50, seed=2)
     for words in shapes:
-        assert problem_batch(operation, "float32", **words).bytes_moved[0] > 0
+        assert shape_batch(operation, "float32", **words).bytes_moved[0] > 0
 
 
 @pytest.mark.parametrize("operation", ["conv1d", "conv2d", "conv3d", "conv_transpose2d"])
@@ -519,11 +519,11 @@ def nine_minutes() -> list[MeasuringProblem]:
 def enough_families(measured: list[MeasuringProblem]) -> set[str]:
     rows: Counter[str] = Counter()
     for one in measured:
-        family = family_of(one.passes[0], one.dtype)
+        family = network_spec(one.passes[0], one.dtype)
         if family is not None:
-            columns = problem_batch(one.operation, one.dtype, **one.words).columns
+            columns = shape_batch(one.operation, one.dtype, **one.words).columns
             rows[family.name] += len(one.passes) * bool(split_rows(columns, seed=0).fitted[0])
-    return {name for name, count in rows.items() if count >= FEWEST_OWN_ROWS}
+    return {name for name, count in rows.items() if count >= MIN_OWN_ROWS}
 
 
 def test_nine_minutes_give_every_family_of_worth_enough_rows(nine_minutes: list[MeasuringProblem]) -> None:
@@ -539,16 +539,16 @@ def test_nine_minutes_measure_what_takes_the_time_of_a_step(
     rows = Counter((name, one.dtype) for one in nine_minutes for name in one.passes)
     tuned = enough_families(nine_minutes)
 
-    def is_measured(problem: Problem) -> bool:
-        family = family_of(problem.operation, problem.dtype)
+    def is_measured(problem: OperationShape) -> bool:
+        family = network_spec(problem.operation, problem.dtype)
         if (family is not None and family.name in tuned) or rows[(problem.operation, problem.dtype)] >= 8:
             return True
-        parts = proxies_of(problem)
+        parts = surrogates_of(problem)
         return bool(parts) and all(is_measured(part.problem) for part in parts)
 
     record = gpu("H100-SXM-80GB")
     trace = capture(step_on(model, "meta"), warmup_steps=0, precision="bf16-mixed")
-    timed = timed_work(trace, [record], origin=None, models=kernel_models((record.name,)))
+    timed = predict_work_times(trace, [record], origin=None, models=kernel_models((record.name,)))
     found = [bool(item.problems) and all(map(is_measured, item.problems)) for item in timed.items]
     assert (timed.seconds[0] * found).sum() >= share * timed.seconds[0].sum()
 

@@ -111,7 +111,7 @@ def test_a_copy_that_the_backward_pass_reads_under_another_number_lives_until_th
     )
     backward = replace(STEP.operations[2], inputs=(read, replace(other, id=10)))
     trace = replace(STEP, operations=(*STEP.operations[:2], *forward, backward, STEP.operations[3]))
-    deaths = {one.birth: one.death for one in written_storages(trace)}
+    deaths = {one.allocated_at: one.freed_at for one in written_storages(trace)}
     assert (deaths[2], deaths[3]) == (4, 3)
 
 
@@ -144,13 +144,13 @@ def test_what_a_variable_of_the_loop_holds_lives_until_the_next_step_has_its_own
     # While the second step writes its logits, the first one's are still there.
     assert mebibytes(held)[0] == 98 + 30
     assert mebibytes(held)[1] >= 98 + 30
-    assert [one.death for one in written_storages(held)] == [2, None, None]
+    assert [one.freed_at for one in written_storages(held)] == [2, None, None]
 
 
 def test_what_is_freed_late_lives_until_then() -> None:
     first, second, third, *rest = STEP.operations
     late = replace(STEP, operations=(first, second, replace(third, freed=(3,)), *rest))
-    assert [one.death for one in written_storages(late)] == [2, 2, None]
+    assert [one.freed_at for one in written_storages(late)] == [2, 2, None]
     assert mebibytes(late)[0] == 98 + 16  # the gradient is written beside the logits
 
 
@@ -263,7 +263,7 @@ def test_on_the_meta_device_autocasts_copies_live_until_the_backward_pass_reads_
         if operation.name == "aten::_to_copy" and operation.outputs[0].dtype == "float16"
     }
     at, cast = copies[1024, 64]  # of what the norm wrote; the other is the weight's
-    lives = {(one.birth, one.size_bytes): one.death for one in written_storages(trace)}
+    lives = {(one.allocated_at, one.size_bytes): one.freed_at for one in written_storages(trace)}
     death = lives[at, 1024 * 64 * 2]
     assert death is not None
     assert trace.operations[death].phase == "backward"
@@ -286,7 +286,7 @@ def test_attention_of_other_than_four_dimensions_keeps_its_probabilities(
 
     trace = lp.capture(step, warmup_steps=0)
     attention = next(index for index, one in enumerate(trace.operations) if "attention" in one.name)
-    kept = [one for one in written_storages(trace) if one.birth == attention]
+    kept = [one for one in written_storages(trace) if one.allocated_at == attention]
     result = 2 * 8 * 256 * 64 * 4
     assert sum(one.size_bytes for one in kept) - result == kept_mebibytes * MEBIBYTE
 
@@ -303,7 +303,7 @@ def test_recurrent_layers_keep_their_gates_until_their_backward_pass(
     name = f"aten::{kind.__name__.lower()}"
     assert (4 * gates + 3) * 4 * 320 * 25_000 == published
     assert (published, "activation", names.index(name), names.index(f"{name}_backward")) in [
-        (one.size_bytes, one.cause, one.birth, one.death) for one in written_storages(trace)
+        (one.size_bytes, one.cause, one.allocated_at, one.freed_at) for one in written_storages(trace)
     ]
 
 

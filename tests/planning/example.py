@@ -14,7 +14,7 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     Placement,
     PlanningProblem,
-    Situation,
+    PlanState,
 )
 
 HOUR = 3600.0
@@ -51,9 +51,9 @@ TWO_JOBS = PlanningProblem(
 """a: in time on large (6 $), 2 h late on small (4 $ and 6 $ of tardiness); b: 2 $ on small."""
 
 
-def at_start(problem: PlanningProblem) -> Situation:
+def at_start(problem: PlanningProblem) -> PlanState:
     """All jobs wait."""
-    return Situation(now_seconds=0.0, remaining={item.name: 1.0 for item in problem.jobs})
+    return PlanState(now_seconds=0.0, remaining={item.name: 1.0 for item in problem.jobs})
 
 
 def crowd(

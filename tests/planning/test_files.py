@@ -20,7 +20,7 @@ from lightning_predict.errors import (
 )
 from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
 from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, Situation
+from lightning_predict.extensions.planning.problem import RESTART_SECONDS, Formulation, Limits, Placement, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, on
 
 MACHINES = [
@@ -230,7 +230,7 @@ def test_a_state_says_how_far_jobs_are(tmp_path: Path) -> None:
     path.write_text(STATE, encoding="utf-8")
     situation = read_situation(path, TWO_JOBS)
     here = Placement(node=1, configuration=on("large", 4))
-    assert situation == Situation(
+    assert situation == PlanState(
         now_seconds=1.5 * HOUR,
         remaining={"a": 0.25, "b": 1.0},
         running={"a": here},
@@ -334,7 +334,7 @@ def test_a_situation_is_read_from_the_files_that_jobs_keep(tmp_path: Path) -> No
     keep("others", "c")
     found = read_progress_of(tmp_path, TWO_JOBS, now=began + HOUR + 30)
     on_small = on("small", 1)
-    assert found == Situation(
+    assert found == PlanState(
         now_seconds=HOUR + 30,
         remaining={"a": 0.75, "b": 1.0},
         running={"a": Placement(node=0, configuration=on_small)},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.extensions.planning.milp import MilpPlanner, fillings
 from lightning_predict.extensions.planning.objective import options_of
-from lightning_predict.extensions.planning.problem import Formulation, Limits, Placement, PlanningProblem, Situation
+from lightning_predict.extensions.planning.problem import Formulation, Limits, Placement, PlanningProblem, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, assert_allowed, at_start, crowd, job, on
 
 FOUR_TYPES = frozenset({"Standard NC24", "Standard NV24", "In-house server 2", "In-house server 3"})
@@ -67,7 +67,7 @@ def test_jobs_share_a_machine_only_where_that_is_allowed() -> None:
     assert_allowed(alone, decision.placements)
 
 
-def brute_force_usd(problem: PlanningProblem, situation: Situation) -> float:
+def brute_force_usd(problem: PlanningProblem, situation: PlanState) -> float:
     """The least objective over all ways to let each job wait, or to put it on any node in any configuration."""
     options = options_of(problem, situation)
     best = math.inf
@@ -131,10 +131,10 @@ def test_no_choice_is_cheaper_at_the_start_or_later(problem: PlanningProblem, re
         assert set(decision.placements) | set(decision.postponed) == {item.name for item in problem.jobs}
 
 
-def later(problem: PlanningProblem, situation: Situation, remaining: float) -> Situation:
+def later(problem: PlanningProblem, situation: PlanState, remaining: float) -> PlanState:
     """Half an hour after the decision: what runs has as much left."""
     placements = MilpPlanner().decide(problem, situation).placements
-    return Situation(
+    return PlanState(
         now_seconds=HOUR / 2,
         remaining={item.name: remaining if item.name in placements else 1.0 for item in problem.jobs},
         running=placements,
@@ -163,7 +163,7 @@ def test_moving_to_another_node_of_the_same_type_costs_a_restart() -> None:
     # move again): 2 r at 3 $/h. So moving pays up to r = 1 h.
     jobs = tuple(job(name, hours={on("large", 2): 2.0}, deadline=9.0) for name in "ab")
     apart = {name: Placement(node=node, configuration=on("large", 2)) for node, name in enumerate("ab")}
-    situation = Situation(
+    situation = PlanState(
         now_seconds=0.0,
         remaining={"a": 1.0, "b": 1.0},
         running=apart,
@@ -182,7 +182,7 @@ def test_a_job_that_waits_after_it_ran_is_counted_a_restart() -> None:
         job(name, hours={on("small", 1): 1.0}, deadline=1.0, weight=weight) for name, weight in (("a", 2.0), ("b", 1.0))
     )
     here = Placement(node=0, configuration=on("small", 1))
-    situation = Situation(
+    situation = PlanState(
         now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running={"b": here}, started={"b": here.configuration}
     )
     for restart_seconds, first in ((0.0, "a"), (HOUR, "b")):
@@ -194,7 +194,7 @@ def test_what_is_left_of_a_restart_counts_for_a_job_that_stays() -> None:
     job_a = job("a", hours={on("small", 1): 1.0}, deadline=0.0, weight=1.0)
     here = Placement(node=0, configuration=on("small", 1))
     problem = replace(HOURLY, jobs=(job_a,), restart_seconds=HOUR)
-    situation = Situation(
+    situation = PlanState(
         now_seconds=0.0,
         remaining={"a": 1.0},
         running={"a": here},
@@ -235,7 +235,7 @@ def test_a_running_job_that_is_fixed_keeps_its_node_and_others_fill_it_up() -> N
         HOURLY, jobs=jobs, limits=Limits(nodes=2), formulation=Formulation(preempts=False, migrates=False)
     )
     here = Placement(node=1, configuration=on("large", 3))
-    situation = Situation(
+    situation = PlanState(
         now_seconds=0.0,
         remaining={"runs": 1.0, "waits": 1.0},
         running={"runs": here},
@@ -250,7 +250,7 @@ def test_a_running_job_that_is_fixed_keeps_its_node_and_others_fill_it_up() -> N
 def test_a_job_that_may_not_wait_keeps_running() -> None:
     problem = replace(HOURLY, limits=Limits(nodes=1), formulation=Formulation(preempts=False))
     here = Placement(node=0, configuration=on("small", 1))
-    situation = Situation(
+    situation = PlanState(
         now_seconds=0.0, remaining={"a": 1.0, "b": 1.0}, running={"b": here}, started={"b": here.configuration}
     )
     assert "b" in MilpPlanner().decide(problem, situation).placements
@@ -280,7 +280,7 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 def test_nothing_to_decide() -> None:
     problem = replace(TWO_JOBS, formulation=Formulation(preempts=False, migrates=False))
     here = Placement(node=0, configuration=on("small", 1))
-    situation = Situation(now_seconds=0.0, remaining={"b": 1.0}, running={"b": here}, started={"b": here.configuration})
+    situation = PlanState(now_seconds=0.0, remaining={"b": 1.0}, running={"b": here}, started={"b": here.configuration})
     assert MilpPlanner().decide(problem, situation).placements == {"b": here}
 
 

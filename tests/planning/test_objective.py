@@ -20,7 +20,7 @@ from lightning_predict.extensions.planning.objective import (
     tardiness_usd,
     working_seconds,
 )
-from lightning_predict.extensions.planning.problem import Formulation, Placement, Situation
+from lightning_predict.extensions.planning.problem import Formulation, Placement, PlanState
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, at_start, job, on
 
 HOURLY = replace(TWO_JOBS, horizon_seconds=HOUR)
@@ -65,7 +65,7 @@ def test_a_job_that_moves_loses_time_and_one_that_stays_does_not() -> None:
     problem = replace(TWO_JOBS, restart_seconds=60.0)
     a = problem.jobs[0]
     here = Placement(node=0, configuration=on("small", 1))
-    running = Situation(now_seconds=HOUR, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    running = PlanState(now_seconds=HOUR, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     assert stay_seconds(a, problem, running) == 2 * HOUR
     assert stay_seconds(a, problem, replace(running, restarting={"a": 20.0})) == 2 * HOUR + 20
     elsewhere = {on("small", 1): 2 * HOUR + 60, on("large", 4): 0.5 * HOUR + 60}
@@ -131,7 +131,7 @@ def test_tardiness_starts_at_the_deadline() -> None:
 
 def test_without_preemption_a_running_job_must_not_wait_and_without_migration_it_must_not_change() -> None:
     here = Placement(node=0, configuration=on("small", 1))
-    running = Situation(
+    running = PlanState(
         now_seconds=0.0, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
     )
     stays = replace(TWO_JOBS, formulation=Formulation(preempts=False))
@@ -144,7 +144,7 @@ def test_with_neither_it_can_only_stay() -> None:
     here = Placement(node=1, configuration=on("large", 3))
     a = job("a", hours={on("large", 3): 2.0, on("large", 4): 1.0}, deadline=9.0)
     problem = replace(HOURLY, jobs=(a,), formulation=Formulation(preempts=False, migrates=False))
-    situation = Situation(now_seconds=0.0, remaining={"a": 1.0}, running={"a": here}, started={"a": here.configuration})
+    situation = PlanState(now_seconds=0.0, remaining={"a": 1.0}, running={"a": here}, started={"a": here.configuration})
     options = options_of(problem, situation)
     assert options.running == (here,)
     assert options.cost_usd.tolist() == [[math.inf, math.inf]]
@@ -186,7 +186,7 @@ def test_a_move_to_another_gpu_must_pay_at_the_interval_and_what_was_measured_is
     here = Placement(node=0, configuration=on("small", 1))
     wide = replace(TWO_JOBS.jobs[0], high_factor=2.0, deadline_seconds=100 * HOUR)
     problem = replace(TWO_JOBS, jobs=(wide,), probability=0.95)
-    running = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    running = PlanState(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     options = options_of(problem, running)
     large = options.configurations.index(on("large", 4))
     # Half the run is half an hour on large as predicted, an hour at the upper end: what a move has to be paid for.
@@ -200,7 +200,7 @@ def test_work_that_is_done_only_in_a_plan_may_take_longer_too() -> None:
     slow = replace(TWO_JOBS.jobs[0], high_factor=2.0, deadline_seconds=4 * HOUR)
     problem = replace(HOURLY, jobs=(slow,), probability=0.95)
     place = Placement(node=0, configuration=on("small", 1))
-    situation = Situation(
+    situation = PlanState(
         now_seconds=2 * HOUR, remaining={"a": 0.5}, running={"a": place}, started={"a": on("small", 1)}
     )
     planned = replace(situation, unproven={"a": 0.5})

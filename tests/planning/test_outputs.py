@@ -25,13 +25,13 @@ from benchmarks.planning.pictures import comparison_figure, comparison_table
 from benchmarks.planning.study import Comparison, Saving, random_problem
 from lightning_predict.errors import MissingDependencyError, PlanningFormatError
 from lightning_predict.extensions.planning.exports import plan_json, skypilot_tasks, slurm_scripts, write_plan
-from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.pictures import (
+from lightning_predict.extensions.planning.gantt_chart import (
     chart_of,
     gantt_page,
     plan_table,
 )
-from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, Situation
+from lightning_predict.extensions.planning.milp import MilpPlanner
+from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.simulator import simulate
 from tests.planning.example import HOUR, LARGE, SMALL, TWO_JOBS, job, on
 from tests.planning.test_simulator import ONE_EVENT, Script, at
@@ -250,7 +250,7 @@ def test_a_job_that_moves_has_stopped_with_its_checkpoint_before_it_starts_elsew
 
 def test_what_runs_already_is_not_started_again_and_its_machine_is_left_alone() -> None:
     here = at(0, "large", 4)
-    since = Situation(
+    since = PlanState(
         now_seconds=HOUR / 2, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
     )
     plan = simulate(ONE_EVENT, Script(({"a": here, "b": at(1, "small", 1)},), []), since=since)
@@ -266,7 +266,7 @@ def test_what_runs_already_is_not_started_again_and_its_machine_is_left_alone() 
 
 def test_a_job_that_runs_and_is_planned_elsewhere_stops_where_it_runs_first() -> None:
     here = at(0, "small", 1)
-    since = Situation(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
+    since = PlanState(now_seconds=0.0, remaining={"a": 0.5}, running={"a": here}, started={"a": here.configuration})
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "large", 4)},), []), since=since)
     assert skypilot_tasks(plan, BUCKETS, since)["schedule.txt"].splitlines() == [
         f"   0.000 h  sky exec node-0-small {stop('a')} && touch a.stopped",

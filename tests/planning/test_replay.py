@@ -11,7 +11,7 @@ from benchmarks.planning.study import random_problem
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.planning.exports import IDLE_MINUTES, plan_json, read_plan
 from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, Situation
+from lightning_predict.extensions.planning.problem import Plan, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.replay import evenly, likely_factors, replay, slowed
 from lightning_predict.extensions.planning.simulator import simulate
 from tests.planning.example import HOUR, TWO_JOBS, job, on
@@ -89,9 +89,9 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_it_is_planned_again_from_how_far_everything_is() -> None:
     problem = kept(TWO_JOBS)
-    seen: list[Situation] = []
+    seen: list[PlanState] = []
 
-    def elsewhere(problem: PlanningProblem, *, since: Situation) -> Plan:
+    def elsewhere(problem: PlanningProblem, *, since: PlanState) -> Plan:
         seen.append(since)
         return simulate(problem, Script(({"a": at(0, "large", 4), "b": at(1, "small", 1)},), []), since=since)
 
@@ -112,7 +112,7 @@ def test_it_is_planned_again_from_how_far_everything_is() -> None:
 def test_what_a_new_plan_leaves_alone_goes_on_without_a_restart() -> None:
     problem = replace(kept(TWO_JOBS), restart_seconds=600.0)
 
-    def same(problem: PlanningProblem, *, since: Situation) -> Plan:
+    def same(problem: PlanningProblem, *, since: PlanState) -> Plan:
         return simulate(problem, Script((dict(since.running),), []), since=since)
 
     plan = simulate(ONE_EVENT, Script(({"a": at(0, "small", 1), "b": at(1, "small", 1)},), []))

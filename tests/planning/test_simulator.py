@@ -17,8 +17,8 @@ from lightning_predict.extensions.planning.problem import (
     Limits,
     Placement,
     PlanningProblem,
+    PlanState,
     RunningJobs,
-    Situation,
 )
 from lightning_predict.extensions.planning.queues import BASELINES, FIFO, SHARING_BASELINES
 from lightning_predict.extensions.planning.simulator import simulate
@@ -30,10 +30,10 @@ class Script:
     """A policy that plays back decisions, one an event; the last one holds."""
 
     decisions: tuple[dict[str, Placement], ...]
-    seen: list[Situation]
+    seen: list[PlanState]
     name: str = "script"
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         self.seen.append(situation)
         placements = self.decisions[min(len(self.seen), len(self.decisions)) - 1]
         return RunningJobs(
@@ -128,7 +128,7 @@ def test_a_job_tells_its_own_speed_after_a_minute() -> None:
 
 def test_a_plan_from_a_state_takes_the_speed_that_was_measured() -> None:
     here = at(0, "large", 4)
-    since = Situation(
+    since = PlanState(
         now_seconds=0.0,
         remaining={"a": 0.5},
         running={"a": here},
@@ -238,7 +238,7 @@ class Watched:
     def name(self) -> str:
         return self.policy.name
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         decision = self.policy.decide(problem, situation)
         assert_allowed(problem, decision.placements)
         assert set(decision.placements) | set(decision.postponed) == set(situation.remaining)
@@ -298,10 +298,10 @@ class Seen:
     """Keeps every situation that another policy decides in."""
 
     policy: AbstractPolicy
-    situations: list[Situation]
+    situations: list[PlanState]
     name: str = "seen"
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         self.situations.append(situation)
         return self.policy.decide(problem, situation)
 
@@ -357,7 +357,7 @@ def test_from_any_moment_the_rest_is_as_it_would_have_been() -> None:
 )
 def test_a_situation_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
     here = at(0, "small", 1)
-    since = Situation(
+    since = PlanState(
         now_seconds=0.0, remaining={"a": 0.5, "b": 1.0}, running={"a": here}, started={"a": here.configuration}
     )
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):

@@ -20,7 +20,7 @@ from lightning_predict.extensions.planning.files import read_problem, read_situa
 from lightning_predict.extensions.planning.milp import MilpPlanner
 from lightning_predict.extensions.planning.objective import working_seconds
 from lightning_predict.extensions.planning.policies import cheapest_plan
-from lightning_predict.extensions.planning.problem import Job, PlanningProblem, Situation
+from lightning_predict.extensions.planning.problem import Job, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.queues import EARLIEST_DEADLINE_FIRST, SHARING_BASELINES
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.gpus.layouts import Layout
@@ -256,7 +256,7 @@ def test_a_job_on_machines_together_is_started_and_stopped_on_all_of_them(tmp_pa
     script = slurm_scripts(plan, slurm)["a.sh"]
     assert "#SBATCH --nodes=2\n" in script
     assert "#SBATCH --gres=gpu:a10:4\n" in script
-    since = Situation(
+    since = PlanState(
         now_seconds=0.0,
         remaining={"a": 0.5},
         running={"a": next(one.placement for one in plan.segments if one.job == "a")},

@@ -67,7 +67,7 @@ K80 = changed(
     memory_fit="exceeds",
     memory_free_bytes=-2.0 * GIBIBYTE,
     coverage={"proxy": 0.55, "bytes": 0.30, "roofline": 0.15},
-    base_share=0.55,
+    extrapolated_share=0.55,
 )
 
 FULL = Predictions(

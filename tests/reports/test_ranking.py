@@ -15,7 +15,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import (
     Ranking,
-    either,
+    alternatives_text,
     frontier,
     lines_of_run,
     rank,
@@ -387,7 +387,7 @@ def test_a_run_that_the_loader_or_the_host_bounds_is_told_what_would_help() -> N
     ],
 )
 def test_gpus_that_stand_for_each_other(others: tuple[str, ...], words: str) -> None:
-    assert either("L4", others) == words
+    assert alternatives_text("L4", others) == words
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from rich.console import Console
 
 from lightning_predict.cost.prediction import MachineInUse, Prediction
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.gpus.own import read_gpus
+from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.note import Note, details
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.table import (
-    base_note,
     bound_notes,
-    doubtful_note,
     end_notes,
     epoch_note,
+    extrapolation_note,
+    folded_gpus,
     grid,
     in_use_note,
     indirect_note,
@@ -37,8 +37,8 @@ from lightning_predict.reports.table import (
     plain_table,
     print_table,
     replicas_note,
-    stood_for,
     total_notes,
+    uncertain_bottleneck_note,
 )
 from lightning_predict.testing import changed
 from lightning_predict.timeline.verdict import Verdict
@@ -78,9 +78,9 @@ def test_gpus_that_the_loader_makes_equal_have_one_row_the_cheapest() -> None:
     assert plain_table(shown, verbose=True).count("loader  ") >= 3
     # The machine in use keeps its row, and nothing is folded that memory tells apart or the device bounds.
     in_use = Predictions((T4, waiting, cheaper), used_gpu="H100-SXM-80GB")
-    assert list(stood_for(in_use)) == []
-    assert list(stood_for(of(waiting, changed(cheaper, memory_fit="tight")))) == []
-    assert list(stood_for(of(T4, changed(T4, layout="L4")))) == []
+    assert list(folded_gpus(in_use)) == []
+    assert list(folded_gpus(of(waiting, changed(cheaper, memory_fit="tight")))) == []
+    assert list(folded_gpus(of(T4, changed(T4, layout="L4")))) == []
 
 
 def test_the_gpu_in_use_is_shown_with_what_would_have_been_predicted() -> None:
@@ -109,10 +109,10 @@ def test_what_a_faster_gpu_gains_is_said_where_the_host_is_the_limit() -> None:
 def test_a_bound_that_an_assumed_host_leaves_open_is_marked() -> None:
     verdict = Verdict(bound_by="device", idle_share=0.0, gain=0.3, critical_path={}, is_doubtful=True)
     doubtful = changed(T4, verdict=verdict)
-    assert list(doubtful_note(of(doubtful))) == [
+    assert list(uncertain_bottleneck_note(of(doubtful))) == [
         "?: the CPU speed is assumed, so either host or device may be the bottleneck."
     ]
-    assert list(doubtful_note(of(T4))) == []
+    assert list(uncertain_bottleneck_note(of(T4))) == []
     assert cells(of(doubtful))[0]["bound by"] == "device?"
 
 
@@ -357,9 +357,9 @@ def test_a_method_without_an_explanation_is_still_named() -> None:
 
 
 def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
-    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, base_share=0.4)
-    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, base_share=0.6)
-    unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, base_share=1.0) for name in ("A10G", "GH200")]
+    seen = changed(MINIMAL, layout="T4", coverage={"mlp": 1.0}, extrapolated_share=0.4)
+    partly = changed(MINIMAL, layout="L4", coverage={"mlp": 0.6, "proxy": 0.4}, extrapolated_share=0.6)
+    unseen = [changed(MINIMAL, gpu=name, coverage={"mlp": 1.0}, extrapolated_share=1.0) for name in ("A10G", "GH200")]
     text = plain_table(Predictions((seen, partly, *unseen)), verbose=True)
     rows = {line.split()[0]: line for line in text.splitlines() if line}
     assert rows["T4"].split()[1] != "†"
@@ -369,7 +369,7 @@ def test_a_gpu_that_networks_never_saw_is_marked_and_named() -> None:
     for verbose in (False, True):  # it changes a decision, so that it is said without being asked for
         assert note in plain_table(Predictions((seen, partly, *unseen)), verbose=verbose).replace("\n  ", " ")
     assert "† Extrapolated share of each GPU: 60 % (L4), 100 % (A10G, GH200)." in text.replace("\n  ", " ")
-    (alone,) = base_note(Predictions((seen, partly)))
+    (alone,) = extrapolation_note(Predictions((seen, partly)))
     assert alone == "† 60 % of this GPU's time is extrapolated from other GPUs (no measurements on the L4)."
     assert "†" not in plain_table(Predictions((seen,)), verbose=True)
     measured = replace(partly, step=replace(partly.step, measured_seconds=0.1))
@@ -380,7 +380,7 @@ def test_a_gpu_that_a_file_describes_is_marked_however_it_is_timed(tmp_path: Pat
     file = tmp_path / "gpus.toml"
     file.write_text('[gpu.MI300X]\nlike = "H100-SXM-80GB"\nmemory_gib = 192\n', encoding="utf-8")
     (own,) = read_gpus(file)
-    other = replace(changed(MINIMAL, base_share=0.0), layout=Layout(own))
+    other = replace(changed(MINIMAL, extrapolated_share=0.0), layout=Layout(own))
     assert "MI300X †" in plain_table(Predictions((other,)))
 
 

@@ -8,21 +8,21 @@ from typing import Any, Final
 from lightning_predict.interval import Interval
 from lightning_predict.run.batch_size import LARGEST, StraightLine, largest_power_of_two, line_through
 from lightning_predict.run.history import HistoryRecord, correction_for
-from lightning_predict.run.own_gains import own_gain
+from lightning_predict.run.measured_gains import own_gain
 from lightning_predict.run.workload import (
     Batches,
     Checkpoints,
     Loader,
     Workload,
     accumulated_workload,
-    crowded_workload,
-    run_of,
-    shared_workload,
+    predict_run,
+    workload_per_replica,
+    workload_with_shared_cores,
 )
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 from tests.kept import Kept, ends
 
-STEP: Final = Iteration(
+STEP: Final = StepPrediction(
     gpu="T4",
     interval=Interval(0.41, 0.5, 0.77),
     device_seconds=0.47,
@@ -34,8 +34,8 @@ WORKLOADS: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "unknown": {"training_iterations": None},
     "in batches": {
-        "training": Batches(windows=1003, batches=3005, uneven=7, uneven_share=0.3),
-        "epoch": Batches(windows=143, batches=429, uneven=1, uneven_share=0.3),
+        "training": Batches(optimizer_steps=1003, batches=3005, partial_batches=7, partial_share=0.3),
+        "epoch": Batches(optimizer_steps=143, batches=429, partial_batches=1, partial_share=0.3),
     },
     "loader": {"loader": Loader(seconds_per_batch=0.11, spread=(0.9, 1.3))},
     "workers": {"loader": Loader(seconds_per_batch=0.31, overlaps=True, spread=(0.8, 1.4)), "loader_workers": 6},
@@ -56,12 +56,12 @@ def test_runs(kept: Kept) -> None:
         workload = Workload(**(plain | values))
         changed = {
             name: workload,
-            f"{name}, shared": shared_workload(workload, replicas=2, recorded=8),
+            f"{name}, shared": workload_per_replica(workload, replicas=2, recorded=8),
             f"{name}, accumulated": accumulated_workload(workload, 3),
-            f"{name}, crowded": crowded_workload(workload, gpus_per_node=8, recorded=1, cores_per_node=20),
+            f"{name}, crowded": workload_with_shared_cores(workload, gpus_per_node=8, recorded=1, cores_per_node=20),
         }
         for word, one in changed.items():
-            run = run_of(STEP, one, validation, batches=3, replicas=4)
+            run = predict_run(STEP, one, validation, batches=3, replicas=4)
             found[word] = run.cycle_seconds if run.total is None else ends(run.total)
     kept("runs", found)
 

@@ -10,7 +10,7 @@ import lightning_predict as lp
 from lightning_predict.extensions.advice.table import CHANGES
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import HistoryRecord, append_record, history_path, read_history
-from lightning_predict.run.own_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
+from lightning_predict.run.measured_gains import _CHANGES, architecture_of, measured_gains, own_gain, settings_of
 from lightning_predict.tracing.trace import Flags, Parameter, Trace
 from tests.changes.example_steps import GPU, REPORTED, trained
 from tests.changes.test_attention import captured as attention
@@ -40,7 +40,7 @@ def test_a_run_that_differs_by_a_change_says_what_it_gained_and_what_was_foretol
     found = own_gain([before], after)
     assert found is not None
     assert found.gain == pytest.approx(0.02 / 0.0125)
-    assert found.foretold == Interval(1.6, 2.1, 2.8)
+    assert found.predicted_gain == Interval(1.6, 2.1, 2.8)
     assert found.sentence(after) == (
         f"bf16-mixed made steps 1.60 times as fast on {GPU}, compared with the run of 2026-11-20 without it "
         "(predicted 2.10 (1.60 to 2.80))"

@@ -10,7 +10,7 @@ from lightning_predict.distributed.memory import HeldMemory, memory_on, shared_m
 from lightning_predict.distributed.strategy import DATA_STRATEGIES, Strategy
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.run.workload import Batches, Loader, Workload, crowded_workload, shared_workload
+from lightning_predict.run.workload import Batches, Loader, Workload, workload_per_replica, workload_with_shared_cores
 from lightning_predict.tracing.trace import Memory, Parameter, Trace
 
 L4 = gpu("L4")
@@ -36,31 +36,31 @@ def test_eight_replicas_do_the_samples_of_one_in_an_eighth_of_the_steps() -> Non
     alone = Workload(
         training_iterations=1000,
         validation_iterations=50,
-        training=Batches(windows=1000, batches=2000, uneven=2, uneven_share=0.5),
-        epoch=Batches(windows=100, batches=200, uneven=1, uneven_share=0.5),
+        training=Batches(optimizer_steps=1000, batches=2000, partial_batches=2, partial_share=0.5),
+        epoch=Batches(optimizer_steps=100, batches=200, partial_batches=1, partial_share=0.5),
         samples_per_iteration=32,
     )
-    shared = shared_workload(alone, replicas=8)
+    shared = workload_per_replica(alone, replicas=8)
     assert (shared.training_iterations, shared.validation_iterations) == (125, 7)
-    assert shared.training == Batches(windows=125, batches=250, uneven=1, uneven_share=0.5)
-    assert shared.epoch == Batches(windows=13, batches=25, uneven=1, uneven_share=0.5)
+    assert shared.training == Batches(optimizer_steps=125, batches=250, partial_batches=1, partial_share=0.5)
+    assert shared.epoch == Batches(optimizer_steps=13, batches=25, partial_batches=1, partial_share=0.5)
     assert shared.samples_per_iteration == 32
 
 
 def test_from_a_run_of_two_processes_one_gpu_has_twice_the_steps() -> None:
-    assert shared_workload(Workload(training_iterations=10), replicas=1, recorded=2).training_iterations == 20
+    assert workload_per_replica(Workload(training_iterations=10), replicas=1, recorded=2).training_iterations == 20
 
 
 def test_what_is_not_known_stays_unknown_and_the_recorded_run_is_itself() -> None:
     unknown = Workload()
-    assert shared_workload(unknown, replicas=4) == unknown
+    assert workload_per_replica(unknown, replicas=4) == unknown
     alone = Workload(training_iterations=7)
-    assert shared_workload(alone, replicas=4, recorded=4) is alone
+    assert workload_per_replica(alone, replicas=4, recorded=4) is alone
 
 
 @given(st.integers(0, 10**6), st.integers(1, 64))
 def test_no_sample_is_lost_and_at_most_one_short_step_is_added(steps: int, replicas: int) -> None:
-    shared = shared_workload(Workload(training_iterations=steps), replicas=replicas).training_iterations
+    shared = workload_per_replica(Workload(training_iterations=steps), replicas=replicas).training_iterations
     assert shared is not None
     assert steps <= shared * replicas < steps + replicas
 
@@ -116,7 +116,7 @@ def test_loaders_of_one_machine_share_its_cores() -> None:
     alone = Workload(loader=Loader(seconds_per_batch=0.1, overlaps=True), loader_workers=4)
 
     def crowded(gpus: int, recorded: int = 1, cores: int | None = 16) -> float:
-        found = crowded_workload(alone, gpus_per_node=gpus, recorded=recorded, cores_per_node=cores)
+        found = workload_with_shared_cores(alone, gpus_per_node=gpus, recorded=recorded, cores_per_node=cores)
         return found.loader.seconds_per_batch
 
     assert crowded(4) == pytest.approx(0.1)

@@ -11,7 +11,7 @@ from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, Embedding
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import problem
-from lightning_predict.kernels.timing import problem_times
+from lightning_predict.kernels.timing import predict_operation_times
 
 A100 = "A100-SXM-80GB"
 TABLE = EmbeddingTable(rows=1000, dim=64, pooling=10)
@@ -25,7 +25,7 @@ def load(table: EmbeddingTable, kind: str, gpus: int, samples: int = 1024, optim
 
 def seconds(operation: str, **words: float) -> float:
     given = problem(operation, "float32", **words)
-    return float(problem_times([given], [lp.gpu(A100)], kernel_models((A100,))).seconds[0, 0])
+    return float(predict_operation_times([given], [lp.gpu(A100)], kernel_models((A100,))).seconds[0, 0])
 
 
 def test_rows_are_dealt_in_blocks_of_one_size() -> None:

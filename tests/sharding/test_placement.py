@@ -12,7 +12,7 @@ from lightning_predict.extensions.embeddings.placement import TABLE_SHARE, Table
 from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, sharded_step
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 
 GIB = 2**30
 EIGHT = "8xA100-SXM-80GB"

@@ -12,7 +12,7 @@ from lightning_predict.extensions.embeddings.loads import KINDS
 from lightning_predict.extensions.embeddings.step import Assignment, ShardingPlan, alltoall_message, sharded_step
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.fabric import collective
+from lightning_predict.kernels.interconnect import collective_seconds
 from lightning_predict.tracing.trace import Operation, Parameter, TensorInfo, Trace
 
 LARGE = EmbeddingTable(rows=1000, dim=64, pooling=10)
@@ -70,7 +70,8 @@ def test_the_step_is_the_slowest_look_up_the_slowest_update_and_all_exchanges() 
     assert plan.compute_seconds == max(plan.forward_seconds) + max(plan.backward_seconds)
     layout = layout_of(FOUR)
     exchanged = OVERLAP_COSTS.slowdown * sum(  # beside a training step
-        float(collective(operation, message, layout).middle[0]) for (operation, _), message in messages(plan).items()
+        float(collective_seconds(operation, message, layout).middle[0])
+        for (operation, _), message in messages(plan).items()
     )
     assert plan.communication_seconds == pytest.approx(exchanged)
     assert plan.seconds == pytest.approx(plan.compute_seconds + exchanged)

@@ -14,8 +14,8 @@ from torch import nn
 
 import lightning_predict as lp
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, Event, Links, slowest_of
-from lightning_predict.distributed.single_gpu import Setting, single_steps
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.embeddings.placement import place_tables
 from lightning_predict.extensions.embeddings.step import Assignment, plan_document, sharded_step
@@ -28,7 +28,7 @@ from lightning_predict.extensions.embeddings.whole_step import (
     without_tables,
 )
 from lightning_predict.gpus.layouts import Layout, layout_of
-from lightning_predict.kernels.fabric import CATALOGUE
+from lightning_predict.kernels.interconnect import CATALOGUE
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.timeline.host import host_of
 from lightning_predict.tracing.session import CaptureSession
@@ -69,14 +69,14 @@ FAST_HOST = host_of(0.1)
 """A host that never keeps the device waiting: what is derived by hand here is the device's."""
 
 
-def setting_of(layout: Layout) -> Setting:
-    return Setting((layout.gpu,), None, kernel_models((layout.gpu.name,), None), "auto", FAST_HOST, CATALOGUE)
+def setting_of(layout: Layout) -> PredictionContext:
+    return PredictionContext((layout.gpu,), None, kernel_models((layout.gpu.name,), None), "auto", FAST_HOST, CATALOGUE)
 
 
 def whole(trace: Trace, embedding: str, layout: Layout = FOUR) -> WholeStep:
     setting = setting_of(layout)
     single = single_steps(trace, setting)
-    sharded = ShardedEmbeddings(strategy_of(f"embedding={embedding}"), setting)
+    sharded = ShardedEmbeddings(parse_strategy(f"embedding={embedding}"), setting)
     (plan,) = possible_plans(trace, layout, embedding, interconnect=CATALOGUE, models=setting.models)
     return sharded.whole(sharded.shared(single), single.steps[0], layout, plan)
 
@@ -136,7 +136,7 @@ def test_each_way_by_hand(kind: str, step: Trace) -> None:
         expected - sum(one.seconds for one in events if not one.is_transfer)
     )
     alone = np.array(sum(one.seconds for one in events if not one.is_transfer))
-    waiting = float(OVERLAP_COSTS.spread(alone)) * slowest_of(4) * float(alone)
+    waiting = float(OVERLAP_COSTS.speed_deviation(alone)) * slowest_of(4) * float(alone)
     assert found.step.seconds == pytest.approx(expected + OVERLAP_COSTS.contention * hidden + waiting, rel=1e-6)
     assert math.fsum(one.seconds for one in events if one.is_critical) == pytest.approx(expected, rel=1e-6)
 
@@ -184,7 +184,7 @@ def test_the_bottom_perceptron_is_free_whatever_the_order_of_the_program() -> No
 def test_auto_takes_the_plan_with_the_shortest_whole_step(step: Trace) -> None:
     setting = setting_of(FOUR)
     single = single_steps(step, setting)
-    sharded = ShardedEmbeddings(strategy_of("embedding=auto"), setting)
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     plans = possible_plans(step, FOUR, "auto", interconnect=CATALOGUE, models=setting.models)
     assert {one.plan.name for one in plans} >= set(KINDS)
     shared = sharded.shared(single)
@@ -286,10 +286,10 @@ def test_what_cannot_be_shared_is_refused(step: Trace) -> None:
     with pytest.raises(InfeasiblePlanError, match="No sharding of the 4 table"):
         lp.predict(recorded(rows=200_000_000), ["2xT4"], strategy="embedding=auto", history=False)
     with pytest.raises(InvalidArgumentError, match="shares tables while each GPU holds all other layers; choose ddp"):
-        strategy_of("fsdp,embedding=auto")
+        parse_strategy("fsdp,embedding=auto")
     with pytest.raises(InvalidArgumentError, match="embedding= says nothing"):
-        strategy_of("embedding=")
-    assert strategy_of("embedding=auto") == strategy_of("ddp, embedding=auto")
+        parse_strategy("embedding=")
+    assert parse_strategy("embedding=auto") == parse_strategy("ddp, embedding=auto")
 
 
 def test_the_optimizer_of_the_tables_is_the_recorded_one(step: Trace) -> None:
@@ -344,7 +344,7 @@ def test_a_search_lists_shared_tables() -> None:
 
 def test_a_plan_is_kept_for_validation(step: Trace) -> None:
     setting = setting_of(FOUR)
-    sharded = ShardedEmbeddings(strategy_of("embedding=auto"), setting)
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     single = single_steps(step, setting)
     sharded.steps(single, single.steps, [FOUR])
     forward = replace(step, operations=tuple(one for one in step.operations if one.phase == "forward"))

@@ -44,8 +44,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lightning_predict
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
-from lightning_predict.fit.clock import clock_of_fits
 from lightning_predict.integrations.fabric import FabricPredictor
+from lightning_predict.observe.clock import clock_of_fits
 from tests.callbacks.fake_device import FakeDevice
 from tests.callbacks.small import FEATURES, Small, network
 from tests.callbacks.test_on_a_device import small_document
@@ -65,8 +65,8 @@ ENDS: Final = ("KeyboardInterrupt", "SystemExit")
 
 
 ENTRANCES: Final = (
-    "guard.py never_raises.<locals>.guarded",
-    "guard.py gives_instead.<locals>.decorate.<locals>.guarded",
+    "guard.py log_exceptions.<locals>.guarded",
+    "guard.py fallback_on_error.<locals>.decorate.<locals>.guarded",
     "tracing/hooks.py _unseen_by_the_step.<locals>.guarded",
     "tracing/hooks.py OptimizerWatch._outside.<locals>.watched",
     "tracing/modes.py OperationMode.__torch_dispatch__",
@@ -74,8 +74,8 @@ ENTRANCES: Final = (
     "tracing/modes.py WholeCallMode.__torch_function__",
     "tracing/modes.py _Dispatcher.__call__",
     "registration.py callbacks_from_environment",
-    "fit/watched_loop.py WatchedRun.__enter__",
-    "fit/watched_loop.py WatchedRun.batches",
+    "observe/watched_loop.py WatchedRun.__enter__",
+    "observe/watched_loop.py WatchedRun.batches",
     "integrations/fabric.py FabricPredictor.__enter__",
     "integrations/fabric.py FabricPredictor.__exit__",
     "integrations/fabric.py FabricPredictor.batches",

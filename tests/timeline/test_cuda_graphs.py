@@ -13,7 +13,7 @@ import lightning_predict as lp
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.roofline import sustained_flops
 from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, recorded_host
-from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
+from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
 from lightning_predict.tracing.attribution import CUDA_GRAPH
 from lightning_predict.tracing.imports import import_trace
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4, T5
@@ -22,7 +22,7 @@ from tests.timeline.test_simulation import microseconds, run, work
 FILE = Path(__file__).parents[1] / "traces" / "synthetic_cuda_graph.json"
 
 
-def graph(*kernels: float) -> Launching:
+def graph(*kernels: float) -> HostOperation:
     return replace(work(*kernels), calls=(0,) * len(kernels))
 
 
@@ -65,9 +65,11 @@ def test_a_graph_of_short_kernels_takes_the_devices_time_where_single_launches_t
 
 
 def test_two_graphs_in_one_operation_are_two_launches() -> None:
-    both = Launching(name="op", phase="forward", seconds=np.full((1, 4), 1e-6), streams=(0,) * 4, calls=(0, 0, 1, 1))
+    both = HostOperation(
+        name="op", phase="forward", seconds=np.full((1, 4), 1e-6), streams=(0,) * 4, calls=(0, 0, 1, 1)
+    )
     assert both.launches == 2
-    result = run_queues(launch_order([both], gpus=1), HOST, steps=1)
+    result = simulate_timeline(launch_schedule([both], gpus=1), HOST, steps=1)
     # Launched at 8 and at 8 + T5 + T4 = 17.
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 11, 19, 20])
 

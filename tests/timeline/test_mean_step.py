@@ -10,9 +10,9 @@ import lightning_predict as lp
 from lightning_predict.extensions.advice.what_if import precision_what_if
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import fingerprint_of
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.same_gpu_check import SameGpuCheck, kinds_note, mean_check, mean_step
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Verdict
-from lightning_predict.timeline.whole_steps import SameGpuCheck, kinds_note, mean_check, mean_step
 from lightning_predict.tracing.trace import (
     Memory,
     Operation,
@@ -45,7 +45,7 @@ MIXED = replace(ONE, other_steps=(OtherStep(share=0.2, trace=SIX),))
 """Four steps in five are one product, the fifth is six."""
 
 
-def iteration(seconds: float, **values: object) -> Iteration:
+def iteration(seconds: float, **values: object) -> StepPrediction:
     defaults: dict[str, object] = {
         "gpu": "T4",
         "interval": Interval(seconds / 2, seconds, seconds * 2),
@@ -53,7 +53,7 @@ def iteration(seconds: float, **values: object) -> Iteration:
         "host_seconds": 1.0,
         "coverage": {"mlp": 1.0},
     }
-    return Iteration(**(defaults | values))  # type: ignore[arg-type]
+    return StepPrediction(**(defaults | values))  # type: ignore[arg-type]
 
 
 def test_the_commonest_kind_has_what_the_others_leave() -> None:

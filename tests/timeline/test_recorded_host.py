@@ -74,7 +74,9 @@ def host(recorded: Trace) -> tuple[list[Overheads], list[float], list[bool]]:
 def seconds_of(recorded: Trace) -> float:
     """The whole host in microseconds."""
     overheads, python, _ = host(recorded)
-    own = sum(own.seconds(launches=len(one.kernels)) for own, one in zip(overheads, recorded.operations, strict=True))
+    own = sum(
+        own.total_seconds(launches=len(one.kernels)) for own, one in zip(overheads, recorded.operations, strict=True)
+    )
     return own * 1e6 + sum(python)
 
 

@@ -13,10 +13,10 @@ import lightning_predict as lp
 from benchmarks.accuracy.recordings import recorded_step_seconds
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.choice import TimedWork, timed_work
-from lightning_predict.timeline.anchoring import LATE_SHARE, Replay, late_share, recorded_gap
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.timeline.calibration import HOST_BOUND_SHARE, RecordedSimulation, late_launch_share, recorded_gap
 from lightning_predict.timeline.host import Host, HostModel, recorded_host
-from lightning_predict.timeline.iteration import Iteration, iterations
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.tracing.imports import import_trace
 from lightning_predict.tracing.trace import Trace
 from tests.recordings import recording
@@ -77,9 +77,9 @@ def predicted(trace: Trace, *gpus: str) -> list[Prediction]:
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recorded_step_is_predicted_on_its_own_gpu(name: str) -> None:
     trace = trace_of(name)
-    share = late_share(trace)
+    share = late_launch_share(trace)
     assert share is not None
-    assert (share < LATE_SHARE) == (name in DEVICE_BOUND)
+    assert (share < HOST_BOUND_SHARE) == (name in DEVICE_BOUND)
     (own,) = predicted(trace, RECORDINGS[name])
     tolerance = 0.1 if name in DEVICE_BOUND else 0.3
     assert own.iteration_seconds == pytest.approx(recorded_step_seconds(trace), rel=tolerance)
@@ -133,14 +133,14 @@ OTHERS = [gpu(name) for name in ("T4", "L4", A100, H100, "B200-SXM-180GB")]
 
 
 @cache
-def own_work(name: str) -> TimedWork:
+def own_work(name: str) -> WorkTimes:
     origin = gpu(RECORDINGS[name])
-    return timed_work(trace_of(name), [origin], origin=origin, models=None)
+    return predict_work_times(trace_of(name), [origin], origin=origin, models=None)
 
 
 @cache
-def others_work(name: str) -> TimedWork:
-    return timed_work(trace_of(name), OTHERS, origin=gpu(RECORDINGS[name]), models=None)
+def others_work(name: str) -> WorkTimes:
+    return predict_work_times(trace_of(name), OTHERS, origin=gpu(RECORDINGS[name]), models=None)
 
 
 @pytest.mark.parametrize("factor", HOSTS)
@@ -148,14 +148,14 @@ def others_work(name: str) -> TimedWork:
 def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor: float) -> None:
     # On the recording's own GPU the clock reads what the replay takes there; nothing else changes on the other GPUs.
     trace = trace_of(name)
-    replay = Replay(trace, own_work(name), HostModel(), recorded_gap(trace))
+    replay = RecordedSimulation(trace, own_work(name), HostModel(), recorded_gap(trace))
     read = replace(
         trace,
         step_seconds=(replay.seconds(own=factor, steps=1),),
         host_seconds_unprofiled=(replay.host_seconds(factor),),
     )
     running = replace(read, running_step_seconds=replay.seconds(own=factor), running_steps=8)
-    truth = iterations(trace, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(factor))
+    truth = predict_steps(trace, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(factor))
     for live in (read, running):
         for found, expected in zip(from_readings(name, live), truth, strict=True):
             assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
@@ -168,5 +168,5 @@ def test_readings_of_a_running_loop_give_what_its_replay_gives(name: str, factor
                 assert found.seconds == pytest.approx(expected.seconds, rel=0.02)
 
 
-def from_readings(name: str, live: Trace) -> Sequence[Iteration]:
-    return iterations(live, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(1.0))
+def from_readings(name: str, live: Trace) -> Sequence[StepPrediction]:
+    return predict_steps(live, others_work(name), OTHERS, origin=gpu(RECORDINGS[name]), host=Host(1.0))

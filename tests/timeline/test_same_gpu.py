@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_predict.kernels.choice import timed_work
-from lightning_predict.timeline.anchoring import MACHINE_SPREAD
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.timeline.calibration import MACHINE_SPREAD
 from lightning_predict.timeline.host import LIBRARY_SECONDS, HostModel
-from lightning_predict.timeline.whole_steps import (
+from lightning_predict.timeline.same_gpu_check import (
     CORRECTION_EXPONENT,
     SameGpuCheck,
     corrected_iterations,
@@ -16,7 +16,7 @@ from lightning_predict.timeline.whole_steps import (
 )
 from lightning_predict.tracing.trace import Trace
 from tests.example_gpu import BIG, SMALL
-from tests.timeline.test_iteration import LARGE, MODELS, TINY, measured_trace, product
+from tests.timeline.test_step_prediction import LARGE, MODELS, TINY, measured_trace, product
 
 PREDICTED = 2 * 2 * 4096**3 / 1e12
 """A product of 4096 in float32 at half of SMALL's 1 TFLOP/s."""
@@ -54,7 +54,7 @@ def test_the_device_is_corrected_by_a_part_of_the_error() -> None:
     assert check is not None
     assert check.device_factor == pytest.approx(2**CORRECTION_EXPONENT)
     assert check.host_factor == 1
-    work = timed_work(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
+    work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS)
     own, other = corrected_iterations(trace, work, [SMALL, BIG], origin=SMALL, check=check)
     assert own.seconds == 2 * PREDICTED  # measured
     assert own.notes == ()
@@ -68,14 +68,14 @@ def test_the_device_is_corrected_by_a_part_of_the_error() -> None:
 
 
 def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -> None:
-    expected = 100 * HostModel().of("forward", None, LIBRARY_SECONDS["aten::mm"]).seconds(launches=1)
+    expected = 100 * HostModel().overheads("forward", None, LIBRARY_SECONDS["aten::mm"]).total_seconds(launches=1)
     trace = replace(cuda_trace(3 * expected), operations=(product(TINY),) * 100)
     check = same_gpu_check(trace, SMALL, MODELS)
     assert check is not None
     assert check.bound_by == "host"
     assert check.device_factor == 1
     assert check.host_factor == pytest.approx(3)
-    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
+    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(3 * expected)
     assert other.high_seconds == pytest.approx(MACHINE_SPREAD * 3 * expected)
@@ -85,7 +85,7 @@ def test_the_host_is_the_same_on_other_gpus_so_its_time_is_corrected_in_full() -
 def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
     trace = measured_trace(0.51)
     check = same_gpu_check(trace, SMALL, MODELS)
-    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
+    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.26, rel=1e-3)  # half of the kernel's 0.5, and the 10 ms beyond it
     assert not any(note.startswith("Other GPUs") for note in other.notes)
@@ -93,7 +93,7 @@ def test_kernels_that_were_measured_are_not_corrected_twice() -> None:
 
 def test_without_a_check_nothing_is_corrected() -> None:
     trace = cuda_trace()
-    work = timed_work(trace, [BIG], origin=None, models=MODELS)
+    work = predict_work_times(trace, [BIG], origin=None, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=None, check=None)
     assert other.seconds == pytest.approx(PREDICTED / 2)
     np.testing.assert_allclose(work.seconds, PREDICTED / 2)
@@ -113,6 +113,6 @@ def test_python_work_is_no_error_of_the_devices_prediction() -> None:
     assert check is not None
     assert check.predicted_seconds == pytest.approx(0.03 + PREDICTED, rel=1e-3)
     assert check.device_factor == pytest.approx(2**CORRECTION_EXPONENT, rel=1e-3)
-    work = timed_work(trace, [BIG], origin=SMALL, models=MODELS)
+    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS)
     (other,) = corrected_iterations(trace, work, [BIG], origin=SMALL, check=check)
     assert other.seconds == pytest.approx(0.03 + PREDICTED / 2 * 2**CORRECTION_EXPONENT, rel=1e-3)

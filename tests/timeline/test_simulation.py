@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.timeline.simulation import (
     COMPUTE_STREAM,
-    Launching,
-    Simulated,
+    HostOperation,
+    SimulatedTimeline,
     _number,
-    launch_order,
-    launchings,
-    run_queues,
+    host_operations,
+    launch_schedule,
+    simulate_timeline,
 )
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from tests.example_gpu import SMALL
@@ -25,9 +25,9 @@ from tests.kernels.example_models import half_speed
 from tests.timeline.example_host import HOST, START, T1, T2, T3, T4
 
 
-def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = False) -> Launching:
+def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = False) -> HostOperation:
     """An operation with these kernels, in microseconds."""
-    return Launching(
+    return HostOperation(
         name="op",
         phase="forward",
         seconds=np.array([kernels]).reshape(1, -1) * 1e-6,
@@ -36,11 +36,11 @@ def work(*kernels: float, streams: tuple[int, ...] | None = None, waits: bool = 
     )
 
 
-def run(*operations: Launching, steps: int = 1) -> Simulated:
-    return run_queues(launch_order(operations, gpus=1), HOST, steps=steps)
+def run(*operations: HostOperation, steps: int = 1) -> SimulatedTimeline:
+    return simulate_timeline(launch_schedule(operations, gpus=1), HOST, steps=steps)
 
 
-def microseconds(result: Simulated) -> float:
+def microseconds(result: SimulatedTimeline) -> float:
     return float(result.seconds[0]) * 1e6
 
 
@@ -114,13 +114,13 @@ def test_waiting_and_busy_time_are_attributed_to_operations() -> None:
 
 
 def test_gpus_are_simulated_apart() -> None:
-    both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    result = run_queues(launch_order([both], gpus=2), HOST, steps=3)
+    both = HostOperation(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
+    result = simulate_timeline(launch_schedule([both], gpus=2), HOST, steps=3)
     np.testing.assert_allclose(result.seconds * 1e6, [100, 10])
 
 
 def test_faster_kernels_are_what_shorter_ones_are() -> None:
-    fast, short = run_queues(launch_order([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
+    fast, short = simulate_timeline(launch_schedule([work(100, 30)], gpus=1), HOST, steps=1, speed=2), run(work(50, 15))
     assert microseconds(fast) == microseconds(short) == pytest.approx(10 + 65)
     np.testing.assert_array_equal(fast.kernel_seconds, short.kernel_seconds)
 
@@ -144,17 +144,17 @@ def test_a_step_is_between_the_later_queue_and_both_in_turn(
 
 def test_a_stream_leaves_a_gap_between_kernels_that_wait_in_it() -> None:
     # Starts at 10; 100, a gap of 1, 30 and a gap of 1 for each.
-    result = run_queues(launch_order([work(100), work(30)], gpus=1, gap_seconds=1e-6), HOST, steps=1)
+    result = simulate_timeline(launch_schedule([work(100), work(30)], gpus=1, gap_seconds=1e-6), HOST, steps=1)
     assert microseconds(result) == pytest.approx(10 + 100 + 1 + 30 + 1)
     np.testing.assert_allclose(result.kernel_starts[0] * 1e6, [10, 111])
     np.testing.assert_allclose(result.kernel_seconds[0] * 1e6, [100, 30])
     assert float(result.active_seconds[0]) * 1e6 == pytest.approx(130)
-    assert float(result.occupied_seconds[0]) * 1e6 == pytest.approx(132)
+    assert float(result.active_with_gaps_seconds[0]) * 1e6 == pytest.approx(132)
 
 
 def test_a_gap_makes_no_difference_where_launches_come_late() -> None:
-    order = launch_order([work(1), work(1)], gpus=1, gap_seconds=1e-6)
-    assert microseconds(run_queues(order, HOST)) == pytest.approx(microseconds(run(work(1), work(1), steps=3)))
+    order = launch_schedule([work(1), work(1)], gpus=1, gap_seconds=1e-6)
+    assert microseconds(simulate_timeline(order, HOST)) == pytest.approx(microseconds(run(work(1), work(1), steps=3)))
 
 
 @given(st.lists(KERNELS, min_size=1, max_size=20), st.floats(1, 3))
@@ -174,9 +174,9 @@ def test_an_operation_of_three_kernels_that_were_not_measured_has_a_third_of_its
     data = TensorInfo((64, 64), "float32")
     operation = Operation(name="aten::mm", phase="forward", inputs=(data, data), outputs=(data,))
     trace = Trace(operations=(operation,), device="cpu", recorder="dispatch")
-    timed = timed_work(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
+    timed = predict_work_times(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
     timed = replace(timed, items=tuple(replace(item, launches=3) for item in timed.items))
-    (found,) = launchings(trace, timed, np.array([[6e-6], [9e-6]]))
+    (found,) = host_operations(trace, timed, np.array([[6e-6], [9e-6]]))
     assert found.seconds == pytest.approx(np.array([[2e-6] * 3, [3e-6] * 3]))
     assert found.streams == (COMPUTE_STREAM,) * 3
 
@@ -185,7 +185,7 @@ def test_an_operation_that_starts_nothing_has_no_device_time() -> None:
     data = TensorInfo((64, 64), "float32")
     view = Operation(name="aten::view", phase="forward", inputs=(data,), outputs=(data,))
     trace = Trace(operations=(view,), device="cpu", recorder="dispatch")
-    timed = timed_work(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
-    (found,) = launchings(trace, timed, np.zeros((2, 0)))
+    timed = predict_work_times(trace, [SMALL], origin=None, models=half_speed("linear/float32"))
+    (found,) = host_operations(trace, timed, np.zeros((2, 0)))
     assert found.seconds.shape == (2, 0)
     assert found.streams == ()

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from lightning_predict.errors import WeightsFormatError
 from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.testing import example_trace
-from lightning_predict.timeline.iteration import (
+from lightning_predict.timeline.step_prediction import (
     UNCALIBRATED,
-    UNKNOWN_GPU,
+    UNMEASURED_GPU_HALF_WIDTH,
     StepSpread,
     bundled_spread,
-    iterations,
+    predict_steps,
     read_spread,
 )
 
@@ -30,15 +30,15 @@ MODELS = kernel_models(gpu_names())
 
 def test_the_squares_of_both_parts_add() -> None:
     # ln 0.8 = -0.2231, half of it and 0.3: sqrt(0.1116² + 0.3²) = 0.3201; ln 2 = 0.6931: sqrt(0.3466² + 0.3²) = 0.4584
-    low, high = StepSpread(kept=0.5, log_half_width=0.3).applied(0.8, 2.0)
+    low, high = StepSpread(kept=0.5, log_half_width=0.3).widened(0.8, 2.0)
     assert (low, high) == pytest.approx((math.exp(-0.3201), math.exp(0.4584)), rel=1e-4)
-    assert UNCALIBRATED.applied(0.8, 2.0) == pytest.approx((0.8, 2.0))
+    assert UNCALIBRATED.widened(0.8, 2.0) == pytest.approx((0.8, 2.0))
 
 
 @given(low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), wider=st.floats(1.01, 3.0))
 def test_what_was_wider_stays_wider(low: float, high: float, wider: float) -> None:
     spread = bundled_spread()
-    below, above = spread.applied(np.array([low, low / wider]), np.array([high, high]))
+    below, above = spread.widened(np.array([low, low / wider]), np.array([high, high]))
     assert below[1] < below[0] <= 1 <= above[0] == above[1]
 
 
@@ -50,7 +50,7 @@ def test_the_bundled_spread_has_both_parts() -> None:
 
 def test_what_nobody_knows_of_a_gpu_adds_as_a_square() -> None:
     # sqrt(0.3² + 0.4²) = 0.5, and the operations' own ends are not kept.
-    low, high = StepSpread(kept=0.0, log_half_width=0.3).applied(0.8, 2.0, 0.4)
+    low, high = StepSpread(kept=0.0, log_half_width=0.3).widened(0.8, 2.0, 0.4)
     assert (low, high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
 
 
@@ -58,7 +58,7 @@ def test_only_a_gpu_without_measurements_and_published_steps_is_unknown() -> Non
     spread = bundled_spread()
     names = ("T4", "RTX-3090", "RTX-4080", "MI300X")  # own weights, published steps, neither, neither
     found = spread.of_unknown([gpu(name) for name in names], np.array([MODELS.has_measured(name) for name in names]))
-    assert found.tolist() == [0.0, 0.0, UNKNOWN_GPU, UNKNOWN_GPU]
+    assert found.tolist() == [0.0, 0.0, UNMEASURED_GPU_HALF_WIDTH, UNMEASURED_GPU_HALF_WIDTH]
     assert spread.of_unknown([gpu("RTX-4080")], None).tolist() == [0.0]
     assert UNCALIBRATED.of_unknown([gpu("RTX-4080")], np.array([False])).tolist() == [0.0]
 
@@ -66,7 +66,7 @@ def test_only_a_gpu_without_measurements_and_published_steps_is_unknown() -> Non
 def end_above(own: Gpu) -> float:
     """High end of a step over its middle; the low end may be cut by a roofline."""
     trace = example_trace(4096)
-    (step,) = iterations(trace, timed_work(trace, [own], origin=None, models=MODELS), [own])
+    (step,) = predict_steps(trace, predict_work_times(trace, [own], origin=None, models=MODELS), [own])
     return step.high_seconds / step.seconds
 
 

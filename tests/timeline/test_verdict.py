@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.timeline.simulation import Launching, launch_order, run_queues
+from lightning_predict.timeline.simulation import HostOperation, launch_schedule, simulate_timeline
 from lightning_predict.timeline.verdict import (
-    FASTER,
-    MOST_PARTS,
+    COMPARED_SPEED,
+    MAX_PARTS,
     OTHERS,
     SMALLEST_SHARE,
     Verdict,
@@ -23,14 +23,16 @@ from tests.timeline.example_host import HOST
 from tests.timeline.test_simulation import work
 
 
-def verdict(*operations: Launching) -> Verdict:
+def verdict(*operations: HostOperation) -> Verdict:
     """Of a running loop."""
-    step, faster = (run_queues(launch_order(operations, gpus=1), HOST, speed=speed) for speed in (1, FASTER))
+    step, faster = (
+        simulate_timeline(launch_schedule(operations, gpus=1), HOST, speed=speed) for speed in (1, COMPARED_SPEED)
+    )
     (found,) = verdicts(operations, step, faster)
     return found
 
 
-def in_module(operation: Launching, module: str | None) -> Launching:
+def in_module(operation: HostOperation, module: str | None) -> HostOperation:
     return replace(operation, module=module)
 
 
@@ -95,8 +97,10 @@ def test_nothing_at_all_is_no_share_of_anything() -> None:
 
 
 def test_gpus_have_verdicts_of_their_own() -> None:
-    both = Launching(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
-    step, faster = (run_queues(launch_order([both], gpus=2), HOST, speed=speed) for speed in (1, FASTER))
+    both = HostOperation(name="op", phase="forward", seconds=np.array([[100e-6], [1e-6]]), streams=(0,))
+    step, faster = (
+        simulate_timeline(launch_schedule([both], gpus=2), HOST, speed=speed) for speed in (1, COMPARED_SPEED)
+    )
     assert [one.bound_by for one in verdicts([both], step, faster)] == ["device", "host"]
 
 
@@ -110,9 +114,9 @@ def test_modules_are_named_without_what_all_share() -> None:
 
 
 def test_a_few_numbered_layers_are_told_apart_and_many_are_one() -> None:
-    few = module_groups(alike(*(f"layers.{n}" for n in range(MOST_PARTS - 1)), "head"))
-    assert set(few.values()) == {"head", *(f"layers.{n}" for n in range(MOST_PARTS - 1))}
-    many = module_groups(alike(*(f"layers.{n}" for n in range(MOST_PARTS)), "head"))
+    few = module_groups(alike(*(f"layers.{n}" for n in range(MAX_PARTS - 1)), "head"))
+    assert set(few.values()) == {"head", *(f"layers.{n}" for n in range(MAX_PARTS - 1))}
+    many = module_groups(alike(*(f"layers.{n}" for n in range(MAX_PARTS)), "head"))
     assert set(many.values()) == {"head", "layers.*"}
 
 
@@ -157,7 +161,7 @@ def test_every_module_has_a_part_and_there_are_as_few_as_can_be_read(seconds: di
         if sum(own for module, own in seconds.items() if groups[module] == group)
         > SMALLEST_SHARE * sum(seconds.values())
     }
-    assert len(large - {OTHERS}) <= MOST_PARTS
+    assert len(large - {OTHERS}) <= MAX_PARTS
 
 
 KERNELS = st.lists(st.floats(0.1, 500), max_size=3)

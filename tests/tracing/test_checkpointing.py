@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import lightning_predict as lp
 from lightning_predict.distributed.gradients import unit_bytes
 from lightning_predict.distributed.memory import ModelMemory
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.extensions.parallel.model_parallel import stage_parameters
 from lightning_predict.extensions.parallel.tensor_parallel import split_model
 from lightning_predict.gpus.layouts import layout_of
@@ -180,7 +180,7 @@ def test_the_backward_pass_of_attention_reads_what_was_computed_again() -> None:
 @pytest.mark.parametrize("words", ["ddp,tensor=2", "ddp,pipeline=2,micro_batches=4", "fsdp", "zero2,tensor=2"])
 def test_sharing_traffic_and_memory_are_those_of_the_model_without_checkpointing(words: str) -> None:
     plain, again = decoder_trace(again=False), decoder_trace(again=True)
-    strategy, layout = strategy_of(words), layout_of("2xA100-SXM-80GB")
+    strategy, layout = parse_strategy(words), layout_of("2xA100-SXM-80GB")
     models = [split_model(trace) for trace in (plain, again)]
     assert models[0].blocks == models[1].blocks
     parts = [stage_parameters(trace, model, strategy) for trace, model in zip((plain, again), models, strict=True)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lightning_predict as lp
-from lightning_predict.tracing import long_graphs
+from lightning_predict.tracing import graph_release
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from tests.processes import run
 
@@ -55,21 +55,21 @@ def test_a_long_chain_is_recorded_on_a_small_stack_whenever_it_is_freed() -> Non
 
 def test_what_a_graph_holds_of_itself_is_freed_with_it() -> None:
     gc.collect()
-    others = set(long_graphs._keepers)  # of graphs that earlier tests' models still hold
+    others = set(graph_release._keepers)  # of graphs that earlier tests' models still hold
     weight = torch.ones(1, requires_grad=True)
     recorder = DispatchRecorder()
     recorder.start()
     value = weight
-    for _ in range(3 * long_graphs.INTERVAL):
+    for _ in range(3 * graph_release.INTERVAL):
         value = value * 0.5
     value.backward()
     recorder.stop()
-    own = long_graphs._keepers - others
+    own = graph_release._keepers - others
     assert len(own) == 4  # of the first node, and behind each of three rows
     del value
     gc.collect()
-    assert not own & long_graphs._keepers
-    assert (long_graphs._after_collection in gc.callbacks) == bool(long_graphs._keepers)
+    assert not own & graph_release._keepers
+    assert (graph_release._after_collection in gc.callbacks) == bool(graph_release._keepers)
 
 
 class Block(nn.Module):

@@ -18,10 +18,10 @@ from lightning_predict.tracing.modes import WholeCallMode
 from lightning_predict.tracing.session import CaptureSession
 
 BEFORE: dict[str, tuple[type, str]] = {
-    "an operation": (DispatchRecorder, "saw_operation"),
+    "an operation": (DispatchRecorder, "record_operation"),
     "its cast": (DispatchRecorder, "cast"),
     "a call": (DispatchRecorder, "note_autocast"),
-    "a whole call": (DispatchRecorder, "run_whole"),
+    "a whole call": (DispatchRecorder, "record_whole_call"),
     "the casts of a call": (DispatchRecorder, "cast_call"),
     "what a call shows inside": (WholeCallMode, "_inside"),
     "attention inside": (WholeCallMode, "_attend"),

@@ -15,7 +15,7 @@ from torch import nn
 import lightning_predict as lp
 from lightning_predict.tracing import dispatch
 from lightning_predict.tracing import pauses as pauses_module
-from lightning_predict.tracing.pauses import SHORTEST_PAUSE_SECONDS, Pauses
+from lightning_predict.tracing.pauses import SHORTEST_PAUSE_SECONDS, PauseTimer
 from lightning_predict.tracing.profiler import ProfilerRecorder
 from lightning_predict.tracing.trace import Operation, Trace
 
@@ -28,8 +28,8 @@ class Clocks:
     def __init__(self) -> None:
         self.wall = self.others = 0.0
 
-    def pauses(self) -> Pauses:
-        return Pauses(clock=lambda: self.wall, others=lambda: self.others)
+    def pauses(self) -> PauseTimer:
+        return PauseTimer(clock=lambda: self.wall, others=lambda: self.others)
 
     def works(self, seconds: float) -> None:
         self.wall += seconds
@@ -44,7 +44,7 @@ def clocks() -> Clocks:
     return Clocks()
 
 
-def python(pauses: Pauses) -> list[float]:
+def python(pauses: PauseTimer) -> list[float]:
     return [operation.python_seconds for operation in pauses.placed(THREE)]
 
 
@@ -102,13 +102,13 @@ def test_freeing_the_nodes_that_one_operation_made_does_not_count(clocks: Clocks
 
 def test_the_nodes_of_one_operation_that_makes_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    placed = Pauses.placed
+    placed = PauseTimer.placed
 
-    def noting(pauses: Pauses, operations: Sequence[Operation], **sizes: int) -> tuple[Operation, ...]:
+    def noting(pauses: PauseTimer, operations: Sequence[Operation], **sizes: int) -> tuple[Operation, ...]:
         counted.append(sizes["nodes"])
         return placed(pauses, operations, **sizes)
 
-    monkeypatch.setattr(Pauses, "placed", noting)
+    monkeypatch.setattr(PauseTimer, "placed", noting)
     with torch.device("meta"):
         model, sequence = nn.LSTM(8, 8, 2), torch.zeros(5, 3, 8)
     trace = lp.capture(lambda: model(sequence)[0].sum().backward())
@@ -147,7 +147,7 @@ def test_time_that_went_to_other_programs_is_not_the_steps(clocks: Clocks) -> No
 
 
 def test_a_pause_in_which_only_the_framework_ran_is_left_out(clocks: Clocks) -> None:
-    pauses = Pauses(lambda: True, clock=lambda: clocks.wall, others=lambda: clocks.others)
+    pauses = PauseTimer(lambda: True, clock=lambda: clocks.wall, others=lambda: clocks.others)
     pauses.begins()
     clocks.works(0.05)
     pauses.ends(before=0)
@@ -161,7 +161,7 @@ def test_a_program_that_takes_the_processor_while_the_system_is_asked_is_not_the
         clocks.others_work(0.012)  # another program runs just before the answer
         return clocks.others
 
-    pauses = Pauses(clock=lambda: clocks.wall, others=others)
+    pauses = PauseTimer(clock=lambda: clocks.wall, others=others)
     pauses.begins()
     pauses.ends(before=0)
     assert python(pauses) == [0, 0, 0]
@@ -187,7 +187,7 @@ def test_the_system_says_how_long_others_had_the_processor(tmp_path: Path, monke
     says = tmp_path / "schedstat"
     says.write_text("20000000 3500000 7\n")
     monkeypatch.setattr(pauses_module, "_SCHEDULER", str(says))
-    pauses = Pauses()
+    pauses = PauseTimer()
     pauses.open()
     try:
         assert pauses._waiting_seconds() == pytest.approx(0.0035)
@@ -206,7 +206,7 @@ def test_the_system_says_how_long_others_had_the_processor(tmp_path: Path, monke
 
 def test_where_the_system_does_not_tell_nothing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses_module, "_SCHEDULER", str(tmp_path / "nothing"))
-    pauses = Pauses()
+    pauses = PauseTimer()
     pauses.open()
     assert pauses._waiting_seconds() == 0
     pauses.close(after=0)
@@ -243,7 +243,9 @@ def training(environment: Callable[[], None]) -> Trace:
 @pytest.fixture
 def step_clocks(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> Clocks:
     """Clocks of the tests' own for what is recorded: only `works` takes time, however busy the machine is."""
-    monkeypatch.setattr(dispatch, "Pauses", partial(Pauses, clock=lambda: clocks.wall, others=lambda: clocks.others))
+    monkeypatch.setattr(
+        dispatch, "PauseTimer", partial(PauseTimer, clock=lambda: clocks.wall, others=lambda: clocks.others)
+    )
     return clocks
 
 

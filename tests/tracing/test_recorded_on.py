@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_predict.gpus.lookup import is_of_another_maker
+from lightning_predict.gpus.lookup import is_other_vendor
 from lightning_predict.tracing.recorded_on import unknown_gpu_note
 from lightning_predict.tracing.trace import Trace
 
@@ -21,7 +21,7 @@ from lightning_predict.tracing.trace import Trace
     ],
 )
 def test_other_makers_are_known_by_their_words(name: str, expected: bool) -> None:
-    assert is_of_another_maker(name) == expected
+    assert is_other_vendor(name) == expected
 
 
 def test_of_another_makers_gpu_it_is_said_what_is_not_known_and_no_other_is_proposed() -> None:

@@ -123,7 +123,7 @@ def test_a_block_is_tried_twice() -> None:
     for _ in range(2):
         assert timer.may_begin
         timer.begins(1.0, steps=3, batches=1)
-        timer.step_ends(2.0)
+        timer.on_step_end(2.0)
         timer.breaks()
     assert not timer.may_begin
     assert timer.block is None

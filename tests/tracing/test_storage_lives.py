@@ -165,9 +165,11 @@ def test_a_layer_that_is_computed_again_holds_what_it_wrote_until_the_next_one_i
     own = [one for one in written_storages(trace) if one.cause == "backward" and one.size_bytes == wide]
     # Of each layer: the result before and after the sigmoid, and the gradients of both.
     assert len(own) == 4 * layers
-    assert all(one.death is not None for one in own)
+    assert all(one.freed_at is not None for one in own)
     # What is freed long after its last use is found 64 operations later at most: in the layer after.
-    levels = [sum(one.birth <= index <= (one.death or 0) for one in own) for index in range(len(trace.operations))]
+    levels = [
+        sum(one.allocated_at <= index <= (one.freed_at or 0) for one in own) for index in range(len(trace.operations))
+    ]
     assert max(levels) < 4 * 2
 
 

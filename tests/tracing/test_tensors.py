@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from lightning_predict.tracing.tensors import StorageNumbers, json_argument, tensors_in
+from lightning_predict.tracing.tensors import StorageIds, json_argument, tensors_in
 from lightning_predict.tracing.trace import TensorInfo
 
 
-def described(numbers: StorageNumbers, tensor: torch.Tensor) -> TensorInfo:
+def described(numbers: StorageIds, tensor: torch.Tensor) -> TensorInfo:
     info = numbers.describe(tensor)
     assert info is not None
     return info
@@ -23,11 +23,11 @@ def test_a_tensor_without_plain_sizes_has_no_description() -> None:
         torch.nested.nested_tensor(nested, layout=torch.jagged),
         torch.nn.parameter.UninitializedParameter(),
     ):
-        assert StorageNumbers().describe(tensor) is None
+        assert StorageIds().describe(tensor) is None
 
 
 def test_views_share_a_number_and_copies_do_not() -> None:
-    numbers = StorageNumbers()
+    numbers = StorageIds()
     base = torch.zeros(2, 3)
     assert described(numbers, base) == TensorInfo((2, 3), "float32", 0, "cpu")
     assert described(numbers, base.t()[1:]) == TensorInfo((2, 2), "float32", 0, "cpu")
@@ -36,7 +36,7 @@ def test_views_share_a_number_and_copies_do_not() -> None:
 
 
 def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
-    numbers = StorageNumbers()
+    numbers = StorageIds()
     met = set()
     for _ in range(20):  # the allocator gives the same place again and again
         tensor = torch.zeros(1000)
@@ -49,7 +49,7 @@ def test_memory_is_freed_and_its_number_is_not_given_again() -> None:
 
 
 def test_meta_tensors_have_numbers_and_sparse_ones_have_none() -> None:
-    numbers = StorageNumbers()
+    numbers = StorageIds()
     assert described(numbers, torch.zeros(2, device="meta", dtype=torch.bfloat16)) == TensorInfo(
         (2,), "bfloat16", 0, "meta"
     )
@@ -88,7 +88,7 @@ def test_a_sparse_gradient_on_the_meta_device_holds_the_rows_that_were_asked_for
     table = torch.nn.EmbeddingBag(1000, 8, mode="sum", sparse=True, device="meta")
     table(torch.zeros(16, 3, dtype=torch.int64, device="meta")).sum().backward()
     assert table.weight.grad is not None
-    found = described(StorageNumbers(), table.weight.grad)
+    found = described(StorageIds(), table.weight.grad)
     # 48 rows of 8 numbers of 4 bytes, and 48 indices of 8: not the 32,000 bytes of the table.
     assert found.shape == (1000, 8)
     assert (found.elements, found.size_bytes) == (48 * 8, 48 * (8 * 4 + 8))

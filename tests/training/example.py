@@ -14,27 +14,27 @@ from benchmarks.training.recipes import Recipe
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import Array, ProblemBatch, problem_batch
+from lightning_predict.kernels.operations import Array, ShapeBatch, shape_batch
 from lightning_predict.weights.manifest import HeldOutError, Manifest, ManifestEntry, file_name
-from lightning_predict.weights.records import BASE
+from lightning_predict.weights.records import CROSS_GPU
 from tests.example_gpu import BIG, SMALL
 
 GPUS = {"SMALL": SMALL, "BIG": BIG}
 
 
-def law(batch: ProblemBatch) -> Array:
+def law(batch: ShapeBatch) -> Array:
     """Utilisation between 0.2 and 0.8 that grows with the work: half way at 2^28 FLOPs."""
     return np.asarray(0.2 + 0.6 / (1 + np.exp2(0.5 * (28 - np.log2(batch.flops)))), dtype=np.float64)
 
 
-def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ProblemBatch:
+def products(rows: int, *, seed: int = 0, dtype: str = "float32") -> ShapeBatch:
     """Random linear layers of 16 to 4096 rows, columns and depth."""
     generator = np.random.default_rng(seed)
     sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, rows)))
-    return problem_batch("linear", dtype, b=1, m=sizes[0], n=sizes[1], k=sizes[2])
+    return shape_batch("linear", dtype, b=1, m=sizes[0], n=sizes[1], k=sizes[2])
 
 
-def measured(gpu: Gpu, batch: ProblemBatch) -> Array:
+def measured(gpu: Gpu, batch: ShapeBatch) -> Array:
     """Seconds by the law."""
     seconds: Array = reference_seconds(batch, [gpu])[0] / law(batch)
     return seconds
@@ -81,11 +81,11 @@ def manifest_of_base(errors: Mapping[str, HeldOutError]) -> Manifest:
     entry = ManifestEntry(
         sha256="0" * 64,
         bytes=1,
-        gpu=BASE,
+        gpu=CROSS_GPU,
         operations=("linear",),
         dtypes=("bfloat16",),
         trained_on=(),
         rows=10,
         held_out_error=errors,
     )
-    return Manifest(recipe="r", seed=0, files={file_name(BASE): entry})
+    return Manifest(recipe="r", seed=0, files={file_name(CROSS_GPU): entry})

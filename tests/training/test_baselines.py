@@ -5,12 +5,12 @@ import pytest
 
 from benchmarks.training.scores import baseline_errors, memory_bandwidth_of, peak_of, ratio_errors
 from lightning_predict.extensions.own_weights.training.tables import Group
-from lightning_predict.kernels.operations import problem_batch
+from lightning_predict.kernels.operations import shape_batch
 from tests.training.example import GPUS
 
 
 def timed(gpu: str, dtype: str, depths: list[int], seconds: list[float]) -> Group:
-    batch = problem_batch("linear", dtype, m=64, n=64, k=np.array(depths))
+    batch = shape_batch("linear", dtype, m=64, n=64, k=np.array(depths))
     return Group(gpu, "synthetic", batch, np.array(seconds), 0.0)
 
 

@@ -10,11 +10,11 @@ from lightning_predict.extensions.own_weights.training.networks import TrainingP
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import log_utilisation_of
-from lightning_predict.kernels.operations import Array, families, problem_batch
+from lightning_predict.kernels.operations import Array, network_specs, shape_batch
 from lightning_predict.weights.records import NetworkWeights
 from tests.example_gpu import BIG, SMALL
 
-SINGLE = families()["matmul_single"]
+SINGLE = network_specs()["matmul_single"]
 SIDES = {"m": (1.0, 4096.0), "n": (1.0, 4096.0), "k": (1.0, 4096.0)}
 SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={}),)
 
@@ -22,7 +22,7 @@ SHAPES = (ShapeRange(operation="linear", dtype="float32", sides=SIDES, fixed={})
 def test_a_pair_differs_by_one_doubled_side() -> None:
     pairs = doubling_pairs(SINGLE, SHAPES, [SMALL, BIG], count=400, seed=0)
     assert len(pairs.smaller.features) == len(pairs.larger.features) == 400
-    names = SINGLE.feature_names(problem_batch("linear", "float32", m=1, n=1, k=1), [SMALL])
+    names = SINGLE.feature_names(shape_batch("linear", "float32", m=1, n=1, k=1), [SMALL])
     sides = [names.index(word) for word in ("rows", "cols", "depth")]
     growth = pairs.larger.features[:, sides] - pairs.smaller.features[:, sides]
     np.testing.assert_allclose(np.sort(growth, axis=1), np.tile([0.0, 0.0, 1.0], (400, 1)), atol=1e-5)
@@ -47,7 +47,7 @@ def test_every_family_draws_problems_that_it_serves() -> None:
 def test_training_with_pairs_undoes_most_drops_of_a_noisy_table() -> None:
     generator = np.random.default_rng(0)
     sizes = np.rint(2 ** generator.uniform(4, 12, size=(3, 400)))
-    batch = problem_batch("linear", "float32", m=sizes[0], n=sizes[1], k=sizes[2])
+    batch = shape_batch("linear", "float32", m=sizes[0], n=sizes[1], k=sizes[2])
     noisy = reference_seconds(batch, [SMALL])[0] / generator.uniform(0.1, 0.9, 400)
     rows = collect_rows(SINGLE, [Group("SMALL", "synthetic", batch, noisy, 0.0)], [SMALL])
     pairs = doubling_pairs(SINGLE, SHAPES, [SMALL], count=4000, seed=1)

@@ -14,11 +14,11 @@ from lightning_predict.errors import WeightsFormatError
 from lightning_predict.extensions.own_weights.measuring import run
 from lightning_predict.extensions.own_weights.measuring.run import measure
 from lightning_predict.extensions.own_weights.training.factors import factor_of, measured_factors
-from lightning_predict.extensions.own_weights.training.own import train_own
 from lightning_predict.extensions.own_weights.training.tables import Group
+from lightning_predict.extensions.own_weights.training.tuning import tune_weights
 from lightning_predict.gpus import gpu
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import ProblemBatch, problem_batch
+from lightning_predict.kernels.operations import ShapeBatch, shape_batch
 from lightning_predict.weights.files import parse_weights, read_weights, write_weights
 from lightning_predict.weights.records import MeasuredFactor
 from tests.measuring.test_measuring import by_graph
@@ -30,10 +30,10 @@ ROWS = 2.0 ** np.arange(8, 20)
 
 def group_times(factor: float, scatter: float = 0.0) -> Group:
     """Sorts that take a multiple of their prediction."""
-    batch = problem_batch("sort", "float32", rows=ROWS, cols=np.full(len(ROWS), 256.0))
+    batch = shape_batch("sort", "float32", rows=ROWS, cols=np.full(len(ROWS), 256.0))
     predicted = np.array([lp.operator_seconds("sort", "T4", rows=rows, cols=256.0) for rows in ROWS])
     noise = np.exp(scatter * np.random.default_rng(1).permutation(np.linspace(-1, 1, len(ROWS))))
-    assert isinstance(batch, ProblemBatch)
+    assert isinstance(batch, ShapeBatch)
     return Group("T4", "own", batch, factor * predicted * noise, 0.0)
 
 
@@ -64,7 +64,7 @@ def test_train_writes_factors_that_predictions_use(tmp_path: Path, monkeypatch: 
     measure(
         tmp_path / "tables", operations=["sort"], dtypes=["float32"], problems=20, device="cpu", gpu="T4", is_trial=True
     )
-    scores = train_own(tmp_path / "tables", tmp_path / "weights")
+    scores = tune_weights(tmp_path / "tables", tmp_path / "weights")
     own = read_weights(tmp_path / "weights" / "T4.safetensors")
     factor = own.factors["sort/float32"]
     before = float(lp.operator_seconds("sort", "T4", rows=4096, cols=512))

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.training.families import UNMEASURED_HALF_WIDTH, interval_of, unseen_errors
 from benchmarks.training.recipes import RECIPES
 from lightning_predict.errors import MeasurementTableError
-from lightning_predict.extensions.own_weights.training.own import log_errors, weighted_quantile
 from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
+from lightning_predict.extensions.own_weights.training.tuning import log_errors, weighted_quantile
 from lightning_predict.kernels.features import reference_seconds
-from lightning_predict.kernels.operations import families, problem_batch
+from lightning_predict.kernels.operations import network_specs, shape_batch
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_network
 from tests.training.example import GPUS, group, products, train_family
@@ -23,14 +23,14 @@ HALF = constant_network("matmul_single", utilisation=0.5, interval=1.0)
 def spread_group(rows: int, width: float, *, operation: str = "linear") -> Group:
     """Kernels whose log-utilisation is spread evenly by `width` on both sides of one half."""
     sizes = products(rows).columns
-    batch = problem_batch(operation, "float32", b=1, m=sizes["m"], n=sizes["n"], k=sizes["k"])
+    batch = shape_batch(operation, "float32", b=1, m=sizes["m"], n=sizes["n"], k=sizes["k"])
     offset = np.random.default_rng(1).uniform(-width, width, rows)
     return Group("SMALL", "synthetic", batch, reference_seconds(batch, [SMALL])[0] * 2 * np.exp(offset), 0.0)
 
 
 def test_the_error_is_that_of_the_network() -> None:
     timed = spread_group(50, 0.0)
-    np.testing.assert_allclose(log_errors(families()["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
+    np.testing.assert_allclose(log_errors(network_specs()["matmul_single"], HALF, timed, SMALL), 0.0, atol=1e-5)
 
 
 def test_the_half_width_holds_nine_tenths_of_rows_that_it_never_saw() -> None:

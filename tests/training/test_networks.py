@@ -14,17 +14,17 @@ from lightning_predict.extensions.own_weights.training.networks import (
     train_network,
     with_constants_in_bias,
 )
-from lightning_predict.extensions.own_weights.training.own import log_errors
 from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
+from lightning_predict.extensions.own_weights.training.tuning import log_errors
 from lightning_predict.kernels.features import MACHINE_FEATURES
-from lightning_predict.kernels.models import log_utilisation_of, log_utilisations
-from lightning_predict.kernels.operations import families, problem_batch
+from lightning_predict.kernels.models import log_utilisation_of, predict_log_utilisations
+from lightning_predict.kernels.operations import network_specs, shape_batch
 from lightning_predict.weights.records import Layer
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS, group, law, measured, products, train_family
 from tests.weights.example import weights
 
-SINGLE = families()["matmul_single"]
+SINGLE = network_specs()["matmul_single"]
 QUICK = TrainingPlan(steps=600, batch_rows=256, hidden=(32, 32))
 
 
@@ -124,7 +124,7 @@ def test_a_launch_in_short_rows_is_not_taken_for_device_time() -> None:
 
 
 def test_the_lowest_utilisation_is_a_low_quantile_of_the_measured() -> None:
-    batch = problem_batch("linear", "float32", m=64, n=64, k=np.arange(100, 1100))
+    batch = shape_batch("linear", "float32", m=64, n=64, k=np.arange(100, 1100))
     even = Group("SMALL", "synthetic", batch, measured(SMALL, batch), 0.0)
     rows = collect_rows(SINGLE, [even], [SMALL])
     assert lowest_utilisation(rows) == pytest.approx(np.quantile(law(batch), 0.001), rel=0.01)
@@ -161,5 +161,5 @@ def test_features_of_a_single_value_go_into_the_bias_and_predict_the_same() -> N
     np.testing.assert_allclose(folded.layers[0].bias, plain.layers[0].bias + 2.5 * plain.layers[0].weight[:, 1], 1e-6)
     rows = generator.standard_normal((20, 3), np.float32)  # beyond the range, too: 3 is what the second one counts as
     owners = np.zeros(20, np.intp)
-    expected, found = (log_utilisations([each], owners, rows) for each in (plain, folded))
+    expected, found = (predict_log_utilisations([each], owners, rows) for each in (plain, folded))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -9,15 +9,15 @@ import pytest
 
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS, OwnScore, train_own
+from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS, OwnScore, tune_weights
 from lightning_predict.gpus import gpu
-from lightning_predict.weights.records import BASE
+from lightning_predict.weights.records import CROSS_GPU
 from lightning_predict.weights.source import WeightsSource
 from lightning_predict.weights.store import load_weights, read_manifest
 from tests.example_gpu import SMALL
 from tests.training.example import write_own_table
 
-briefly = partial(train_own, plan=TrainingPlan(steps=120, batch_rows=256, learning_rate=1e-3), jobs=1)
+briefly = partial(tune_weights, plan=TrainingPlan(steps=120, batch_rows=256, learning_rate=1e-3), jobs=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_what_was_not_measured_keeps_the_weights_that_ship(tuned: tuple[Path, tu
     assert "RTX-4090" not in shipped.gpus
     assert set(mine.gpus["RTX-4090"].families) == {"matmul_single"}
     assert mine.gpus["L4"] is shipped.gpus["L4"] or mine.gpus["L4"].recipe == shipped.gpus["L4"].recipe
-    assert mine.base.recipe == shipped.base.recipe
-    assert mine.base.gpu == BASE
+    assert mine.cross_gpu_model.recipe == shipped.cross_gpu_model.recipe
+    assert mine.cross_gpu_model.gpu == CROSS_GPU
 
 
 def test_the_manifest_says_what_was_measured(tuned: tuple[Path, tuple[OwnScore, ...]]) -> None:
@@ -58,7 +58,7 @@ def test_the_manifest_says_what_was_measured(tuned: tuple[Path, tuple[OwnScore, 
     assert entry.trained_on == ("one's own measurements",)
     (score,) = (score for score in tuned[1] if score.gpu == "RTX-4090")
     assert entry.held_out_error["linear/float32"].mean == pytest.approx(score.after, abs=1e-4)
-    assert entry.rows > FEWEST_OWN_ROWS
+    assert entry.rows > MIN_OWN_ROWS
 
 
 def test_too_few_rows_say_what_to_measure(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ from lightning_predict.extensions.own_weights.training.networks import TrainingP
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
-from lightning_predict.kernels.operations import ProblemBatch, families, problem_batch
-from lightning_predict.weights.records import BASE, GpuWeights, LoadedWeights
+from lightning_predict.kernels.operations import ShapeBatch, network_specs, shape_batch
+from lightning_predict.weights.records import CROSS_GPU, GpuWeights, LoadedWeights
 from tests.example_gpu import BIG, SMALL
 from tests.training.example import GPUS, train_family
 
 
-def convolutions(rows: int, dtype: str = "bfloat16") -> ProblemBatch:
+def convolutions(rows: int, dtype: str = "bfloat16") -> ShapeBatch:
     generator = np.random.default_rng(0)
     batch, channels, filters, image = np.rint(2 ** generator.uniform(3, 8, size=(4, rows)))
-    return problem_batch(
+    return shape_batch(
         "conv2d", dtype, batch=batch, in_channels=channels, out_channels=filters, kernel_size=3, image_size=image
     )
 
@@ -42,9 +42,9 @@ def test_a_recipe_takes_its_operations_dtypes_and_sources() -> None:
 
 
 def test_every_family_has_a_recipe_and_its_kin_share_its_features() -> None:
-    assert set(RECIPES) == set(families())
+    assert set(RECIPES) == set(network_specs())
     for name, recipe in RECIPES.items():
-        assert recipe.family is families()[name]
+        assert recipe.family is network_specs()[name]
         assert all(kin.describe is recipe.family.describe for kin in recipe.kin)
 
 
@@ -53,7 +53,7 @@ def test_ones_own_convolutions_on_matrix_units_can_be_trained_and_serve_their_gp
     recipe = replace(RECIPES["convolution_tensor"], base=plan, own=plan, fold=plan)
     result = train_family(recipe, [measured(800)], GPUS, seed=0)
     weights = LoadedWeights(
-        GpuWeights(BASE, {"convolution_tensor": result.base}, "r", 0, ()),
+        GpuWeights(CROSS_GPU, {"convolution_tensor": result.base}, "r", 0, ()),
         {"SMALL": GpuWeights("SMALL", {"convolution_tensor": result.own["SMALL"]}, "r", 0, ())},
     )
     models = UtilisationModels(weights)

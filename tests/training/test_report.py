@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from benchmarks.training.proxies import ProxyScore
+from benchmarks.training.surrogates import ProxyScore
 from benchmarks.training.weights import WIDTH, print_operators
 from lightning_predict.weights.manifest import HeldOutError
 from tests.training.example import manifest_of_base

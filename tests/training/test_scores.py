@@ -11,7 +11,7 @@ from benchmarks.training.scores import HEADINGS, score_cells, score_groups, scor
 from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
 from lightning_predict.kernels.features import reference_seconds
 from lightning_predict.kernels.models import UtilisationModels
-from lightning_predict.kernels.roofline import roofline_seconds, sustaining
+from lightning_predict.kernels.roofline import roofline_seconds, with_sustained_peaks
 from tests.example_gpu import SMALL
 from tests.kernels.example_networks import constant_weights
 from tests.training.example import GPUS, products
@@ -21,7 +21,9 @@ def quarter_utilisation_group() -> Group:
     """Half of the kernels reach a quarter of the reference at the rate that the GPU sustains, half an eighth."""
     batch = products(2000)
     utilisation = np.where(np.arange(2000) % 2, 0.25, 0.125)
-    return Group("SMALL", "synthetic", batch, reference_seconds(batch, [sustaining(SMALL)])[0] / utilisation, 0.0)
+    return Group(
+        "SMALL", "synthetic", batch, reference_seconds(batch, [with_sustained_peaks(SMALL)])[0] / utilisation, 0.0
+    )
 
 
 def test_scores_are_those_of_the_held_out_rows() -> None:

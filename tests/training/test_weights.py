@@ -16,8 +16,8 @@ from benchmarks.training.recipes import RECIPES
 from benchmarks.training.scores import Score
 from benchmarks.training.weights import evaluate, train
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.extensions.own_weights.training.own import gpus_of
 from lightning_predict.extensions.own_weights.training.tables import Group
+from lightning_predict.extensions.own_weights.training.tuning import gpus_of
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.collective import bundled_curves
@@ -67,7 +67,7 @@ def test_training_writes_files_that_load_and_score_alike(
     assert evaluate(tables, weights=weights, baselines=True, console=Console(quiet=True)) == scores
     loaded = load_weights(["T4", "L4"], WeightsSource(path=str(weights), offline=True))
     assert set(loaded.gpus) == {"T4", "L4"}
-    assert loaded.base.sources == ("synthetic",)
+    assert loaded.cross_gpu_model.sources == ("synthetic",)
     manifest = read_manifest(weights)
     assert manifest is not None
     entry = manifest.files["T4.safetensors"]

@@ -38,7 +38,7 @@ def bias(weights: GpuWeights) -> float:
 
 def test_the_bundled_files_are_the_default_and_the_base_serves_the_rest() -> None:
     loaded = load_weights(["T4", "L4"])
-    assert bias(loaded.base) == 1.0
+    assert bias(loaded.cross_gpu_model) == 1.0
     assert list(loaded.gpus) == ["T4"]
 
 
@@ -51,7 +51,7 @@ def test_without_a_base_anywhere_the_places_are_listed(bundled: Path) -> None:
 def test_an_explicit_folder_comes_first_and_the_rest_comes_from_the_bundle(tmp_path: Path) -> None:
     publish(tmp_path / "mine", "T4", bias=2.0)
     loaded = load_weights(["T4"], tmp_path / "mine")
-    assert (bias(loaded.gpus["T4"]), bias(loaded.base)) == (2.0, 1.0)
+    assert (bias(loaded.gpus["T4"]), bias(loaded.cross_gpu_model)) == (2.0, 1.0)
 
 
 def test_an_explicit_file_serves_the_gpu_it_was_trained_for_whatever_its_name(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_configured_address_wins_over_the_bundle_and_fills_the_cache(tmp_path:
     with serving(tmp_path / "served") as server:
         loaded = load_weights(["T4", "L4"], server.url + "/")
     assert [bias(loaded.gpus[name]) for name in ("T4", "L4")] == [4.0, 4.0]
-    assert bias(loaded.base) == 1.0  # the address does not name it
+    assert bias(loaded.cross_gpu_model) == 1.0  # the address does not name it
     again = load_weights(["T4", "L4"])  # the server is gone: the verified cache serves
     assert bias(again.gpus["L4"]) == 4.0
 
@@ -190,7 +190,7 @@ def test_a_manifest_newer_than_its_files_changes_nothing(tmp_path: Path) -> None
 def test_only_what_is_wanted_is_fetched(tmp_path: Path) -> None:
     publish(tmp_path / "served", "T4", "L4", "L40S", bias=4.0)
     with serving(tmp_path / "served") as server:
-        loaded = load_weights(["L4"], server.url, beside=["T4", "L40S"])
+        loaded = load_weights(["L4"], server.url, optional_gpus=["T4", "L40S"])
     assert server.requests == [MANIFEST_NAME, "L4.safetensors"]
     assert {name: bias(weights) for name, weights in loaded.gpus.items()} == {"L4": 4.0, "T4": 1.0}
 
@@ -269,7 +269,7 @@ def test_the_shipped_files_are_those_of_their_manifest(monkeypatch: pytest.Monke
     assert set(names) <= set(gpu_names())
     loaded = load_weights(names)  # checks every hash, header and tensor
     assert set(loaded.gpus) == set(names)
-    assert all("(MIT)" in source or "(Apache-2.0)" in source for source in loaded.base.sources)
+    assert all("(MIT)" in source or "(Apache-2.0)" in source for source in loaded.cross_gpu_model.sources)
     for entry in manifest.files.values():
         assert entry.trained_on
         assert json.loads(manifest.to_json())["files"]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import lightning_predict as lp
 from lightning_predict.assumptions import Assumptions
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.prediction import predict_workload
 from lightning_predict.run.workload import Workload
 from lightning_predict.tracing.trace import Trace
@@ -124,7 +124,7 @@ def test_slower_links_cost_more(llama_trace: Trace) -> None:
 def test_validation_is_shared_too(llama_trace: Trace) -> None:
     validation = recorded(llama, trains=False)
     workload = Workload(training_iterations=100, validation_iterations=10)
-    assumptions = Assumptions(strategy=strategy_of("ddp,tensor=8"))
+    assumptions = Assumptions(strategy=parse_strategy("ddp,tensor=8"))
     alone, shared = (
         predict_workload(llama_trace, [layout_of(gpus)], workload, assumptions, validation=validation)[
             gpus

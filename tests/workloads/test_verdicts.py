@@ -69,7 +69,7 @@ def test_a_gpt_of_long_sequences_is_bound_by_the_device_even_on_an_h100() -> Non
     # 8 x 1024 tokens through 124 million weights, 6 FLOPs each: 6.1 TFLOP, at 8.1 TFLOP/s on the T4 and 67 on the H100.
     flops = 6 * 124e6 * 8 * 1024
     # No operation takes the host longer than the optimizer's 11 us.
-    host = len(trace.operations) * SHARED_OVERHEADS["optimizer"].seconds(launches=1)
+    host = len(trace.operations) * SHARED_OVERHEADS["optimizer"].total_seconds(launches=1)
     for name, peak in (("T4", 8.1e12), ("H100-SXM-80GB", 67e12)):
         one = result[name]
         assert one.device_seconds > flops / peak > host > one.host_seconds

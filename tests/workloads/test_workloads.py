@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.flop_counter import FlopCounterMode
 
 import lightning_predict as lp
-from lightning_predict.kernels.operations import batch_of, operation_kind
+from lightning_predict.kernels.operations import batch_shapes, operation_spec
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.trace import Trace
 from tests.workloads.catalogue import WORKLOADS
@@ -85,9 +85,9 @@ def tensor_flops(trace: Trace) -> float:
     total = []
     for operation in trace.operations:
         for problem in translate(operation, trace.flags):
-            if operation_kind(problem.operation).units != "tensor":
+            if operation_spec(problem.operation).units != "tensor":
                 continue
-            flops = float(batch_of([problem]).flops[0])
+            flops = float(batch_shapes([problem]).flops[0])
             is_causal = bool(operation.arguments.get("is_causal"))
             total.append(flops * (2 if is_causal else 1))
     return math.fsum(total)

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, final
 
-from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.cost.prediction import Prediction, UserPrice
-from lightning_predict.distributed.strategy import LightningStrategy, Strategy, strategy_of
+from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.advice.advice_text import Advice, Advised, Chain, ChangeVerdict
-from lightning_predict.extensions.advice.change import PRICES, Change
-from lightning_predict.extensions.advice.evidence import MeasuredPairs, evidence_for, evidence_of_runs
+from lightning_predict.extensions.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
+from lightning_predict.extensions.advice.change import SIDE_EFFECTS, Change
+from lightning_predict.extensions.advice.gain_accuracy import MeasuredPairs, calibration_for, calibration_of_runs
 from lightning_predict.extensions.advice.gains import gain, predicted_with
 from lightning_predict.extensions.advice.layers import layer_table
 from lightning_predict.extensions.advice.table import CHANGES
@@ -31,10 +31,10 @@ from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
-from lightning_predict.run.own_gains import measured_gains
-from lightning_predict.step import layout_in_use
+from lightning_predict.run.measured_gains import measured_gains
+from lightning_predict.step_predictor import layout_in_use
 from lightning_predict.ties import ordered
-from lightning_predict.tracing.followed import with_followed
+from lightning_predict.tracing.data_flow import with_data_flow
 from lightning_predict.tracing.recorded_on import check_predictable, gpu_in_use
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
@@ -45,7 +45,7 @@ WORTH_IT: Final = 1.02
 HARM: Final = 0.98
 
 
-@documents_assumptions
+@fill_in_assumptions
 def advise(
     trace: Trace,
     gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
@@ -72,14 +72,14 @@ def advise(
         strategy: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
-        history: Use gains measured in your own runs of this model on this GPU (see `run/own_gains.py`).
+        history: Use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
 
     Raises:
         InvalidArgumentError: An unknown word in `allow`, or a `followed` step that differs; otherwise as `predict`.
         LightningPredictError: As `predict`.
     """
     assumptions = Assumptions(
-        strategy=strategy_of(strategy),
+        strategy=parse_strategy(strategy),
         usd_per_hour=usd_per_hour,
         weights=weights,
         history=read_history() if history else (),
@@ -97,12 +97,12 @@ def advice_for(
     followed: Trace | None = None,
 ) -> Advice:
     """Recommend changes for parsed layouts and assumptions; otherwise as `advise`."""
-    unknown = sorted(set(allow) - set(PRICES))
+    unknown = sorted(set(allow) - set(SIDE_EFFECTS))
     if unknown:
-        raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(PRICES)}.")
+        raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(SIDE_EFFECTS)}.")
     check_predictable(trace)
     if followed is not None:
-        trace = with_followed(trace, followed)
+        trace = with_data_flow(trace, followed)
     origin = gpu_in_use(trace)
     in_use = None if origin is None else layout_in_use(trace, origin)
     everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
@@ -128,14 +128,14 @@ def advice_for(
     )
 
 
-def _ranked(advised: Sequence[Advised]) -> list[Advised]:
+def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:
     """Sort by verdict, then by gain; changes of one gain keep their order."""
     verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
     by_gain = ordered(advised, _gain_told, reverse=True)
     return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
 
 
-def _gain_told(advised: Advised) -> float:
+def _gain_told(advised: EvaluatedChange) -> float:
     return (advised.simulated_gain if advised.gain is None else advised.gain.middle) or 0.0
 
 
@@ -172,9 +172,9 @@ class _Trial:
     def _first(self, predictions: Predictions) -> Prediction:
         return predictions.items_in_order[0]
 
-    def advised(self, change: Change) -> Advised:
+    def advised(self, change: Change) -> EvaluatedChange:
         """Evaluate one change."""
-        described = Advised(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
+        described = EvaluatedChange(name=change.name, words=change.words, note=change.note, verdict="no", gains={})
         why_not = self._why_not(change, self._trace, self._layouts[0])
         if why_not is not None:
             return replace(described, why_not=why_not)
@@ -200,7 +200,7 @@ class _Trial:
                 fits=own.fits,
                 why_not=limits,
             )
-        interval = evidence.told(simulated)
+        interval = evidence.calibrated_gain(simulated)
         saved, usd = _saved(before, interval.middle)
         return replace(
             described,
@@ -214,7 +214,7 @@ class _Trial:
             fits=own.fits,
             evidence=evidence.words,
             gains={
-                self._layouts[place].name: found.told(value)
+                self._layouts[place].name: found.calibrated_gain(value)
                 for place, value in on.items()
                 if (found := self._evidence(change, place)) is not None
             },
@@ -224,16 +224,16 @@ class _Trial:
         """Return the evidence for a change's gain on a layout: the user's own runs there, otherwise measured pairs."""
         own = self._measured.get(change.name)
         if own is None or place:
-            return evidence_for(change, self._trace)
-        return evidence_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
+            return calibration_for(change, self._trace)
+        return calibration_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
-    def chain(self, candidates: Sequence[Advised], allowed: frozenset[str]) -> Chain | None:
+    def chain(self, candidates: Sequence[EvaluatedChange], allowed: frozenset[str]) -> Chain | None:
         """Build the chain: add changes, best first, if they are allowed, compatible and still gain."""
         names: tuple[str, ...] = ()
         order: tuple[str, ...] = ()
         for advised in _ranked(candidates):
             change = CHANGES[advised.name]
-            if not change.asks <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
+            if not change.side_effects <= allowed or not change.is_compatible(tuple(CHANGES[name] for name in names)):
                 continue
             if names and self._why_not(change, self.changed[names], self._layouts[0]) is not None:
                 continue
@@ -276,10 +276,10 @@ class _Trial:
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
             evidence = self._evidence(CHANGES[order[count - 1]], place)
             assert evidence is not None  # the chain has only changes with evidence
-            more = evidence.told(gain(before.items_in_order[place], after.items_in_order[place])).middle
+            more = evidence.calibrated_gain(gain(before.items_in_order[place], after.items_in_order[place])).middle
             widths.append(evidence.half_width(more))
             middle, before = middle * more, after
-        return Interval.around(middle, math.exp(math.hypot(*widths)))
+        return Interval.from_factor(middle, math.exp(math.hypot(*widths)))
 
 
 def _verdict(interval: Interval[float]) -> ChangeVerdict:

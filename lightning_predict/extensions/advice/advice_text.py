@@ -17,7 +17,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.reports.format import PLAIN_WIDTH, duration, gibibytes, listed, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank, too_short, with_article
-from lightning_predict.reports.table import MOST_NOTES
+from lightning_predict.reports.table import MAX_NOTES
 from lightning_predict.ties import ordered
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ or it does not apply."""
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advised:
+class EvaluatedChange:
     """One change, evaluated on the GPU that the advice is for.
 
     Attributes:
@@ -107,7 +107,7 @@ class Chain:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice(Mapping[str, Advised]):
+class Advice(Mapping[str, EvaluatedChange]):
     """Predicted gains of changes by name, and the GPU to rent with them.
 
     Attributes:
@@ -122,13 +122,13 @@ class Advice(Mapping[str, Advised]):
 
     on: str
     before: Predictions
-    changes: tuple[Advised, ...]
+    changes: tuple[EvaluatedChange, ...]
     chain: Chain | None
     layers: LayerTable
     allowed: frozenset[str]
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> Advised:
+    def __getitem__(self, name: str) -> EvaluatedChange:
         for advised in self.changes:
             if advised.name == name:
                 return advised
@@ -245,7 +245,7 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
 
     Args:
         advice: The advice.
-        verbose: Add all notes instead of the `MOST_NOTES` most important ones.
+        verbose: Add all notes instead of the `MAX_NOTES` most important ones.
     """
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
     rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
@@ -305,16 +305,16 @@ def _heading(advice: Advice) -> str:
     return f"{advice.before.heading}. On {advice.on}: {step}.{full}"
 
 
-def numbered(advice: Advice) -> list[Advised]:
+def numbered(advice: Advice) -> list[EvaluatedChange]:
     """List the rows of the table: the best change of each kind, with changes whose side effects are allowed first."""
-    found: dict[str, Advised] = {}
+    found: dict[str, EvaluatedChange] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
             found.setdefault(CHANGES[one.name].kind, one)
-    return sorted(found.values(), key=lambda one: not CHANGES[one.name].asks <= advice.allowed)
+    return sorted(found.values(), key=lambda one: not CHANGES[one.name].side_effects <= advice.allowed)
 
 
-def _row(one: Advised, number: str) -> tuple[str, ...]:
+def _row(one: EvaluatedChange, number: str) -> tuple[str, ...]:
     assert one.gain is not None
     assert one.seconds is not None
     gain = f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
@@ -350,7 +350,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _notes(advice: Advice) -> Iterator[str]:
     """Yield the most important notes on changes without a row of their own, each with few names."""
 
-    def named(verdict: str) -> list[Advised]:
+    def named(verdict: str) -> list[EvaluatedChange]:
         return [one for one in advice.changes if one.verdict == verdict]
 
     alike = [one for one in named("faster") if one not in numbered(advice)]
@@ -366,7 +366,7 @@ def _notes(advice: Advice) -> Iterator[str]:
         (CLOSED, [one.name for one in named("no")]),
     ]
     known = [f"{head}: {listed(texts)}." for head, texts in notes if texts]
-    yield from known[:MOST_NOTES]
+    yield from known[:MAX_NOTES]
     if list(_full_notes(advice)) != known:
         yield "verbose adds the evidence, the reasons and all names."
 
@@ -400,12 +400,12 @@ def _full_notes(advice: Advice) -> Iterator[str]:
         yield f"{CLOSED}: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items()) + "."
 
 
-def _ends(one: Advised) -> str:
+def _ends(one: EvaluatedChange) -> str:
     assert one.gain is not None
     return f"{_times(one.gain.middle)} ({_times(one.gain.low, '')}–{_times(one.gain.high, '')})"  # noqa: RUF001
 
 
-def _simulated(one: Advised) -> str:
+def _simulated(one: EvaluatedChange) -> str:
     return "" if one.simulated_gain is None else f"simulated {_times(one.simulated_gain)}"
 
 

@@ -14,7 +14,7 @@ from typing import Final, final
 
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.followed import knows_tensors
+from lightning_predict.tracing.data_flow import has_data_flow
 from lightning_predict.tracing.signatures import ATTENTION
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
@@ -175,7 +175,7 @@ def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
         return "attention is one call already"
     if not any(one.name == "aten::_softmax" for one in trace.operations):
         return "the step holds no attention that is written out"
-    if not knows_tensors(trace):
+    if not has_data_flow(trace):
         return (
             "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
             "as `followed`"

@@ -329,7 +329,7 @@ def batch_change(factor: int) -> Change:
         note="memory; other optimisation: scale the learning rate",
         apply=of_steps(partial(with_batch, factor=factor)),
         why_not=why_no_other_batch,
-        asks=frozenset({"memory", "samples"}),
+        side_effects=frozenset({"memory", "samples"}),
         slot="batch",
         kind="batch",
     )

@@ -16,16 +16,16 @@ from typing import Final, Literal, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.distributed.strategy import Strategy
-from lightning_predict.extensions.advice.measured import carried
+from lightning_predict.extensions.advice.measured import carry_measurements
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
-ChangePrice = Literal["numerics", "digits", "memory", "samples"]
+SideEffect = Literal["numerics", "digits", "memory", "samples"]
 """Side effects of a change: products are rounded differently, parameters permanently lose digits, more memory, other
 samples in a step."""
 
-PRICES: Final[tuple[ChangePrice, ...]] = ("numerics", "digits", "memory", "samples")
+SIDE_EFFECTS: Final[tuple[SideEffect, ...]] = ("numerics", "digits", "memory", "samples")
 
 Apply = Callable[[Trace, Assumptions], tuple[Trace, Assumptions]]
 WhyNot = Callable[[Trace, Gpu | None], str | None]
@@ -61,7 +61,7 @@ class Change:
     apply: Apply
     why_not: WhyNot
     why_not_shared: WhyNotShared = _shared_anyhow
-    asks: frozenset[ChangePrice] = frozenset()
+    side_effects: frozenset[SideEffect] = frozenset()
     slot: str
     useless_after: frozenset[str] = frozenset()
     kind: str
@@ -83,7 +83,7 @@ def of_steps(change: Callable[[Trace], Trace]) -> Apply:
     """
 
     def apply(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
-        return trace.changed(lambda step: carried(step, change, assumptions.weights)), assumptions
+        return trace.changed(lambda step: carry_measurements(step, change, assumptions.weights)), assumptions
 
     return apply
 

@@ -190,7 +190,7 @@ NO_CHECKPOINTING: Final = Change(
     note="memory for the activations",
     apply=of_steps(kept),
     why_not=_why_not_kept,
-    asks=frozenset({"memory"}),
+    side_effects=frozenset({"memory"}),
     slot="checkpointing",
     kind="checkpointing",
 )

@@ -18,7 +18,7 @@ from lightning_predict.cli.answers import CommandAnswer
 
 if TYPE_CHECKING:
     from lightning_predict.extensions.advice.advice_text import Advice
-    from lightning_predict.extensions.advice.trying import MakeStep, Tried
+    from lightning_predict.extensions.advice.measured_change import ChangeMeasurement, MakeStep
     from lightning_predict.tracing.trace import Trace
 
 
@@ -57,7 +57,7 @@ def advise(
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
-    from lightning_predict.distributed.strategy import strategy_of
+    from lightning_predict.distributed.strategy import parse_strategy
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice import advice_for
     from lightning_predict.gpus import DEFAULT_GPUS
@@ -69,7 +69,7 @@ def advise(
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
     asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
     assumptions = Assumptions(
-        strategy=strategy_of(strategy), usd_per_hour=usd_per_hour, weights=weights, history=read_history()
+        strategy=parse_strategy(strategy), usd_per_hour=usd_per_hour, weights=weights, history=read_history()
     )
     if (try_ is None) != (script is None):
         raise InvalidArgumentError("Give --try and --script together: what to try, and the function that makes a step.")
@@ -98,12 +98,12 @@ def advise(
     )
 
 
-def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Tried:
+def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> ChangeMeasurement:
     """Test a change of the table with the batch size of the recorded step."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice_text import numbered
+    from lightning_predict.extensions.advice.measured_change import try_change
     from lightning_predict.extensions.advice.table import change_named
-    from lightning_predict.extensions.advice.trying import try_change
 
     rows = numbered(advice)
     if asked.isdigit() and not 1 <= int(asked) <= len(rows):

@@ -7,14 +7,14 @@ from typing import Final
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.fusion import fused
-from lightning_predict.tracing.followed import knows_tensors
+from lightning_predict.tracing.data_flow import has_data_flow
 from lightning_predict.tracing.trace import Trace
 
 
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
     if trace.compiled:
         return "the step runs compiled already"
-    if not knows_tensors(trace):
+    if not has_data_flow(trace):
         return (
             "the profiler does not record the data flow; capture the same step on the meta device or CPU and pass it "
             "as `followed`"

@@ -17,9 +17,9 @@ from lightning_predict.cost.prediction import Prediction
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions.advice.change import Change
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.step import Step, layout_in_use
+from lightning_predict.step_predictor import StepPredictor, layout_in_use
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace, measured_seconds
 
@@ -47,7 +47,7 @@ def predicted_with(
         trace = _shared_otherwise(trace, strategy, assumptions)
     if iterations is not None and samples and trace.samples and trace.samples != samples:
         iterations = max(round(iterations * samples / trace.samples), 1)
-    return trace, predict_workload(trace, layouts, steps_to_come(trace, iterations), assumptions)
+    return trace, predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
@@ -62,7 +62,7 @@ def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) 
     if origin is None or measured is None or trace.world_size == 1:
         return trace
     layout = layout_in_use(trace, origin)
-    step = Step(trace.changed(Trace.untimed), [origin], assumptions)
+    step = StepPredictor(trace.changed(Trace.untimed), [origin], assumptions)
     one, other = (step.iteration(layout, each).seconds for each in (before, assumptions.strategy))
     ratio = other / one
 

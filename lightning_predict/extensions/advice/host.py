@@ -68,7 +68,7 @@ CUDA_GRAPHS: Final = Change(
     note="shapes must stay the same; memory for a graph's own pool",
     apply=_graphed,
     why_not=_why_no_graphs,
-    asks=frozenset({"memory"}),
+    side_effects=frozenset({"memory"}),
     slot="graphs",
     kind="cuda_graphs",
 )

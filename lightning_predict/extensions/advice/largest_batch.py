@@ -22,7 +22,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.advice.batch_size import BatchSizes, why_no_other_batch
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.run.batch_size import samples_per_batch
-from lightning_predict.step import memory_need_of
+from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.tracing.trace import Trace
 
 FINENESS: Final = 64

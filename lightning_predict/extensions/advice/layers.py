@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import timed_work
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.format import milliseconds
 from lightning_predict.ties import less, ordered
@@ -24,7 +24,7 @@ from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
 
-MOST_ROWS: Final = 10
+MAX_ROWS: Final = 10
 """Maximum number of rows, for readability."""
 
 SMALLEST_SHARE: Final = 0.02
@@ -139,7 +139,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         for module in modules
     }
     shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
-    kept = [module for module in shown if not less(shares[module], SMALLEST_SHARE)][:MOST_ROWS]
+    kept = [module for module in shown if not less(shares[module], SMALLEST_SHARE)][:MAX_ROWS]
     patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))
@@ -173,7 +173,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
     origin = gpu_in_use(trace)
     names = [gpu.name for gpu in gpus] + ([] if origin is None else [origin.name])
     models = kernel_models(tuple(dict.fromkeys(names)), weights)
-    timed = timed_work(trace, list(gpus), origin=origin, models=models)
+    timed = predict_work_times(trace, list(gpus), origin=origin, models=models)
     owners = _owners(trace)
     found: list[dict[str, float]] = [defaultdict(float) for _ in gpus]
     for column, item in enumerate(timed.items):

@@ -3,8 +3,8 @@
 A change alters some operations, adds some (casts, layout copies) and drops some (fused ones). In a step with measured
 kernels, unchanged operations keep their kernels. For an altered operation, the measured time is scaled by the ratio of
 two predictions on the GPU in use, after over before. The ratio of measurement and prediction is raised to the same
-powers as between two GPUs (`kernels/choice.py`). For element-wise work, the model's error is assumed equal in both
-dtypes. For products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are
+powers as between two GPUs (`kernels/measured_scaling.py`). For element-wise work, the model's error is assumed equal in
+both dtypes. For products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are
 predicted.
 
 The host times are kept. An added operation launches in the time of a median operation; a dropped one removes its host
@@ -27,16 +27,23 @@ from typing import Final
 
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import EXPONENTS, Kinship, timed_work
+from lightning_predict.kernels.measured_scaling import RATIO_EXPONENTS, KernelRelation, predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.kernels.operations import operation_kind
+from lightning_predict.kernels.operations import operation_spec
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.timeline.anchoring import Anchor, anchor, with_host_work
+from lightning_predict.timeline.calibration import StepCalibration, calibrate_step, with_host_work
 from lightning_predict.timeline.host import UNKNOWN_HOST
-from lightning_predict.timeline.iteration import iterations
-from lightning_predict.timeline.simulation import Queue, Simulated, launch_order, launchings, main_queue, run_queues
-from lightning_predict.timeline.whole_steps import same_gpu_check
+from lightning_predict.timeline.same_gpu_check import same_gpu_check
+from lightning_predict.timeline.simulation import (
+    Queue,
+    SimulatedTimeline,
+    host_operations,
+    launch_schedule,
+    main_queue,
+    simulate_timeline,
+)
+from lightning_predict.timeline.step_prediction import predict_steps
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Kernel, Memory, Operation, Trace
 from lightning_predict.units import MICROSECOND
@@ -52,7 +59,7 @@ median host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
 ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
 
 
-def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights) -> Trace:
+def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights) -> Trace:
     """Return the step with a change, including its measurements.
 
     Args:
@@ -88,7 +95,7 @@ def carried(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights)
     check = same_gpu_check(trace, origin, models)
     if check is None:
         return plain
-    (step,) = iterations(plain, timed_work(plain, [origin], origin=None, models=models), [origin])
+    (step,) = predict_steps(plain, predict_work_times(plain, [origin], origin=None, models=models), [origin])
     return replace(plain, running_step_seconds=step.seconds * check.measured_seconds / check.predicted_seconds)
 
 
@@ -151,7 +158,9 @@ def _recorded(
     changed = _laid_out(before, after, places, seconds)
     if not before.measured_steps:
         return changed
-    own = anchor(before, timed_work(before, [origin], origin=origin, models=models), origin, UNKNOWN_HOST)
+    own = calibrate_step(
+        before, predict_work_times(before, [origin], origin=origin, models=models), origin, UNKNOWN_HOST
+    )
     was, becomes = (_simulated(one, own, origin, models) for one in (before, changed))
     running = own.running_share * statistics.median(before.measured_steps)
     launching = becomes.host_seconds / was.host_seconds if was.host_seconds > 0 else 1.0
@@ -165,7 +174,7 @@ def _recorded(
 
 def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
     """Predict the device seconds of each operation from shapes alone, by position."""
-    timed = timed_work(trace, [origin], origin=None, models=models)
+    timed = predict_work_times(trace, [origin], origin=None, models=models)
     return {item.operations[0]: (float(timed.seconds[0, column]), item) for column, item in enumerate(timed.items)}
 
 
@@ -181,7 +190,7 @@ def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]])
 
 
 def _is_tensor_work(item: WorkItem) -> bool:
-    return bool(item.problems) and operation_kind(item.problems[0].operation).units == "tensor"
+    return bool(item.problems) and operation_spec(item.problems[0].operation).units == "tensor"
 
 
 def _altered(
@@ -192,11 +201,11 @@ def _altered(
         return measured
     if measured <= 0 or before <= 0 or after <= 0:
         return after if measured <= 0 < after and old is None else measured
-    kinship: Kinship = "same code"
+    kinship: KernelRelation = "same code"
     if old is not None and new is not None and _is_tensor_work(old):
         units = {_uses_matrix_units(item, origin) for item in (old, new)}
         kinship = "same units" if len(units) == 1 else "other units"
-    return float(after * (measured / before) ** EXPONENTS[kinship])
+    return float(after * (measured / before) ** RATIO_EXPONENTS[kinship])
 
 
 def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
@@ -287,8 +296,10 @@ def _added_kernel(seconds: float, start: float, queue: Queue) -> Kernel:
     )
 
 
-def _simulated(trace: Trace, own: Anchor, origin: Gpu, models: KernelModels | None) -> Simulated:
+def _simulated(trace: Trace, own: StepCalibration, origin: Gpu, models: KernelModels | None) -> SimulatedTimeline:
     """Simulate a step with measured kernels, using a known host and corrections."""
-    timed = timed_work(trace, [origin], origin=origin, models=models)
-    work = with_host_work(launchings(trace, timed, timed.seconds), own.added_host_seconds)
-    return run_queues(launch_order(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor)
+    timed = predict_work_times(trace, [origin], origin=origin, models=models)
+    work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)
+    return simulate_timeline(
+        launch_schedule(work, gpus=1, gap_seconds=own.gap_seconds), own.host, speed=1 / own.device_factor
+    )

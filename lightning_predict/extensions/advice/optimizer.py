@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.traffic import FUSED_OPTIMIZERS
+from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 

@@ -12,7 +12,7 @@ from lightning_predict.tracing.trace import TensorInfo, Trace
 MULTIPLE: Final = 64
 """Multiple to pad the sides of parameters to: 128 bytes in 16 bits, a cache line."""
 
-LEAST_SIDE: Final = 256
+MIN_SIDE: Final = 256
 """Minimum side to pad; shorter odd sides are classes or channels of data."""
 
 ALIGNED: Final = 8
@@ -20,7 +20,7 @@ ALIGNED: Final = 8
 
 
 def _odd_sides(trace: Trace) -> dict[int, int]:
-    sides = {side for one in trace.parameters for side in one.shape if side >= LEAST_SIDE and side % ALIGNED}
+    sides = {side for one in trace.parameters for side in one.shape if side >= MIN_SIDE and side % ALIGNED}
     return {side: -(-side // MULTIPLE) * MULTIPLE for side in sides}
 
 

@@ -91,7 +91,7 @@ def _autocast(dtype: str) -> Change:
         note="numerics: check the loss" + (", a scaler skips steps" if dtype == "float16" else ""),
         apply=of_steps(partial(in_precision, dtype=dtype)),
         why_not=partial(_why_not, dtype),
-        asks=frozenset({"numerics"}),
+        side_effects=frozenset({"numerics"}),
         slot="precision",
         kind="amp",
     )
@@ -104,7 +104,7 @@ def _half(dtype: str) -> Change:
         note="digits: parameters and updates lose them for good",
         apply=of_steps(partial(in_half, dtype=dtype)),
         why_not=partial(_why_not, dtype),
-        asks=frozenset({"numerics", "digits"}),
+        side_effects=frozenset({"numerics", "digits"}),
         slot="precision",
         kind="half",
     )
@@ -116,7 +116,7 @@ TF32: Final = Change(
     note="numerics: products keep 10 bits of the mantissa",
     apply=of_steps(with_tf32),
     why_not=_why_no_tf32,
-    asks=frozenset({"numerics"}),
+    side_effects=frozenset({"numerics"}),
     slot="tf32",
     useless_after=frozenset({"bf16-mixed", "16-mixed", "bf16-true", "half"}),
     kind="tf32",

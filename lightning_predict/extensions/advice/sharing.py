@@ -58,7 +58,7 @@ ACCUMULATION: Final = Change(
     note="other optimisation: scale the learning rate",
     apply=_accumulated,
     why_not=_why_not_accumulated,
-    asks=frozenset({"samples"}),
+    side_effects=frozenset({"samples"}),
     slot="accumulation",
     kind="accumulation",
 )
@@ -72,7 +72,7 @@ def _splitting(data: DataStrategy, words: str, note: str, asks_memory: bool) -> 
         apply=partial(_split_as, data),
         why_not=_why_not_split,
         why_not_shared=partial(_why_not_shared, data),
-        asks=frozenset({"memory"}) if asks_memory else frozenset(),
+        side_effects=frozenset({"memory"}) if asks_memory else frozenset(),
         slot="strategy",
         kind="strategy",
     )

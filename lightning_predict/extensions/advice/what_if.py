@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.assumptions import Assumptions, documents_assumptions
+from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.cost.memory import StepMemory, safe_bytes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
@@ -27,18 +27,18 @@ from lightning_predict.extensions.advice.table import change_named
 from lightning_predict.gpus import DEFAULT_GPUS, Gpu
 from lightning_predict.gpus.layouts import Layout, layouts_of
 from lightning_predict.interval import Interval
-from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption, StraightLine, largest_power_of_two, line_through
-from lightning_predict.tracing.followed import with_followed
+from lightning_predict.tracing.data_flow import with_data_flow
 from lightning_predict.tracing.precision import PRECISIONS
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import MEGA, seconds_to_hours
 from lightning_predict.weights.source import AnyWeights
 
 
-@documents_assumptions
+@fill_in_assumptions
 def batch_size_what_if(
     traces: Mapping[int, Trace],
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -95,7 +95,7 @@ def batch_sizes_that_fit(
             for found, layout in zip(largest, layouts, strict=True)
         )
     by_size = {
-        size: predict_workload(trace, layouts, steps_to_come(trace, None), assumptions)
+        size: predict_workload(trace, layouts, remaining_steps(trace, None), assumptions)
         for size, trace in sorted(traces.items())
     }
     if not by_size:
@@ -109,7 +109,7 @@ def batch_sizes_that_fit(
     )
 
 
-@documents_assumptions
+@fill_in_assumptions
 def precision_what_if(
     trace: Trace,
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -139,7 +139,7 @@ def precision_what_if(
     return _with("bf16-mixed" if dtype == "bfloat16" else "16-mixed", trace, gpus, iterations, assumptions)
 
 
-@documents_assumptions
+@fill_in_assumptions
 def compile_what_if(
     trace: Trace,
     gpus: Sequence[str] = DEFAULT_GPUS,
@@ -164,7 +164,7 @@ def compile_what_if(
         InvalidArgumentError: A step that is already compiled, or whose tensors were not followed.
         LightningPredictError: As `predict`.
     """
-    step = trace if followed is None else with_followed(trace, followed)
+    step = trace if followed is None else with_data_flow(trace, followed)
     return _with("compile", step, gpus, iterations, Assumptions(usd_per_hour=usd_per_hour, weights=weights))
 
 
@@ -233,7 +233,7 @@ def _scaled_option(
     """Predict the step at the largest batch."""
     size = trace.samples if found.batch_size is None else found.batch_size * trace.batches
     at = trace if found.batch_size is None else with_samples(trace, found.batch_size)
-    one = predict_workload(at, [layout], steps_to_come(at, None), assumptions).items_in_order[0]
+    one = predict_workload(at, [layout], remaining_steps(at, None), assumptions).items_in_order[0]
     price = one.usd_per_hour
     if found.batch_size is None or size is None:
         return BatchSizeOption(gpu=found.layout, batch_size=None, usd_per_hour=price)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_predict.extensions.embeddings.step import ShardingPlan
     from lightning_predict.extensions.embeddings.whole_step import WholeStep
     from lightning_predict.gpus.layouts import Layout
-    from lightning_predict.kernels.fabric import Interconnect
+    from lightning_predict.kernels.interconnect import Interconnect
     from lightning_predict.tracing.trace import Trace
 
 
@@ -71,7 +71,7 @@ def shard(
     from lightning_predict.extensions.embeddings.step import plan_document
     from lightning_predict.extensions.embeddings.tables import skew_of, tables_of_trace, with_skew
     from lightning_predict.gpus.layouts import layout_of
-    from lightning_predict.kernels.fabric import CATALOGUE, interconnect_of, link_notes
+    from lightning_predict.kernels.interconnect import CATALOGUE, interconnect_of, link_assumption_notes
     from lightning_predict.tracing.trace import Trace
     from lightning_predict.units import gibibytes_to_bytes
 
@@ -105,7 +105,7 @@ def shard(
     wholes: dict[tuple[str, str], WholeStep] = {}
     if batch_size is None:
         wholes = _whole_steps(step, known, placements, optimizer, weights, links)
-    notes = {name: link_notes(layout, links) for name, layout in known.items()}
+    notes = {name: link_assumption_notes(layout, links) for name, layout in known.items()}
     found = _Shardings(placements, {name: str(problem) for name, problem in problems.items()}, wholes, notes)
     written = []
     if output is not None:
@@ -132,7 +132,7 @@ def _whole_steps(
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
     """Predict the whole step under every plan, by layout and plan; empty if the step does not allow it."""
-    from lightning_predict.distributed.single_gpu import Setting, single_steps
+    from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
     from lightning_predict.distributed.strategy import Strategy
     from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
     from lightning_predict.kernels.models import kernel_models
@@ -145,7 +145,7 @@ def _whole_steps(
     origin = gpu_in_use(trace)
     names = [gpu.name for gpu in (targets if origin is None else (*targets, origin))]
     models = kernel_models(tuple(dict.fromkeys(names)), weights)
-    setting = Setting(targets, origin, models, "auto", UNKNOWN_HOST, links)
+    setting = PredictionContext(targets, origin, models, "auto", UNKNOWN_HOST, links)
     single = single_steps(trace, setting)
     sharded = ShardedEmbeddings(Strategy(embedding=AUTO), setting)
     shared = sharded.shared(single)

@@ -34,8 +34,8 @@ import numpy as np
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, OptimizerState
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.families.embedding import SPREAD, unique_rows
-from lightning_predict.kernels.operations import Array, Problem, batch_of
-from lightning_predict.kernels.timing import KernelModels, problem_times
+from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes
+from lightning_predict.kernels.timing import KernelModels, predict_operation_times
 
 
 @final
@@ -59,9 +59,11 @@ class TablePart:
     holders: int
     alpha: float = 0.0
 
-    def problem(self, operation: str, dtype: str) -> Problem:
+    def problem(self, operation: str, dtype: str) -> OperationShape:
         """Return the lookup as an operation for the kernel models."""
-        return Problem(operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha))
+        return OperationShape(
+            operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha)
+        )
 
 
 @final
@@ -200,7 +202,7 @@ def loads_of(
             for problem in step
         )
     )
-    times = problem_times(problems, [layout.gpu], models).interval
+    times = predict_operation_times(problems, [layout.gpu], models).interval
     columns = np.stack([times.middle[0], times.low[0], times.high[0]])  # (3, problems)
     seconds = {problem: columns[:, index] for index, problem in enumerate(problems)}
     loads = {key: _load(*key, pieces, layout, samples, optimizer, seconds) for key, pieces in parts.items()}
@@ -209,7 +211,7 @@ def loads_of(
 
 def _problems(
     table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
-) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[OperationShape, ...], tuple[OperationShape, ...]]:
     """List the operations of the forward and of the backward pass."""
     forward = part.problem("embedding_bag", table.dtype)
     backward = part.problem("embedding_bag_backward", table.dtype)
@@ -218,7 +220,7 @@ def _problems(
     size = table.parameter_bytes
     state = optimizer.size_bytes(table.rows, table.dim)
     # Fill the gradient; read gradient, parameters and state; write parameters and state.
-    update = Problem("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
+    update = OperationShape("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
     return (forward,), (backward, update)
 
 
@@ -229,7 +231,7 @@ def _load(
     layout: Layout,
     samples: int,
     optimizer: OptimizerState,
-    seconds: Mapping[Problem, Array],
+    seconds: Mapping[OperationShape, Array],
 ) -> Load:
     sharding, gpus = KINDS[kind], layout.count
     forward, backward, memory, indices, vectors = [], [], [], [], []
@@ -263,8 +265,8 @@ def _load(
     )
 
 
-def _state_seconds(part: TablePart, update: Problem, layout: Layout, optimizer: OptimizerState) -> Array:
+def _state_seconds(part: TablePart, update: OperationShape, layout: Layout, optimizer: OptimizerState) -> Array:
     """Return the time to read and write the optimizer state of the looked-up rows, within the update kernel."""
-    rows = float(unique_rows(batch_of([update]).columns)[0])
+    rows = float(unique_rows(batch_shapes([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
     return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

@@ -40,17 +40,17 @@ from lightning_predict.extensions.embeddings.step import (
 from lightning_predict.extensions.embeddings.tables import EmbeddingTable, OptimizerState
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.collective import COLLECTIVES
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.roofline import link_bandwidth
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights
 
-MOST_PASSES: Final = 4
+MAX_PASSES: Final = 4
 """Maximum number of passes over all tables in the mixture; changes after the second are rare."""
 
-MOST_GPUS: Final = 8
+MAX_GPUS: Final = 8
 """Number of least loaded GPUs to try for a whole table."""
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
@@ -59,7 +59,7 @@ LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
 """Shares of the tables, smallest first, to try as copies."""
 
-LEAST_GAIN: Final = 1e-6
+MIN_GAIN: Final = 1e-6
 """Minimum relative improvement of a change, above rounding errors."""
 
 Choices = dict[int, Assignment]
@@ -68,7 +68,7 @@ Choices = dict[int, Assignment]
 
 @final
 @dataclass(frozen=True)
-class Search:
+class PlacementSearch:
     """Inputs of a search for a placement.
 
     Attributes:
@@ -122,7 +122,7 @@ class Search:
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
 
-def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
+def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
     """Place whole tables on GPUs in addition to a load; also return the tables without room.
 
     The order by time balances best; the order by size wastes the least memory.
@@ -148,7 +148,7 @@ def placed(search: Search, indices: Iterable[int], load: Load) -> tuple[Choices,
     return min(attempts, key=lambda attempt: len(attempt[1]))
 
 
-def seed(search: Search) -> Iterable[Choices]:
+def seed(search: PlacementSearch) -> Iterable[Choices]:
     """Yield start plans for the mixture: whole tables if they fit, the others over all GPUs.
 
     Small tables are also tried as copies, together: a single copy would pay the latency of its all-reduce alone.
@@ -178,7 +178,7 @@ def seed(search: Search) -> Iterable[Choices]:
             yield shared | whole
 
 
-def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
+def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) -> Choices:
     """Change one table at a time, to one of these kinds or another GPU, as long as the step gets shorter."""
     choices = dict(choices)
     load = search.total(choices)
@@ -186,28 +186,28 @@ def improved(search: Search, choices: Choices, kinds: Sequence[str]) -> Choices:
     heaviest = sorted(
         choices, key=lambda index: -max(float(search.pressure(one).max()) for one in search.loads[index].values())
     )
-    for _ in range(MOST_PASSES):
+    for _ in range(MAX_PASSES):
         before = seconds
         for index in heaviest:
             without = load - load_at(choices[index], search.loads[index])
             for choice in _alternatives(search, index, without, kinds):
                 changed = without + load_at(choice, search.loads[index])
                 shorter = search.seconds(changed)
-                if shorter < seconds * (1 - LEAST_GAIN) and search.fits(changed):
+                if shorter < seconds * (1 - MIN_GAIN) and search.fits(changed):
                     choices[index], load, seconds = choice, changed, shorter
         if seconds == before:
             break
     return choices
 
 
-def _alternatives(search: Search, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
+def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
     """Yield the alternatives for a table, given the load of all others."""
     table = search.tables[index]
     for kind in kinds:
         if kind != WHOLE:
             yield Assignment(table, kind)
             continue
-        for gpu in np.argsort(search.pressure(without), kind="stable")[:MOST_GPUS].tolist():
+        for gpu in np.argsort(search.pressure(without), kind="stable")[:MAX_GPUS].tolist():
             yield Assignment(table, WHOLE, gpu)
 
 
@@ -316,7 +316,7 @@ def placement(
     _check(tables, kinds, room)
     chosen = (WHOLE,) if target.count == 1 else tuple(dict.fromkeys(kinds))
     loads = loads_of(tables, chosen, target, samples, state, models)
-    search = Search(tuple(tables), loads, chosen, target, room, interconnect)
+    search = PlacementSearch(tuple(tables), loads, chosen, target, room, interconnect)
     found, refused = _of_one_kind(search)
     if len(chosen) > 1:
         found += [improved(search, start, chosen) for start in (*found, *seed(search))]
@@ -333,7 +333,7 @@ def placement(
     return TablePlacement(tuple(useful), refused, room)
 
 
-def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
+def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]]:
     """Return the plans of a single kind that fit, and why the others do not; moves of whole tables are tried."""
     found: list[Choices] = []
     refused: dict[str, str] = {}
@@ -356,7 +356,7 @@ def _of_one_kind(search: Search) -> tuple[list[Choices], dict[str, str]]:
     return found, refused
 
 
-def _no_room(search: Search, left: Sequence[int]) -> str:
+def _no_room(search: PlacementSearch, left: Sequence[int]) -> str:
     """Return why these tables cannot be whole."""
     needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
     largest = max(needs, key=lambda index: needs[index])
@@ -367,7 +367,7 @@ def _no_room(search: Search, left: Sequence[int]) -> str:
     return f"{len(left)} table(s), {name!r} among them, found no GPU with enough left of its {room} for tables"
 
 
-def _what_is_missing(search: Search, optimizer: OptimizerState, refused: Mapping[str, str]) -> str:
+def _what_is_missing(search: PlacementSearch, optimizer: OptimizerState, refused: Mapping[str, str]) -> str:
     parameters = sum(table.parameter_bytes for table in search.tables)
     state = sum(optimizer.size_bytes(table.rows, table.dim) for table in search.tables)
     layout, room = search.layout, search.table_bytes

@@ -30,7 +30,7 @@ from lightning_predict.extensions.embeddings.loads import KINDS, Load, loads_of,
 from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
@@ -65,7 +65,8 @@ class Exchange:
     Attributes:
         operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
         carries: Name of the data.
-        message_bytes: The whole message, as counted by `kernels/fabric.py`; for an uneven all-to-all, of the even one
+        message_bytes: The whole message, as counted by `kernels/interconnect.py`; for an uneven all-to-all, of the even
+        one
             with the same load on the busiest link.
         time: Its seconds.
     """

@@ -20,9 +20,9 @@ from lightning_predict.assumptions import Skew
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.families.embedding import ZIPF, zipf_exponent
+from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.roofline import SECTOR_BYTES
-from lightning_predict.kernels.traffic import LOOK_UP_CALLS
 from lightning_predict.kernels.translation import compute_dtype, translate
 from lightning_predict.tracing.trace import Operation, Trace
 
@@ -30,7 +30,7 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 INDEX_BYTES: Final = 8
 """Bytes of an index, and of the length of a bag; torch's default is int64."""
 
-MOST_ALPHA: Final = 4.0
+MAX_ALPHA: Final = 4.0
 """Maximum exponent of Zipf's law; beyond it, only a few rows are looked up."""
 
 STATE_BYTES: Final = 4
@@ -81,9 +81,9 @@ class EmbeddingTable:
             )
         if self.dtype not in DTYPES:
             raise InvalidArgumentError(f"{self._called}: dtype={self.dtype!r}; expected one of {', '.join(DTYPES)}.")
-        if not 0 <= self.alpha <= MOST_ALPHA:
+        if not 0 <= self.alpha <= MAX_ALPHA:
             raise InvalidArgumentError(
-                f"{self._called}: alpha={self.alpha!r}; expected an exponent of Zipf's law from 0 to {MOST_ALPHA:g}."
+                f"{self._called}: alpha={self.alpha!r}; expected an exponent of Zipf's law from 0 to {MAX_ALPHA:g}."
             )
 
     @property
@@ -248,8 +248,8 @@ def with_skew(trace: Trace, skew: Skew) -> Trace:
             f"zipf_alpha names {unknown[0]!r}, which looks up no table; there are {', '.join(sorted(modules))}."
         )
     for name, alpha in named.items():
-        if not 0 <= alpha <= MOST_ALPHA:
-            raise InvalidArgumentError(f"zipf_alpha={alpha!r} of {name!r}; expected a number from 0 to {MOST_ALPHA:g}.")
+        if not 0 <= alpha <= MAX_ALPHA:
+            raise InvalidArgumentError(f"zipf_alpha={alpha!r} of {name!r}; expected a number from 0 to {MAX_ALPHA:g}.")
     return replace(
         trace,
         operations=tuple(

@@ -9,10 +9,10 @@ This is the order of TorchRec's sharded modules, one step at a time (its pipelin
 during a step). Computing and communication are two queues (`distributed/overlap.py`), and the critical path through
 them is the step time.
 
-The time and placement of the tables come from `step.py` and `placement.py`; the dense layers are simulated from the
-recorded step, with its host. Example::
+The time and placement of the tables come from `step_predictor.py` and `placement.py`; the dense layers are simulated
+from the recorded step, with its host. Example::
 
-    sharded = ShardedEmbeddings(strategy_of("embedding=auto"), setting)
+    sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
 """
 
@@ -29,20 +29,20 @@ import numpy as np
 
 from lightning_predict.cost.memory import step_memory
 from lightning_predict.distributed.gradients import buckets, has_backward, parameter_bytes, ready_gradients
-from lightning_predict.distributed.layout_steps import SharedStep, narrowed_ends
+from lightning_predict.distributed.layout_steps import MultiGpuStep, narrowed_interval
 from lightning_predict.distributed.memory import shared_memory_bytes
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
-    WAITS,
-    Cutter,
+    STRAGGLER_WAIT,
     Event,
     Links,
+    StepSplitter,
     Transfer,
     WorkSegment,
     events_of,
-    walk,
+    overlap_transfers,
 )
-from lightning_predict.distributed.single_gpu import Setting, SingleSteps
+from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.embeddings.loads import KINDS
@@ -62,11 +62,11 @@ from lightning_predict.extensions.embeddings.tables import (
 )
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import COMPUTE_STREAM, Launching, launch_order, run_queues
+from lightning_predict.timeline.simulation import COMPUTE_STREAM, HostOperation, launch_schedule, simulate_timeline
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.timeline.viewer import chrome_document, complete_event, row_name
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -167,13 +167,13 @@ class ShardedEmbeddings:
         setting: GPUs, models and assumptions of the predictions.
     """
 
-    def __init__(self, strategy: Strategy, setting: Setting) -> None:
+    def __init__(self, strategy: Strategy, setting: PredictionContext) -> None:
         self._strategy, self._setting = strategy, setting
         self._chosen: dict[Layout, ChosenPlan] = {}
 
     def steps(
-        self, single: SingleSteps, steps: Sequence[Iteration], layouts: Sequence[Layout]
-    ) -> tuple[Iteration, ...]:
+        self, single: SingleSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
+    ) -> tuple[StepPrediction, ...]:
         """Return the step on layouts, as `layout_steps.on_layouts` does.
 
         Args:
@@ -195,10 +195,10 @@ class ShardedEmbeddings:
             for step, layout in zip(own, layouts, strict=True)
         )
 
-    def shared(self, single: SingleSteps) -> SharedStep:
+    def shared(self, single: SingleSteps) -> MultiGpuStep:
         """Return a step ready to be shared."""
         setting = self._setting
-        return SharedStep(
+        return MultiGpuStep(
             single.trace,
             single.timed,
             setting.gpus,
@@ -207,7 +207,7 @@ class ShardedEmbeddings:
             host=single.host,
         )
 
-    def whole(self, shared: SharedStep, step: Iteration, layout: Layout, chosen: ChosenPlan) -> WholeStep:
+    def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
         """Return the step of a layout under a plan, with a timeline of its parts.
 
         Args:
@@ -222,7 +222,7 @@ class ShardedEmbeddings:
         row = self._setting.gpus.index(layout.gpu)
         return _whole_step(shared, step, row, layout, chosen, self._strategy, self._setting.interconnect)
 
-    def _best(self, shared: SharedStep, step: Iteration, layout: Layout) -> WholeStep:
+    def _best(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout) -> WholeStep:
         wholes = (self.whole(shared, step, layout, plan) for plan in self._plans(shared.trace, layout))
         best = min(wholes, key=lambda whole: whole.step.seconds)
         self._chosen.setdefault(layout, best.chosen)
@@ -430,7 +430,7 @@ class WholeStep:
         chosen: The plan of the tables.
     """
 
-    step: Iteration
+    step: StepPrediction
     events: tuple[Event, ...]
     chosen: ChosenPlan
 
@@ -464,8 +464,8 @@ class WholeStep:
 
 
 def _whole_step(
-    shared: SharedStep,
-    step: Iteration,
+    shared: MultiGpuStep,
+    step: StepPrediction,
     row: int,
     layout: Layout,
     chosen: ChosenPlan,
@@ -475,14 +475,16 @@ def _whole_step(
     trace, tables = shared.trace, _Tables(shared.trace)
     host = shared.host(strategy)
     order = _ordered(shared, tables, chosen.plan)
-    simulated = run_queues(launch_order(order.work, gpus=len(shared.gpus)), host)
-    factors = narrowed_ends(step) / shared.seconds[row]
+    simulated = simulate_timeline(launch_schedule(order.work, gpus=len(shared.gpus)), host)
+    factors = narrowed_interval(step) / shared.seconds[row]
     links = Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
     dense = replace(trace, parameters=tables.dense_parameters)
-    segments, transfers = _queues(dense, order, Cutter(simulated, row, factors), links, chosen.plan, strategy)
-    walked = walk(segments, transfers)
+    segments, transfers = _queues(dense, order, StepSplitter(simulated, row, factors), links, chosen.plan, strategy)
+    walked = overlap_transfers(segments, transfers)
     alone = sum((segment.seconds for segment in segments), np.zeros(3))
-    low, middle, high = OVERLAP_COSTS.seconds(walked, alone, layout, replicas=layout.count, spread=WAITS).tolist()
+    low, middle, high = OVERLAP_COSTS.seconds(
+        walked, alone, layout, replicas=layout.count, spread=STRAGGLER_WAIT
+    ).tolist()
     events = events_of(segments, transfers, 1)
     factor = float(factors[1])
     device = float(simulated.active_seconds[row]) * factor
@@ -510,7 +512,7 @@ def _whole_step(
     return replace(whole, step=replace(found, notes=(*step.notes, *notes)))
 
 
-def _phase_seconds(work: Sequence[Launching], phase: str, row: int) -> float:
+def _phase_seconds(work: Sequence[HostOperation], phase: str, row: int) -> float:
     return math.fsum(float(one.seconds[row].sum()) for one in work if one.phase == phase)
 
 
@@ -536,7 +538,7 @@ class _Order:
         update: Position where the update of the tables begins; None without a backward pass.
     """
 
-    work: tuple[Launching, ...]
+    work: tuple[HostOperation, ...]
     free: int
     gradients: int | None
     update: int | None
@@ -546,16 +548,16 @@ LOOK_UP: Final = "look-ups"
 UPDATE: Final = "update of the tables"
 
 
-def _ordered(shared: SharedStep, tables: _Tables, plan: ShardingPlan) -> _Order:
+def _ordered(shared: MultiGpuStep, tables: _Tables, plan: ShardingPlan) -> _Order:
     operations = shared.trace.operations
     dependent, ready = tables.reads_vectors(), 0
     trains = has_backward(shared.work)
     if trains:
         ready = tables.gradients_ready()
-    first: list[Launching] = [_launching(LOOK_UP, "forward", max(plan.forward_seconds), shared)]
-    behind: list[Launching] = []
-    early, late = list[Launching](), list[Launching]()
-    update: list[Launching] = []
+    first: list[HostOperation] = [_table_launch(LOOK_UP, "forward", max(plan.forward_seconds), shared)]
+    behind: list[HostOperation] = []
+    early, late = list[HostOperation](), list[HostOperation]()
+    update: list[HostOperation] = []
     for one in shared.work:
         index = one.operation
         if index is None or index in tables.operations:
@@ -572,18 +574,18 @@ def _ordered(shared: SharedStep, tables: _Tables, plan: ShardingPlan) -> _Order:
     if not trains:
         return _Order((*work, *update), len(first), None, None)
     at_update = len(work)
-    work += [_launching(UPDATE, "backward", max(plan.backward_seconds), shared), *update]
+    work += [_table_launch(UPDATE, "backward", max(plan.backward_seconds), shared), *update]
     return _Order(tuple(work), len(first), len(first) + len(behind) + len(early), at_update)
 
 
-def _launching(name: str, phase: Any, seconds: float, shared: SharedStep) -> Launching:
+def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -> HostOperation:
     """Return a launch with the same time on each GPU."""
     each: Array = np.full((len(shared.gpus), 1), seconds)
-    return Launching(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
+    return HostOperation(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
 
 
 def _queues(
-    trace: Trace, order: _Order, cutter: Cutter, links: Links, plan: ShardingPlan, strategy: Strategy
+    trace: Trace, order: _Order, cutter: StepSplitter, links: Links, plan: ShardingPlan, strategy: Strategy
 ) -> tuple[list[WorkSegment], list[Transfer]]:
     """Return the two queues of a step.
 

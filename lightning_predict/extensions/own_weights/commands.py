@@ -112,16 +112,16 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     """Measure the main rates of a GPU into a file of the folder."""
     from rich.console import Console
 
-    from lightning_predict.extensions.own_weights.measuring.anchors import (
+    from lightning_predict.extensions.own_weights.measuring.main_rates import (
         SECONDS,
         comparison,
-        gpus_file_of,
-        measure_anchors,
+        gpus_file_text,
+        measure_main_rates,
     )
 
     console = Console(stderr=True)
     is_try = device == "cpu"
-    found = measure_anchors(
+    found = measure_main_rates(
         device=device,
         gpu=gpu,
         seconds=TRY_SECONDS if is_try else SECONDS,
@@ -130,7 +130,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     )
     output.mkdir(parents=True, exist_ok=True)
     path = output / ANCHORS_FILE
-    path.write_text(gpus_file_of(found), encoding="utf-8")
+    path.write_text(gpus_file_text(found), encoding="utf-8")
     figures = comparison(found)
     name = found.measured.name
     rows = [[one.name, f"{one.measured:.4g}", f"{one.assumed:.4g}", one.unit] for one in figures]
@@ -191,10 +191,10 @@ def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> Com
         output: Folder to write the weights and their manifest to.
         seed: Seed of the networks and of the choice of held-out rows.
     """
-    from lightning_predict.extensions.own_weights.training.own import train_own
     from lightning_predict.extensions.own_weights.training.tables import eager_rows
+    from lightning_predict.extensions.own_weights.training.tuning import tune_weights
 
-    scores = train_own(tables, output, seed=seed, done=lambda what: print(what, file=sys.stderr))
+    scores = tune_weights(tables, output, seed=seed, done=lambda what: print(what, file=sys.stderr))
     eager = eager_rows(tables)
     rows = [
         [

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from lightning_predict import __version__
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import InvalidArgumentError, MeasurementTableError
-from lightning_predict.extensions.own_weights.measuring.anchors import comparison, measure_anchors
 from lightning_predict.extensions.own_weights.measuring.clock import own_stream, time_call
+from lightning_predict.extensions.own_weights.measuring.main_rates import comparison, measure_main_rates
 from lightning_predict.extensions.own_weights.measuring.run import measure
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.prediction import predict
@@ -52,7 +52,7 @@ STEPS: Final = 100
 QUEUED_SECONDS: Final = 1.5
 """Seconds of work behind which the depth of the launch queue is measured."""
 
-MOST_LAUNCHES: Final = 6000
+MAX_LAUNCHES: Final = 6000
 """Launches to try; the queue of today's drivers holds about a thousand."""
 
 LONG_PRODUCT_SECONDS: Final = 0.008
@@ -241,7 +241,7 @@ def _launch_queue(_left: float) -> dict[str, Any]:
     for _ in range(max(round(QUEUED_SECONDS / seconds), 8)):
         torch.mm(matrix, matrix, out=into)
     ticks = [time.perf_counter()]
-    for _ in range(MOST_LAUNCHES):
+    for _ in range(MAX_LAUNCHES):
         small.add_(1)
         ticks.append(time.perf_counter())
     torch.cuda.synchronize()
@@ -263,7 +263,7 @@ def first_wait(ticks: Sequence[float], longest: float) -> int | None:
 
 
 def _rates(_left: float) -> dict[str, Any]:
-    found = measure_anchors(seconds=RATE_SECONDS)
+    found = measure_main_rates(seconds=RATE_SECONDS)
     return {"figures": [asdict(one) for one in comparison(found)], "state": asdict(found.state)}
 
 

@@ -83,7 +83,7 @@ def parallel(
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.parallel.goodput import Reliability
     from lightning_predict.extensions.parallel.layout_search import best_layouts, layouts_on, tokens_per_sample
-    from lightning_predict.kernels.fabric import interconnect_of
+    from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.tracing.trace import Trace
 
     if budget is not None and not budget > 0:
@@ -163,7 +163,7 @@ def curve(
         output: Also write an HTML report to this file.
     """
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.kernels.fabric import interconnect_of
+    from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.prediction import predict
     from lightning_predict.reports.cost_curve import cost_curves, layouts_up_to, table_of
     from lightning_predict.reports.html import html_report

@@ -1,9 +1,9 @@
 """Steps of strategies that change the work of a GPU: model parallelism, micro-batches, recomputation.
 
-`SharedStep` of the core asks for `DividedStep`. With model parallelism, the slowest stage determines a replica's time
+`MultiGpuStep` of the core asks for `DividedStep`. With model parallelism, the slowest stage determines a replica's time
 (`model_parallel.py`). Example::
 
-    SharedStep(trace, timed, gpus).divided.on(layout, step, 0, strategy_of("tensor=8"), CATALOGUE, OVERLAP_COSTS)
+    MultiGpuStep(trace, timed, gpus).divided.on(layout, step, 0, parse_strategy("tensor=8"), CATALOGUE, OVERLAP_COSTS)
 """
 
 from __future__ import annotations
@@ -12,24 +12,35 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, final
 
-from lightning_predict.distributed.layout_steps import SharedStep, ends_of, exchanged, narrowed_ends
-from lightning_predict.distributed.overlap import WAITS, Cutter, Ends, Links, OverlapCosts, Walked
+from lightning_predict.distributed.layout_steps import MultiGpuStep, ends_of, exchanged, narrowed_interval
+from lightning_predict.distributed.overlap import (
+    STRAGGLER_WAIT,
+    Ends,
+    Links,
+    OverlapCosts,
+    OverlappedStep,
+    StepSplitter,
+)
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions.parallel.groups import data_group, expert_data_group
 from lightning_predict.extensions.parallel.model_parallel import (
     Stage,
-    divided_step,
+    model_parallel_step,
     model_stages,
     needs_blocks,
-    pace_of,
     stage_factors,
+    stage_times,
 )
-from lightning_predict.extensions.parallel.pipeline_parallel import idle_share, overlapping_micro_batches, turns
-from lightning_predict.extensions.parallel.tensor_parallel import ProblemClock, SplitModel, WorkCutter, split_model
+from lightning_predict.extensions.parallel.pipeline_parallel import (
+    bubble_ratio,
+    overlapping_micro_batches,
+    pass_micro_batches,
+)
+from lightning_predict.extensions.parallel.tensor_parallel import ShapeTimer, SplitModel, WorkSharder, split_model
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.ties import greatest
-from lightning_predict.timeline.iteration import Iteration
+from lightning_predict.timeline.step_prediction import StepPrediction
 
 
 @final
@@ -43,12 +54,12 @@ class DividedStep:
         clock: Models and assumptions that time parts of the work.
     """
 
-    def __init__(self, shared: SharedStep) -> None:
+    def __init__(self, shared: MultiGpuStep) -> None:
         self._shared = shared
         self._stages: dict[tuple[Strategy, float], tuple[Stage, ...]] = {}
         self._models_of_blocks: dict[bool, SplitModel] = {}
-        self._cutters: dict[bool, WorkCutter] = {}
-        self.clock = ProblemClock(shared.gpus, shared.models)
+        self._cutters: dict[bool, WorkSharder] = {}
+        self.clock = ShapeTimer(shared.gpus, shared.models)
 
     def split(self, blocks: bool) -> SplitModel:
         """Return the trace's model, with or without transformer blocks.
@@ -60,21 +71,21 @@ class DividedStep:
             self._models_of_blocks[blocks] = split_model(self._shared.trace, needs_blocks=blocks)
         return self._models_of_blocks[blocks]
 
-    def cutter(self, blocks: bool) -> WorkCutter:
+    def cutter(self, blocks: bool) -> WorkSharder:
         """Return the sharder of the model's work, with or without transformer blocks."""
         if blocks not in self._cutters:
-            self._cutters[blocks] = WorkCutter(self._shared.trace, self._shared.timed, self.split(blocks), self.clock)
+            self._cutters[blocks] = WorkSharder(self._shared.trace, self._shared.timed, self.split(blocks), self.clock)
         return self._cutters[blocks]
 
     def on(
         self,
         layout: Layout,
-        step: Iteration,
+        step: StepPrediction,
         row: int,
         strategy: Strategy,
         interconnect: Interconnect,
         overlap_costs: OverlapCosts,
-    ) -> Iteration:
+    ) -> StepPrediction:
         """Return the step with model parallelism or micro-batches; the slowest stage determines its time."""
         group = data_group(layout, strategy)
         host = self._shared.host(strategy, overlap_costs)
@@ -87,7 +98,7 @@ class DividedStep:
             )
         device_factors = _device_ends(step, strategy) / self._shared.simulated.seconds[row]
         paces = [
-            pace_of(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
+            stage_times(stage, layout, strategy, interconnect, row, stage_factors(stage, row, device_factors, host))
             for stage in self._stages[alike]
         ]
         pace = greatest(paces, lambda pace: float(pace.seconds[1]))
@@ -96,24 +107,24 @@ class DividedStep:
         alike_experts = expert_data_group(layout, strategy)
         experts = replace(links, layout=alike_experts.layout, groups_per_node=alike_experts.groups_per_node)
         together = overlapping_micro_batches(strategy, pace.stage.micro_batches)
-        cutter = Cutter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
+        cutter = StepSplitter(pace.stage.whole, row, factors, pace.exposed, micro_batches=together)
         trace = replace(self._shared.trace, parameters=pace.stage.parameters)
-        each = turns(
+        each = pass_micro_batches(
             [float(each_pace.seconds[1]) for each_pace in paces],
             pace.stage.micro_batches,
             virtual=strategy.virtual,
-            idle=idle_share(strategy, float(pace.stage.weight_share[row])),
+            idle=bubble_ratio(strategy, float(pace.stage.weight_share[row])),
         )
         # A pipeline keeps gathered parameters; otherwise each micro-batch gathers them again.
         is_sharded = strategy.split.parameters and strategy.pipeline == 1
-        before = list[Walked]()
+        before = list[OverlappedStep]()
         if is_sharded and pace.stage.micro_batches > 1:
-            alone = Cutter(pace.stage.passes, row, factors, pace.exposed)
+            alone = StepSplitter(pace.stage.passes, row, factors, pace.exposed)
             before = [exchanged(trace, pace.stage.pass_work, alone, links, strategy)] * (pace.stage.micro_batches - 1)
         last = exchanged(trace, pace.stage.work, cutter, links, strategy, experts)
         walked = pace.repeated(last, each, before=before, together=together)
-        seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=WAITS)
-        return divided_step(step, self._shared.work, self._shared.simulated, pace, each, layout, seconds, walked)
+        seconds = overlap_costs.seconds(walked, walked.seconds, layout, replicas=layout.count, spread=STRAGGLER_WAIT)
+        return model_parallel_step(step, self._shared.work, self._shared.simulated, pace, each, layout, seconds, walked)
 
 
 _NOT_OF_STAGES: Final[Mapping[str, Any]] = {
@@ -134,10 +145,10 @@ def _of_stages(strategy: Strategy) -> Strategy:
     return replace(strategy, **_NOT_OF_STAGES, data="fsdp" if strategy.split.parameters else "ddp")
 
 
-def _device_ends(step: Iteration, strategy: Strategy) -> Ends:
+def _device_ends(step: StepPrediction, strategy: Strategy) -> Ends:
     """Return the ends of the interval for a split model; for float8 they are not narrowed.
 
     The narrowing was fitted on 16-bit steps. Float8 depends on the software: Llama 3.1 8B on eight H100 took 10.9 s in
     one NeMo container and 9.7 s in a later one.
     """
-    return narrowed_ends(step) if strategy.fp8 is None else ends_of(step)
+    return narrowed_interval(step) if strategy.fp8 is None else ends_of(step)

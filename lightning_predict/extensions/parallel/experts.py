@@ -20,7 +20,7 @@ from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.kernels.operations import COMPUTE_BYTES
 from lightning_predict.kernels.translation import translate
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation, Trace
 
 
@@ -98,7 +98,7 @@ def _words(strategy: Strategy) -> str:
     return "expert_launches=true launches what each expert multiplies"
 
 
-def launched_by_expert(trace: Trace, work: Sequence[Launching], strategy: Strategy) -> Iterator[Launching]:
+def launched_by_expert(trace: Trace, work: Sequence[HostOperation], strategy: Strategy) -> Iterator[HostOperation]:
     """Yield the work with one launch per local expert instead of one grouped matmul.
 
     In float8, each operand is first cast by a separate launch. The device time is unchanged. In the forward pass, the

@@ -30,9 +30,9 @@ from lightning_predict.extensions.embeddings.whole_step import AUTO
 from lightning_predict.extensions.parallel.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
 from lightning_predict.extensions.parallel.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
 from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
-from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.prediction import steps_to_come
-from lightning_predict.step import Step
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.prediction import remaining_steps
+from lightning_predict.step_predictor import StepPredictor
 from lightning_predict.ties import ordered
 from lightning_predict.tracing.trace import Trace, weighted_kinds
 from lightning_predict.units import hours_to_seconds
@@ -171,9 +171,9 @@ def best_layouts(
     recorded = iterations
     if iterations is not None and global_batch is not None and kind.samples:
         recorded = math.ceil(iterations * global_batch / kind.samples)
-    step = Step(kind, [layout.gpu for layout in layouts], assumptions, steps_to_come(kind, recorded))
+    step = StepPredictor(kind, [layout.gpu for layout in layouts], assumptions, remaining_steps(kind, recorded))
     ranked = list[RankedLayout]()
-    for layout in map(step.as_offered, layouts):
+    for layout in map(step.with_offered_network, layouts):
         wanted = count if budget_usd is None else SPARE * count
         found = _found(step, layout, batch, fp8, count=wanted, on_progress=on_progress)
         goodput = None
@@ -186,7 +186,7 @@ def best_layouts(
 
 
 def _found(
-    step: Step,
+    step: StepPredictor,
     layout: Layout,
     batch: BatchLimits,
     fp8: Float8 | None,
@@ -227,7 +227,7 @@ def _found(
     return (*tables, *found)
 
 
-def _with_shared_tables(step: Step, layout: Layout) -> tuple[FoundStrategy, ...]:
+def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
     """Return the fastest way to shard a step's embedding bags; empty without embedding bags, or if nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
@@ -242,7 +242,7 @@ def _with_shared_tables(step: Step, layout: Layout) -> tuple[FoundStrategy, ...]
     return (FoundStrategy(StrategyCandidate(strategy, needed, layout.count), shared),)
 
 
-def _ranked(step: Step, found: FoundStrategy, layout: Layout) -> RankedLayout:
+def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> RankedLayout:
     strategy = found.candidate.strategy
     need = memory_need(layout, found.candidate.memory_bytes)
     return RankedLayout(step.prediction(layout, strategy, found.step, need), strategy, found.seconds_per_batch)

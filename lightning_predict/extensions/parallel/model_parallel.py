@@ -18,14 +18,14 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.distributed.gradients import has_backward, is_of_expert, parameter_bytes
-from lightning_predict.distributed.overlap import Ends, Links, Walked, narrowed
+from lightning_predict.distributed.overlap import Ends, Links, OverlappedStep, narrow_interval
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.extensions.parallel.experts import check_experts, launched_by_expert, messages, routed_bytes
 from lightning_predict.extensions.parallel.groups import context_group, expert_group
 from lightning_predict.extensions.parallel.pipeline_parallel import (
     block_stages,
-    hand_over_seconds,
     micro_batches_of,
+    send_seconds,
     sharing_links,
     stages_of,
 )
@@ -37,10 +37,10 @@ from lightning_predict.extensions.parallel.recomputation import (
     with_recomputation,
 )
 from lightning_predict.extensions.parallel.tensor_parallel import (
-    Cut,
-    ProblemClock,
+    ShapeTimer,
+    ShardSpec,
     SplitModel,
-    WorkCutter,
+    WorkSharder,
     block_of,
     is_weight_gradient,
     split_model,
@@ -49,14 +49,20 @@ from lightning_predict.extensions.parallel.tensor_parallel import (
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.fabric import Interconnect
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.ties import greatest, less
 from lightning_predict.timeline.host import HostModel
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import Launching, Simulated, launch_order, launchings, run_queues
+from lightning_predict.timeline.simulation import (
+    HostOperation,
+    SimulatedTimeline,
+    host_operations,
+    launch_schedule,
+    simulate_timeline,
+)
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.timeline.verdict import Bound, Verdict
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 
@@ -84,10 +90,10 @@ class Stage:
     """
 
     parameters: tuple[Parameter, ...]
-    work: tuple[Launching, ...]
-    whole: Simulated
-    pass_work: tuple[Launching, ...]
-    passes: Simulated
+    work: tuple[HostOperation, ...]
+    whole: SimulatedTimeline
+    pass_work: tuple[HostOperation, ...]
+    passes: SimulatedTimeline
     reduced_bytes: tuple[float, ...]
     routed_bytes: tuple[float, ...]
     ring_bytes: tuple[float, ...]
@@ -101,14 +107,14 @@ class Stage:
 
 def model_stages(
     trace: Trace,
-    timed: TimedWork,
+    timed: WorkTimes,
     gpus: Sequence[Gpu],
     host: HostModel,
     models: KernelModels | None,
     strategy: Strategy,
     *,
     model: SplitModel | None = None,
-    cutter: WorkCutter | None = None,
+    cutter: WorkSharder | None = None,
 ) -> tuple[Stage, ...]:
     """Return the pipeline stages of a model; a single one without pipeline parallelism."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
@@ -118,7 +124,7 @@ def model_stages(
     samples = None if trace.samples is None else max(trace.samples // trace.batches, 1)
     micro_batches = micro_batches_of(strategy, samples)
     parameters = stage_parameters(trace, model, strategy)
-    cut = Cut(
+    cut = ShardSpec(
         strategy.tensor,
         micro_batches,
         _updated(trace, parameters, strategy),
@@ -132,9 +138,9 @@ def model_stages(
         added=_added_share(strategy, micro_batches * strategy.accumulate),
         sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
     )
-    cutter = cutter or WorkCutter(trace, timed, model, ProblemClock(gpus, models))
-    timed = cutter.cut(cut)
-    work = with_recomputation(launchings(trace, timed, timed.seconds), model, strategy.recompute)
+    cutter = cutter or WorkSharder(trace, timed, model, ShapeTimer(gpus, models))
+    timed = cutter.shard(cut)
+    work = with_recomputation(host_operations(trace, timed, timed.seconds), model, strategy.recompute)
     if strategy.expert_launches:
         work = tuple(launched_by_expert(trace, work, strategy))
     owners = list(stages_of(work, model.positions, stage_of))
@@ -152,9 +158,9 @@ def model_stages(
             Stage(
                 parameters=parameters[stage],
                 work=own,
-                whole=run_queues(launch_order(own, gpus=len(gpus)), host),
+                whole=simulate_timeline(launch_schedule(own, gpus=len(gpus)), host),
                 pass_work=passes,
-                passes=run_queues(launch_order(passes, gpus=len(gpus)), host),
+                passes=simulate_timeline(launch_schedule(passes, gpus=len(gpus)), host),
                 reduced_bytes=tuple(size / cut.rows for size in reduced[stage]) if strategy.tensor > 1 else (),
                 routed_bytes=tuple(size / cut.rows for size in routed[stage]),
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
@@ -187,14 +193,14 @@ def needs_blocks(strategy: Strategy) -> bool:
     return strategy.batch_parallel > 1 or strategy.recompute != "none" or strategy.fp8 is not None
 
 
-def _attention_seconds(work: Sequence[Launching], gpus: int) -> Array:
+def _attention_seconds(work: Sequence[HostOperation], gpus: int) -> Array:
     """Return the device time of fused attention on each GPU, shape (gpus,)."""
     fused = (each.seconds.sum(axis=1) for each in work if "scaled_dot_product" in each.name)
     seconds: Array = sum(fused, np.zeros(gpus))
     return seconds
 
 
-def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
+def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
     """Return the share of weight gradients in the passes on each GPU, shape (gpus,)."""
     passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
@@ -208,8 +214,8 @@ def _weight_shares(trace: Trace, timed: TimedWork, model: SplitModel) -> Array:
 
 
 def _of(
-    work: Sequence[Launching], owners: Sequence[int | None], members: Collection[int | None]
-) -> tuple[Launching, ...]:
+    work: Sequence[HostOperation], owners: Sequence[int | None], members: Collection[int | None]
+) -> tuple[HostOperation, ...]:
     """Return the operations of the given stages."""
     return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
@@ -314,7 +320,7 @@ _AGAIN: Final[Mapping[Recompute, str]] = {
 """Description of each recomputation for the user."""
 
 
-def _notes(timed: TimedWork, strategy: Strategy, micro_batches: int) -> Iterator[str]:
+def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:
     """Yield notes on the assumptions."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
@@ -397,7 +403,9 @@ class StageTimes:
     communication_seconds: Ends
     exposed: Ends
 
-    def repeated(self, last: Walked, turns: float, *, before: Sequence[Walked] = (), together: int = 1) -> Walked:
+    def repeated(
+        self, last: OverlappedStep, turns: float, *, before: Sequence[OverlappedStep] = (), together: int = 1
+    ) -> OverlappedStep:
         """Compute the times of a whole step from its micro-batches and the last part, which overlaps communication.
 
         Args:
@@ -408,7 +416,7 @@ class StageTimes:
         """
         seconds = (turns - together - len(before)) * self.seconds
         walked = [*before, last]
-        return Walked(
+        return OverlappedStep(
             seconds + sum(one.seconds for one in walked),
             sum((one.communication_seconds for one in walked), np.zeros(3)),
             sum((one.exposed_seconds for one in walked), np.zeros(3)),
@@ -419,7 +427,7 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
     """Return the ends of a stage's micro-batch time relative to its middle; at each end, device or host dominates."""
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
     exposed = float(stage.passes.seconds[row]) - max(device, launching)  # alternating waits
-    launched = launching * narrowed(np.array([host.low_factor, 1.0, host.high_factor]))
+    launched = launching * narrow_interval(np.array([host.low_factor, 1.0, host.high_factor]))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
     return found
@@ -431,7 +439,7 @@ slower, and copies use SMs. For Llama 3.1 8B over 8 H100, torchtitan's async ten
 in bfloat16 and in float8. Hiding everything would give 26 % (training data: those rows of torchtitan.csv)."""
 
 
-RING_DOUBT: Final = np.array([0.0, 0.0, 0.5])
+RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])
 """Additional time of ring attention, for low end, middle and high end, because the implementation is unknown.
 Transformer Engine's takes as long as attention on one GPU. In torchtitan's runs of 131,072 and 262,144 tokens over four
 and eight H100, torch's takes half as much again (training data: those rows of torchtitan.csv)."""
@@ -448,7 +456,7 @@ def sharing_collectives(strategy: Strategy) -> dict[str, float]:
     return {"reduce_scatter": 1.0, "all_gather": 0.5 if strategy.fp8 == "tensorwise" else 1.0}
 
 
-def pace_of(
+def stage_times(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int, factors: Ends
 ) -> StageTimes:
     """Predict the time of a stage's micro-batch on a layout.
@@ -466,7 +474,7 @@ def pace_of(
     # The device waits for the host or for the collectives, whichever takes longer.
     exposed = np.maximum(unhidden - (passes - active), 0.0)
     if stage.ring_bytes:
-        exposed = exposed + RING_DOUBT * stage.attention_seconds[row]
+        exposed = exposed + RING_OVERHEAD * stage.attention_seconds[row]
     return StageTimes(stage, row, passes + exposed, communication, exposed)
 
 
@@ -491,7 +499,7 @@ def _communication(
         links = Links(group.layout, interconnect, 1.0, group.groups_per_node)
         seconds = seconds + sum(links.collective("alltoall", stage.routed_bytes), np.zeros(3))
     if stage.hand_overs:
-        seconds = seconds + stage.hand_overs * hand_over_seconds(stage.stream_bytes, layout, strategy, interconnect)
+        seconds = seconds + stage.hand_overs * send_seconds(stage.stream_bytes, layout, strategy, interconnect)
     if not stage.ring_bytes:
         return seconds, seconds - hidden
     group = context_group(layout, strategy)
@@ -500,16 +508,16 @@ def _communication(
     return seconds + rings, seconds - hidden + np.maximum(rings - stage.attention_seconds[row], 0.0)
 
 
-def divided_step(
-    step: Iteration,
-    work: Sequence[Launching],
-    simulated: Simulated,
+def model_parallel_step(
+    step: StepPrediction,
+    work: Sequence[HostOperation],
+    simulated: SimulatedTimeline,
     pace: StageTimes,
     turns: float,
     layout: Layout,
     seconds: Ends,
-    walked: Walked,
-) -> Iteration:
+    walked: OverlappedStep,
+) -> StepPrediction:
     """Return the step of a layout with model parallelism.
 
     Args:
@@ -549,7 +557,9 @@ def divided_step(
     )
 
 
-def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, walked: Walked) -> Verdict | None:
+def _verdict(
+    step: StepPrediction, pace: StageTimes, turns: float, seconds: float, walked: OverlappedStep
+) -> Verdict | None:
     """Determine the bottleneck of a model-parallel step: the largest part of its slowest stage's time.
 
     Host and device are distinguished as on one GPU, since a stage that waits for its host cannot compute faster. The
@@ -572,7 +582,7 @@ def _verdict(step: Iteration, pace: StageTimes, turns: float, seconds: float, wa
     return replace(step.verdict, bound_by=bound_by, idle_share=min(max(idle, 0.0), 1.0), gain=gain)
 
 
-def _phase_share(part: Sequence[Launching], whole: Sequence[Launching], phase: Phase, row: int) -> float:
+def _phase_share(part: Sequence[HostOperation], whole: Sequence[HostOperation], phase: Phase, row: int) -> float:
     """Return the device time of a phase in a part, relative to the whole."""
     one, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)

@@ -9,7 +9,7 @@ time. Without a pipeline, micro-batches run one after another with gradient accu
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
-    >>> turns([2.0, 2.0, 2.0, 2.0], micro_batches=16)
+    >>> pass_micro_batches([2.0, 2.0, 2.0, 2.0], micro_batches=16)
     19.0
 """
 
@@ -25,15 +25,15 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.groups import tensor_group
 from lightning_predict.extensions.parallel.tensor_parallel import block_of
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.fabric import Interconnect
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.kernels.interconnect import Interconnect
+from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation
 
 MICRO_BATCHES_PER_STAGE: Final = 4
 """Default number of micro-batches per stage: the bubble is at most a quarter of the work."""
 
 
-def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
+def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
     """Return the time of the passes of a step, in micro-batches of the slowest stage.
 
     Args:
@@ -47,7 +47,7 @@ def turns(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idl
     return micro_batches + others * idle / virtual
 
 
-def idle_share(strategy: Strategy, weight_share: float) -> float:
+def bubble_ratio(strategy: Strategy, weight_share: float) -> float:
     """Return the bubble of a schedule relative to 1F1B."""
     return max(1 - 2 * weight_share, 0.0) if strategy.schedule == "zero_bubble" else 1.0
 
@@ -62,7 +62,7 @@ def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
 
 
-def under_way(strategy: Strategy, stage: int, micro_batches: int) -> float:
+def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
     """Return the maximum number of micro-batches in flight, whose activations a stage holds.
 
     With 1F1B, this is the number of stages from this one to the end. Interleaved, the first stage holds (p - 1) / (p v)
@@ -159,7 +159,7 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
 
 
 def stages_of(
-    work: Sequence[Launching] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
+    work: Sequence[HostOperation] | Sequence[Operation], positions: Mapping[str, int], stage_of: Sequence[int]
 ) -> Iterator[int | None]:
     """Yield the stage of each operation of the passes; None for operations that run once per step (the update).
 
@@ -179,7 +179,7 @@ def stages_of(
         yield current
 
 
-def hand_over_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
+def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
     """Return the time to send a stage's output, or its input's gradient, to a neighbour; (low, middle, high).
 
     Stages are consecutive in the layout, so between machines all GPUs of a stage send at once. GPUs of a

@@ -25,7 +25,7 @@ from lightning_predict.distributed.strategy import Recompute
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock
 from lightning_predict.kernels.translation import translate
-from lightning_predict.timeline.simulation import Launching
+from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation, Trace
 
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
@@ -74,7 +74,9 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
         )
 
 
-def with_recomputation(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> tuple[Launching, ...]:
+def with_recomputation(
+    work: Sequence[HostOperation], model: SplitModel, recompute: Recompute
+) -> tuple[HostOperation, ...]:
     """Repeat the forward operations of each block before its backward operations."""
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
@@ -84,8 +86,8 @@ def is_recomputed(position: int, recompute: Recompute) -> bool:
     return recompute != "none" and (recompute != "layers" or position % 2 == 0)
 
 
-def _repeated(work: Sequence[Launching], model: SplitModel, recompute: Recompute) -> Iterator[Launching]:
-    latest: dict[str, list[Launching]] = {}
+def _repeated(work: Sequence[HostOperation], model: SplitModel, recompute: Recompute) -> Iterator[HostOperation]:
+    latest: dict[str, list[HostOperation]] = {}
     done: set[str] = set()
     for operation in work:
         block = model.block(operation.module)

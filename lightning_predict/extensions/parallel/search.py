@@ -20,7 +20,7 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.distributed.layout_steps import SharedStep
+from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.strategy import DATA_SPLITS, DataStrategy, Float8, Recompute, Strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.parallel.experts import count_experts
@@ -28,25 +28,25 @@ from lightning_predict.extensions.parallel.model_parallel import needs_blocks, s
 from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, sharing_links
 from lightning_predict.extensions.parallel.recomputation import recomputed_part, recomputed_products, with_recomputation
 from lightning_predict.extensions.parallel.tensor_parallel import (
-    Cut,
+    ShardSpec,
     SplitModel,
     TransformerBlock,
-    WorkCutter,
+    WorkSharder,
     block_of,
 )
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.kernels.choice import TimedWork
-from lightning_predict.kernels.fabric import CATALOGUE, Interconnect
+from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
+from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.ties import less, ordered
-from lightning_predict.timeline.iteration import Iteration
-from lightning_predict.timeline.simulation import host_walk, launch_order
+from lightning_predict.timeline.simulation import host_timeline, launch_schedule
+from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.units import bytes_to_gibibytes
 
 VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
-LEAST_CONTEXT: Final = 4096
+MIN_CONTEXT: Final = 4096
 """Minimum number of tokens per GPU in context parallelism; shorter sequences are not split."""
 
 
@@ -84,7 +84,7 @@ class FoundStrategy:
     """A strategy and its predicted step."""
 
     candidate: StrategyCandidate
-    step: Iteration
+    step: StepPrediction
 
     @property
     def seconds_per_batch(self) -> float:
@@ -169,7 +169,7 @@ def strategies_for(
     recomputed: tuple[Recompute, ...] = ("none",)
     if blocks and not recomputes and has_gradients(trace):
         recomputed = ("none", "full") if is_fused else RECOMPUTED
-    contexts = [2**power for power in range(max(length // LEAST_CONTEXT, 1).bit_length())]
+    contexts = [2**power for power in range(max(length // MIN_CONTEXT, 1).bit_length())]
     experts = count_experts(trace)
     recipes = (fp8, None) if fp8 is not None and blocks else (None,)
     for tensor, pipeline, context, micro_batches, recompute in product(tensors, pipelines, contexts, parts, recomputed):
@@ -245,9 +245,9 @@ def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | N
 
 
 def best_strategies(
-    shared: SharedStep,
+    shared: MultiGpuStep,
     layout: Layout,
-    step: Iteration,
+    step: StepPrediction,
     row: int,
     memory_of: Callable[[Strategy], float | None],
     *,
@@ -278,7 +278,7 @@ def best_strategies(
     """
     candidates = list(_fitting(shared, layout, memory_of, usable_bytes, batch, fp8))
     bounds = Bounds(shared, step, row, interconnect)
-    bounded = [replace(one, bound_seconds=bounds.seconds(one.strategy, layout)) for one in candidates]
+    bounded = [replace(one, bound_seconds=bounds.lower_bound_seconds(one.strategy, layout)) for one in candidates]
     bounded = ordered(bounded, lambda one: one.bound)
     best: list[FoundStrategy] = []  # in the order of their bounds
     slowest = math.inf  # of those that are wanted
@@ -296,7 +296,7 @@ def best_strategies(
 
 
 def _fitting(
-    shared: SharedStep,
+    shared: MultiGpuStep,
     layout: Layout,
     memory_of: Callable[[Strategy], float | None],
     usable_bytes: float,
@@ -376,15 +376,15 @@ class Bounds:
         interconnect: Known properties of the links.
     """
 
-    def __init__(self, shared: SharedStep, step: Iteration, row: int, interconnect: Interconnect) -> None:
+    def __init__(self, shared: MultiGpuStep, step: StepPrediction, row: int, interconnect: Interconnect) -> None:
         self._shared, self._row, self._interconnect = shared, row, interconnect
         self._factor = step.seconds / float(shared.seconds[row])
         self._known: dict[Strategy, _Least] = {}
-        self._cutters: dict[bool, WorkCutter] = {}
+        self._cutters: dict[bool, WorkSharder] = {}
         self._hosts: dict[tuple[Recompute, bool], float] = {}
-        self._kinds: tuple[dict[int, int], TimedWork, list[int | None]] | None = None
+        self._kinds: tuple[dict[int, int], WorkTimes, list[int | None]] | None = None
 
-    def seconds(self, strategy: Strategy, layout: Layout) -> float:
+    def lower_bound_seconds(self, strategy: Strategy, layout: Layout) -> float:
         """Return a lower bound on the step time, assuming equal stages except for the one with the most blocks."""
         own = Strategy(
             tensor=strategy.tensor,
@@ -435,11 +435,11 @@ class Bounds:
 
     def _host(self, strategy: Strategy) -> float:
         """Return the host time of a micro-batch's passes."""
-        key = strategy.recompute, strategy.is_whole
+        key = strategy.recompute, strategy.runs_whole_model
         if key not in self._hosts:
             work = with_recomputation(self._shared.work, self._model(strategy), strategy.recompute)
             passes = [each for each in work if each.phase in ("forward", "backward")]
-            walk = host_walk(launch_order(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
+            walk = host_timeline(launch_schedule(passes, gpus=len(self._shared.gpus)), self._shared.host(strategy))
             self._hosts[key] = walk.seconds
         return self._hosts[key]
 
@@ -448,8 +448,8 @@ class Bounds:
         counts, timed, owners = self._distinct()
         if blocks not in self._cutters:
             divided = self._shared.divided
-            self._cutters[blocks] = WorkCutter(trace, timed, divided.split(blocks), divided.clock)
-        cut = Cut(
+            self._cutters[blocks] = WorkSharder(trace, timed, divided.split(blocks), divided.clock)
+        cut = ShardSpec(
             strategy.tensor,
             strategy.micro_batches or 1,
             1 / strategy.tensor,
@@ -459,7 +459,7 @@ class Bounds:
             fp8=strategy.fp8,
             cast=0.0,
         )
-        seconds = self._cutters[blocks].cut(cut).seconds[self._row]
+        seconds = self._cutters[blocks].shard(cut).seconds[self._row]
         inside, outside, update = 0.0, 0.0, 0.0
         forward: dict[int, list[tuple[Operation, float]]] = {}
         for item, phase, owner, own in zip(timed.items, timed.phases, owners, seconds.tolist(), strict=True):
@@ -478,7 +478,7 @@ class Bounds:
                 again[recompute] += counts[owner] * sum(operations[index][1] for index in repeated)
         return _Least(inside, again, outside, update)
 
-    def _distinct(self) -> tuple[dict[int, int], TimedWork, list[int | None]]:
+    def _distinct(self) -> tuple[dict[int, int], WorkTimes, list[int | None]]:
         """Count identical blocks by a representative; return the counts, the representatives' work and its owners."""
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
@@ -501,7 +501,7 @@ class Bounds:
                 items=tuple(timed.items[column] for column in kept),
                 families=tuple(timed.families[column] for column in kept),
                 phases=tuple(timed.phases[column] for column in kept),
-                interval=timed.interval.each(lambda seconds: seconds[:, chosen]),
+                interval=timed.interval.map(lambda seconds: seconds[:, chosen]),
                 shares={},
             )
             self._kinds = counts, part, owners

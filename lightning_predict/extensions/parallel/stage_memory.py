@@ -2,7 +2,7 @@
 
 Persistent memory follows from the parameters of the largest stage, with split ones divided. Activations follow from the
 tensors of the stage's blocks that the backward pass reads, with split ones divided. They are multiplied by the number
-of micro-batches in flight (`pipeline_parallel.under_way`). Recomputed activations are not kept: of a block only its
+of micro-batches in flight (`pipeline_parallel.in_flight`). Recomputed activations are not kept: of a block only its
 input is kept, or everything except the inside of its attention. Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # in `distributed/memory.py`, which asks for `StageMemory`
@@ -18,7 +18,7 @@ from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.memory import HeldMemory, ModelMemory, held_by_parameters, share_of
 from lightning_predict.distributed.strategy import Recompute, Strategy
 from lightning_predict.extensions.parallel.model_parallel import needs_blocks, stage_parameters
-from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, micro_batches_of, stages_of, under_way
+from lightning_predict.extensions.parallel.pipeline_parallel import block_stages, in_flight, micro_batches_of, stages_of
 from lightning_predict.extensions.parallel.recomputation import (
     PRODUCT_NAMES,
     chosen_operations,
@@ -26,7 +26,7 @@ from lightning_predict.extensions.parallel.recomputation import (
     recomputed_products,
 )
 from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
-from lightning_predict.kernels.traffic import COMPILED_CALL
+from lightning_predict.kernels.memory_bound import COMPILED_CALL
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
@@ -118,7 +118,7 @@ def _shares(
     """
     stage_of = block_stages(strategy, len(model.blocks))
     micro_batches = _micro_batches(trace, strategy)
-    held = [under_way(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
+    held = [in_flight(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
     sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
     recorded_again = dict[str, float]()
     total = 0.0

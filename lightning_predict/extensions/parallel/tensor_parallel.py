@@ -14,7 +14,7 @@ The split is determined by shapes. A linear layer is split along the dimension t
 its outputs if both are. Other work is replicated if its largest tensor is as large as the residual stream. Example::
 
     model = split_model(trace)
-    WorkCutter(trace, timed, model, ProblemClock(gpus, models)).cut(Cut(tensor=8)).seconds.sum(axis=1)
+    WorkSharder(trace, timed, model, ShapeTimer(gpus, models)).shard(ShardSpec(tensor=8)).seconds.sum(axis=1)
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.strategy import Float8
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.choice import TimedWork
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
-from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, Problem, operation_kind
-from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, problem_times
+from lightning_predict.kernels.measured_scaling import WorkTimes
+from lightning_predict.kernels.operations import COMPUTE_BYTES, Array, OperationShape, operation_spec
+from lightning_predict.kernels.timing import KernelModels, compute_dtype_on, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem, translate
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Phase, TensorInfo, Trace
 
@@ -80,13 +80,13 @@ class TransformerBlock:
 class _Unit:
     """Forward operations of a numbered module, with their problems."""
 
-    operations: list[tuple[Operation, tuple[Problem, ...]]] = field(default_factory=list)
+    operations: list[tuple[Operation, tuple[OperationShape, ...]]] = field(default_factory=list)
 
     @property
-    def linears(self) -> list[Problem]:
+    def linears(self) -> list[OperationShape]:
         return [problem for problem in self.problems() if problem.operation == "linear"]
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[OperationShape]:
         for _, problems in self.operations:
             yield from problems
 
@@ -174,13 +174,13 @@ def _container(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _attentions(problems: Iterator[Problem]) -> Iterator[tuple[Problem, bool]]:
+def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
     """Yield fused attention with True, and the softmax of unfused attention with False.
 
     Unfused attention is a softmax between two batched matmuls, without a linear layer between them.
     """
     multiplied = False
-    softmax: Problem | None = None
+    softmax: OperationShape | None = None
     for problem in problems:
         if problem.operation in FUSED_ATTENTION:
             yield problem, True
@@ -288,7 +288,7 @@ LOSS_REDUCTIONS: Final = 3
 
 @final
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardSpec:
     """How to split the work of a batch.
 
     Attributes:
@@ -425,7 +425,7 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
 
 
 @final
-class ProblemClock:
+class ShapeTimer:
     """Times problems on GPUs, with a cache.
 
     Args:
@@ -435,18 +435,18 @@ class ProblemClock:
 
     def __init__(self, gpus: Sequence[Gpu], models: KernelModels | None) -> None:
         self.gpus, self.models = gpus, models
-        self._known: dict[Problem, Array] = {}
+        self._known: dict[OperationShape, Array] = {}
 
     @property
     def timed(self) -> int:
         """Number of distinct problems timed so far."""
         return len(self._known)
 
-    def seconds(self, parts: Sequence[Sequence[Problem]]) -> Array:
+    def shape_seconds(self, parts: Sequence[Sequence[OperationShape]]) -> Array:
         """Return the total time of each part's problems, (gpus, parts)."""
         unknown = list(dict.fromkeys(problem for own in parts for problem in own if problem not in self._known))
         if unknown:
-            found = problem_times(unknown, self.gpus, self.models).seconds
+            found = predict_operation_times(unknown, self.gpus, self.models).seconds
             self._known.update(zip(unknown, found.T, strict=True))
         zeros = np.zeros(len(self.gpus))
         columns = [sum((self._known[problem] for problem in own), zeros) for own in parts]
@@ -454,7 +454,7 @@ class ProblemClock:
 
 
 @final
-class WorkCutter:
+class WorkSharder:
     """Splits a step's work in many ways; identical work, as in equal blocks, is split and timed once.
 
     A part never takes longer than a larger part, because its kernel could be used. Measured and corrected times are
@@ -467,7 +467,7 @@ class WorkCutter:
         clock: Times the parts.
     """
 
-    def __init__(self, trace: Trace, timed: TimedWork, model: SplitModel, clock: ProblemClock) -> None:
+    def __init__(self, trace: Trace, timed: WorkTimes, model: SplitModel, clock: ShapeTimer) -> None:
         self._trace, self._timed, self._model, self._clock = trace, timed, model, clock
         kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
@@ -491,7 +491,7 @@ class WorkCutter:
                 self._uses.append(own_uses)
             self._alike[index] = first[key]
 
-    def cut(self, cut: Cut) -> TimedWork:
+    def shard(self, cut: ShardSpec) -> WorkTimes:
         """Return the work of one GPU for one micro-batch and the update."""
         model, operations = self._model, self._trace.operations
         model.check(cut.tensor)
@@ -500,11 +500,11 @@ class WorkCutter:
         if cut.fp8 is not None:
             for gpu in self._clock.gpus:
                 compute_dtype_on("float8", gpu)
-        whole = self._clock.seconds([item.problems for item in self._first])
+        whole = self._clock.shape_seconds([item.problems for item in self._first])
         least = whole
         for degree in _degrees(model, cut.tensor):
             smaller = replace(cut, tensor=degree)
-            found = self._clock.seconds(
+            found = self._clock.shape_seconds(
                 [
                     _part_of(self._trace, item, model, smaller, uses)
                     for item, uses in zip(self._first, self._uses, strict=True)
@@ -518,7 +518,7 @@ class WorkCutter:
         return replace(self._timed, interval=self._timed.interval.scaled(share))
 
 
-def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: Cut) -> float:
+def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: ShardSpec) -> float:
     """Return the time of a part relative to its problems' time.
 
     Ring attention is split evenly, experts process more tokens than with balanced routing, and row-wise scaled matmuls
@@ -560,14 +560,16 @@ def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
 
-def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Sequence[int]) -> tuple[Problem, ...]:
+def _part_of(
+    trace: Trace, item: WorkItem, model: SplitModel, cut: ShardSpec, uses: Sequence[int]
+) -> tuple[OperationShape, ...]:
     operation = trace.operations[item.operations[0]]
     if operation.phase == "optimizer":
-        return tuple(thinned(problem, cut.updated) for problem in item.problems)
+        return tuple(scaled(problem, cut.updated) for problem in item.problems)
     if operation.phase == "other":
         return item.problems
     block = model.block(operation.module)
-    found, shares = list[Problem](), iter(1 / count for count in uses)
+    found, shares = list[OperationShape](), iter(1 / count for count in uses)
     for problem in item.problems:
         part = part_of(problem, operation, model, block, cut)
         is_product = _is_product(problem, operation)
@@ -582,7 +584,7 @@ def _part_of(trace: Trace, item: WorkItem, model: SplitModel, cut: Cut, uses: Se
     return tuple(found)
 
 
-def _added(gradient: Problem, cut: Cut) -> Problem:
+def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
     """Return the additional work to accumulate a weight gradient, compared with writing it.
 
     The accumulated gradient is read and written in its own dtype. Megatron's matmul accumulates directly. torch uses a
@@ -592,7 +594,7 @@ def _added(gradient: Problem, cut: Cut) -> Problem:
     written = COMPUTE_BYTES[gradient.dtype]
     own = written if cut.sum_bytes is None else cut.sum_bytes
     elements = cut.added * batches * m * n
-    return Problem("transfer", "float32", (elements * own, elements * (own - written), elements))
+    return OperationShape("transfer", "float32", (elements * own, elements * (own - written), elements))
 
 
 CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "blockwise": 1, "mx": 1}
@@ -622,14 +624,14 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _is_product(problem: Problem, operation: Operation) -> bool:
+def _is_product(problem: OperationShape, operation: Operation) -> bool:
     """Return whether a problem of a block can run in float8: linear layers, and batched matmuls of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
     )
 
 
-def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> Iterator[Problem]:
+def _in_float8(problem: OperationShape, scales: Float8, left: float, right: float) -> Iterator[OperationShape]:
     """Yield a matmul in float8, and the work to scale and cast its factors.
 
     A tensor is cast once for all matmuls that use it. It is read and written in its own dtype, and written in one byte,
@@ -646,12 +648,12 @@ def _in_float8(problem: Problem, scales: Float8, left: float, right: float) -> I
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)
     reads = CAST_READS[scales] * COMPUTE_BYTES[problem.dtype] / FACTOR_OF
     yield replace(problem, dtype="float8")
-    yield Problem("transfer", "float32", (elements * reads, elements, elements))
+    yield OperationShape("transfer", "float32", (elements * reads, elements, elements))
 
 
 def part_of(
-    problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: Cut
-) -> Problem:
+    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: ShardSpec
+) -> OperationShape:
     """Return one GPU's part of a problem."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
@@ -663,7 +665,7 @@ def part_of(
         return _divided(problem, {"batch": cut.micro_batches, "heads": cut.tensor, "kv_heads": cut.tensor})
     if problem.operation == "embedding":
         return _divided(problem, {"rows": cut.rows})
-    if "batch" in operation_kind(problem.operation).shape:
+    if "batch" in operation_spec(problem.operation).shape:
         return _divided(problem, {"batch": cut.micro_batches})
     tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if tensor.shape]
     if not tensors:
@@ -672,10 +674,12 @@ def part_of(
     is_shared = model.is_split(largest.shape, block) or (cut.sequence and block is not None)
     share = 1 / cut.tensor if is_shared else 1.0
     of_batch = _batch_share(tensors, model)
-    return thinned(problem, share * (1 - of_batch + of_batch / cut.rows))
+    return scaled(problem, share * (1 - of_batch + of_batch / cut.rows))
 
 
-def _linear(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None, cut: Cut) -> Problem:
+def _linear(
+    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None, cut: ShardSpec
+) -> OperationShape:
     """Return one GPU's part of a linear layer's matmul, including the weight gradient."""
     _, m, n, k = problem.dims
     is_gradient = is_weight_gradient(problem, phase, model, block)
@@ -688,7 +692,9 @@ def _linear(problem: Problem, phase: Phase, model: SplitModel, block: Transforme
     return _divided(problem, divisors if split is None else divisors | {split: cut.tensor})
 
 
-def _of_experts(problem: Problem, is_gradient: bool, block: TransformerBlock | None, cut: Cut) -> Problem:
+def _of_experts(
+    problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, cut: ShardSpec
+) -> OperationShape:
     """Return one GPU's part of a grouped matmul: its own experts, the tokens of all groups, a split inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
@@ -697,14 +703,18 @@ def _of_experts(problem: Problem, is_gradient: bool, block: TransformerBlock | N
     return replace(shared, dims=tuple((shared.shape | {rows: shared.shape[rows] * cut.expert}).values()))
 
 
-def _is_gradient(problem: Problem, operation: Operation, model: SplitModel, block: TransformerBlock | None) -> bool:
+def _is_gradient(
+    problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
+) -> bool:
     """Return whether a matmul computes a weight gradient; a grouped one's result has the size of the weight."""
     if problem.operation == "linear":
         return is_weight_gradient(problem, operation.phase, model, block)
     return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
 
 
-def is_weight_gradient(problem: Problem, phase: Phase, model: SplitModel, block: TransformerBlock | None) -> bool:
+def is_weight_gradient(
+    problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None
+) -> bool:
     """Return whether a problem is the matmul over tokens that computes a weight gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False
@@ -719,8 +729,8 @@ def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
 
-def _divided(problem: Problem, divisors: dict[str, int]) -> Problem:
-    words = operation_kind(problem.operation).shape
+def _divided(problem: OperationShape, divisors: dict[str, int]) -> OperationShape:
+    words = operation_spec(problem.operation).shape
     dims = (math.ceil(size / divisors.get(word, 1)) for word, size in zip(words, problem.dims, strict=True))
     return replace(problem, dims=tuple(float(size) for size in dims))
 
@@ -731,9 +741,9 @@ MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops",
 bags scales, but not the rows of the table."""
 
 
-def thinned(problem: Problem, share: float) -> Problem:
+def scaled(problem: OperationShape, share: float) -> OperationShape:
     """Scale the rows, parameters or bytes of a problem by a share."""
-    words = operation_kind(problem.operation).shape
+    words = operation_spec(problem.operation).shape
     dims = dict(zip(words, problem.dims, strict=True))
     for word in words:
         if word in MEASURED:

@@ -44,7 +44,7 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
 
     from lightning_predict.extensions.planning.exports import plan_json, write_plan
     from lightning_predict.extensions.planning.files import read_problem, read_progress_of, read_situation
-    from lightning_predict.extensions.planning.pictures import plan_table
+    from lightning_predict.extensions.planning.gantt_chart import plan_table
     from lightning_predict.extensions.planning.policies import candidates, cheapest_plan
     from lightning_predict.extensions.planning.problem import Plan
 

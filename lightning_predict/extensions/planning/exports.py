@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import read_json
 from lightning_predict.errors import PlanningFormatError
-from lightning_predict.extensions.planning.pictures import gantt_page
+from lightning_predict.extensions.planning.gantt_chart import gantt_page
 from lightning_predict.extensions.planning.problem import (
     Configuration,
     Job,
@@ -28,8 +28,8 @@ from lightning_predict.extensions.planning.problem import (
     Placement,
     Plan,
     PlanningProblem,
+    PlanState,
     Segment,
-    Situation,
 )
 from lightning_predict.reports.sky import CLOUDS, sky_accelerator, sky_instance, write_sky_task
 from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRESS_PREFIX, Place
@@ -39,7 +39,7 @@ SCHEDULE: Final = "schedule.txt"
 """File with the commands of a plan and their times."""
 
 
-def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: Situation | None = None) -> tuple[str, ...]:
+def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
     """Write all files of a plan; return messages about files that were not written.
 
     Args:
@@ -114,7 +114,7 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
     )
 
 
-def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
+def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
     """Return the SkyPilot files that run a plan, by file name.
 
     One task rents each machine, and one task starts each segment of a job on its GPUs. `schedule.txt` has the commands
@@ -180,7 +180,7 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: Situation | None
     return {**tasks, SCHEDULE: _schedule(commands, begin)}
 
 
-def slurm_scripts(plan: Plan, problem: PlanningProblem, since: Situation | None = None) -> dict[str, str]:
+def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
     """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt` with commands and times.
 
     The segments of a job share its name and run one after another (`--dependency=singleton`). A time limit at the upper
@@ -247,7 +247,7 @@ TOLD_SECONDS: Final = 300
 """Seconds before its time limit at which a job is signalled; a large model's checkpoint takes a minute or two."""
 
 
-def check_exportable(plan: Plan, problem: PlanningProblem, since: Situation | None = None, *, target: str) -> None:
+def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | None = None, *, target: str) -> None:
     """Reject a plan that would end or lose a job's work when exported.
 
     Args:
@@ -365,7 +365,7 @@ def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
 
 
-def _once_given_back(segment: Segment, plan: Plan, since: Situation | None) -> str:
+def _once_given_back(segment: Segment, plan: Plan, since: PlanState | None) -> str:
     """Return shell code that waits until the node's previous machine has shut down, after its last work."""
     node = segment.placement.node
     running = () if since is None else since.running.values()
@@ -399,7 +399,7 @@ def _accelerators(machine: MachineType, num_gpus: int) -> str:
 
 
 def _stays(
-    plan: Plan, problem: PlanningProblem, since: Situation | None
+    plan: Plan, problem: PlanningProblem, since: PlanState | None
 ) -> Iterator[tuple[str, Segment, Job, MachineType]]:
     """Yield every segment to start, with its file name, job and machine type."""
     jobs = {job.name: job for job in problem.jobs}
@@ -418,7 +418,7 @@ def _stays(
         yield name, segment, jobs[segment.job], machines[segment.placement.configuration.machine]
 
 
-def _stops(plan: Plan, problem: PlanningProblem, since: Situation | None) -> Iterator[tuple[float, Job, Placement]]:
+def _stops(plan: Plan, problem: PlanningProblem, since: PlanState | None) -> Iterator[tuple[float, Job, Placement]]:
     """Yield the times at which jobs stop before their end, to move or to wait."""
     jobs = {job.name: job for job in problem.jobs}
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}

@@ -51,7 +51,7 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.checked import Checked, File, read_csv, read_yaml, shown
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import at_spot_prices
-from lightning_predict.distributed.strategy import strategy_of
+from lightning_predict.distributed.strategy import parse_strategy
 from lightning_predict.errors import PlanningFormatError
 from lightning_predict.extensions.planning.problem import (
     RESTART_SECONDS,
@@ -62,12 +62,12 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     Placement,
     PlanningProblem,
-    Situation,
+    PlanState,
     rental_usd,
 )
 from lightning_predict.extensions.planning.times import Times, times_of_runs, times_of_trace
 from lightning_predict.extensions.planning.validation import check_problem, check_situation
-from lightning_predict.gpus.own import add_gpus
+from lightning_predict.gpus.user_gpus import add_gpus
 from lightning_predict.interval import Interval
 from lightning_predict.run.history import read_history
 from lightning_predict.run.progress import PROGRESS_PREFIX, Place, Progress, read_progress
@@ -160,7 +160,7 @@ def read_problem(path: Path) -> PlanningProblem:
     return problem
 
 
-def read_situation(path: Path, problem: PlanningProblem) -> Situation:
+def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
     """Read the progress of a running plan.
 
     Jobs that are not listed have not started. Example of `state.yaml`::
@@ -208,13 +208,13 @@ def read_situation(path: Path, problem: PlanningProblem) -> Situation:
         if row.has("measured_hours"):
             measured[name] = {started[name]: hours_to_seconds(row.member("measured_hours").any_number())}
             beside[name] = hours_to_seconds(_number(row, "beside_hours", 0.0))
-    situation = Situation(
+    situation = PlanState(
         now_seconds=now_seconds,
         remaining=dict(sorted(remaining.items())),
         running=running,
         started=started,
         measured=measured,
-        beside=beside,
+        overhead_seconds=beside,
         spent_usd=_number(document, "spent_usd", 0.0),
     )
     check_situation(situation, problem)
@@ -225,7 +225,7 @@ PROGRESS_IS_OLD_SECONDS: Final = 900.0
 """A run whose file was last written longer ago is not running any more."""
 
 
-def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> Situation:
+def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:
     """Read the progress of a plan from the files of its jobs (`run/progress.py`), anywhere in a folder.
 
     The plan began with the first of its jobs. A job without a file has not started. Jobs of other plans are ignored; of
@@ -257,7 +257,7 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> S
             "checkpoints share, where RuntimePredictor keeps them."
         )
     now_seconds = now - began
-    situation = Situation(
+    situation = PlanState(
         now_seconds=now_seconds,
         remaining={
             job.name: 1.0 - found[job.name][0].done if job.name in found else 1.0
@@ -289,7 +289,9 @@ def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> S
             for name, (one, _) in going.items()
             if one.whole_seconds is not None
         },
-        beside={name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None},
+        overhead_seconds={
+            name: one.beside_seconds for name, (one, _) in going.items() if one.beside_seconds is not None
+        },
     )
     check_situation(situation, problem)
     return situation
@@ -312,7 +314,7 @@ def _assumptions(document: Checked, folder: Path) -> Assumptions:
     if weights is not None and (folder / weights).exists():
         weights = str(folder / weights)
     return Assumptions(
-        strategy=strategy_of(document.optional("strategy", Checked.words, "ddp")),
+        strategy=parse_strategy(document.optional("strategy", Checked.words, "ddp")),
         weights=weights,
         history=() if known is False else read_history(None if known is True else known),
         release=None if not document.has("release") else str(document.member("release").value),
@@ -328,7 +330,7 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     if isinstance(row.value, str):
         return _offered(row, row.value)
     if not isinstance(row.value, dict):
-        raise row.wrong("the name of an offer, or keys and values")
+        raise row.unexpected("the name of an offer, or keys and values")
     if row.has("machine"):
         row.check_keys({"machine", "together"})
         return _together(row, known)
@@ -355,7 +357,7 @@ def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
     known = at_spot_prices(load_offers()) if spot else load_offers()
     offers = [offer for offer in known if offer.instance == instance]
     if not offers:
-        raise row.wrong(
+        raise row.unexpected(
             f"one of the offers that ship with the package{' and have a spot price' if spot else ''}, or a machine in "
             "full, as {name: ..., gpu: ..., num_gpus: ..., usd_per_hour: ...}"
         )
@@ -433,24 +435,24 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
 
 def _over_middle(time: Interval[float]) -> Interval[float]:
     """Divide a time and its ends by its middle: equal numbers give exactly 1, unlike a product with 1 / middle."""
-    return time.each(lambda value: value / time.middle)
+    return time.map(lambda value: value / time.middle)
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
     """Return the time of the whole run by configuration, given or predicted; given times have no width."""
     sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
     if len(sources) != 1:
-        raise row.problem(
+        raise row.error(
             "must state either hours (by machine and number of GPUs), or a trace with iterations, or past runs with "
             "iterations and batch_size."
         )
     (source,) = sources
     allowed = {"hours": frozenset(), "trace": _OF_TRACES, "runs": _OF_RUNS}[source]
     if strangers := sorted(key for key in (_OF_TRACES | _OF_RUNS) - allowed if row.has(key)):
-        raise row.problem(f"has {strangers[0]}, which says nothing of times from {source}; leave it out.")
+        raise row.error(f"has {strangers[0]}, which says nothing of times from {source}; leave it out.")
     keep_batch = row.optional("keep_batch", Checked.flag, False)
     if source == "trace":
-        own = strategy_of(row.member("strategy").words()) if row.has("strategy") else assumptions.strategy
+        own = parse_strategy(row.member("strategy").words()) if row.has("strategy") else assumptions.strategy
         return times_of_trace(
             folder / row.member("trace").words(),
             row.member("iterations").integer(minimum=1),
@@ -472,7 +474,7 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
     for machine, by_gpus in row.member("hours").members().items():
         for num_gpus, hours in by_gpus.members().items():
             if isinstance(num_gpus, bool) or not isinstance(num_gpus, int):
-                raise by_gpus.problem(
+                raise by_gpus.error(
                     f"has the key {shown(num_gpus)}; expected a number of GPUs, for example {{1: 5.2, 2: 2.8}}."
                 )
             configuration = Configuration(machine=str(machine), num_gpus=num_gpus)
@@ -500,7 +502,7 @@ def _csv_jobs(path: Path) -> list[Checked]:
                 own[key] = row.member(key).words()
         job = jobs.setdefault(own["name"], own | {"hours": {}})
         if {key: value for key, value in job.items() if key != "hours"} != own:
-            raise row.problem(f"gives job {own['name']!r} another deadline, release, weight or command than above.")
+            raise row.error(f"gives job {own['name']!r} another deadline, release, weight or command than above.")
         num_gpus = row.member("num_gpus").parsed().integer(minimum=1)
         job["hours"].setdefault(row.member("machine").words(), {})[num_gpus] = row.member("hours").parsed().any_number()
     file = File(path.name, PlanningFormatError)

@@ -46,7 +46,7 @@ import numpy.typing as npt
 
 from lightning_predict.errors import MissingDependencyError
 from lightning_predict.extensions.planning.objective import Options, Table, options_of
-from lightning_predict.extensions.planning.problem import Placement, PlanningProblem, RunningJobs, Situation
+from lightning_predict.extensions.planning.problem import Placement, PlanningProblem, PlanState, RunningJobs
 from lightning_predict.extensions.planning.queues import EARLIEST_DEADLINE_FIRST
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class MilpPlanner:
     relative_gap: float = 1e-4
     name: str = "MILP"
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         """Return the best decision found within the time limit, with its gap.
 
         Raises:
@@ -394,7 +394,7 @@ def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]
     return dict(sorted(placements.items()))
 
 
-def _queued(problem: PlanningProblem, situation: Situation) -> dict[str, Placement]:
+def _queued(problem: PlanningProblem, situation: PlanState) -> dict[str, Placement]:
     """Keep running jobs; start the others as a queue, unless there is a budget, which a queue does not keep."""
     if problem.limits.budget_usd is not None:
         return dict(situation.running)

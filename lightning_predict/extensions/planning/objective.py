@@ -24,7 +24,7 @@ slowest of all is often so slow that it would dominate all other costs. The chea
 different configurations. Waiting therefore costs at least the price and tardiness of the best single configuration;
 otherwise a job might wait forever. Example::
 
-    options = options_of(problem, Situation(now_seconds=0.0, remaining={"resnet": 1.0}))
+    options = options_of(problem, PlanState(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite if a job cannot run
 """
 
@@ -46,7 +46,7 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     Placement,
     PlanningProblem,
-    Situation,
+    PlanState,
     rental_usd,
 )
 from lightning_predict.units import seconds_to_hours
@@ -69,7 +69,7 @@ HORIZON_RESTARTS: Final = 2.0
 """Minimum horizon in restarts: giving a machine back sooner would cost its jobs a restart."""
 
 
-def horizon_seconds(problem: PlanningProblem, situation: Situation) -> float:
+def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
     """Return the horizon over which a rented machine is counted: some gaps between events or some restarts.
 
     At most the period.
@@ -82,7 +82,7 @@ def horizon_seconds(problem: PlanningProblem, situation: Situation) -> float:
     return min(problem.period_seconds, max(gaps, HORIZON_RESTARTS * problem.restart_seconds))
 
 
-def restart_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
+def restart_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
     """Return the time that the job loses when it starts now; 0 before its first start."""
     return problem.restart_seconds if job.name in situation.started else 0.0
 
@@ -94,7 +94,7 @@ measured over predicted whole steps. It depends on the tables: 0.10 for the tabl
 tables when it was chosen."""
 
 
-def working_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
+def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run without interruptions: predicted, then corrected by its progress.
 
     Other configurations of a measured GPU have the same factor. The run's overhead outside the steps does not depend on
@@ -107,7 +107,7 @@ def working_seconds(job: Job, problem: PlanningProblem, situation: Situation) ->
     factors = {gpus[item.machine]: seconds / job.seconds[item] for item, seconds in measured.items()}
     mean = math.prod(factors.values()) ** (1 / len(factors))
     predicted = sum(job.seconds[item] for item in measured) / len(measured)
-    of_any_gpu = min(1.0 + situation.beside.get(job.name, 0.0) / predicted, max(mean, 1.0))
+    of_any_gpu = min(1.0 + situation.overhead_seconds.get(job.name, 0.0) / predicted, max(mean, 1.0))
     elsewhere = of_any_gpu * (mean / of_any_gpu) ** ELSEWHERE
     return {
         item: measured.get(item, seconds * factors.get(gpus[item.machine], elsewhere))
@@ -132,7 +132,7 @@ def late_factor(high_factor: float, probability: float) -> float:
     return float(high_factor ** (normal.inv_cdf(probability) / normal.inv_cdf(INTERVAL_PROBABILITY)))
 
 
-def late_factors(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
+def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
     """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is known."""
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
@@ -141,7 +141,7 @@ def late_factors(job: Job, problem: PlanningProblem, situation: Situation) -> Ma
     return {item: 1.0 if gpus[item.machine] in known else own.get(item, late) for item in job.seconds}
 
 
-def behind_share(job: Job, problem: PlanningProblem, situation: Situation) -> float:
+def behind_share(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
     """Return the share of the work done only according to the prediction, and missing if the job were late.
 
     Without it, a plan that moves a job late in its run would treat the time until then as certain.
@@ -167,20 +167,20 @@ def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float
     return math.expm1(between) * math.exp(restart) / between
 
 
-def expected_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
+def expected_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
     """Return the time of a job's whole run by configuration, including expected interruptions."""
     factors = {machine.name: interruption_factor(machine, problem) for machine in problem.machines}
     whole = working_seconds(job, problem, situation)
     return {item: seconds * factors[item.machine] for item, seconds in whole.items()}
 
 
-def run_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> Mapping[Configuration, float]:
+def run_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
     """Return the expected time until the job's end, by the configuration on which it starts now on a new node."""
     remaining, restart = situation.remaining[job.name], restart_seconds(job, problem, situation)
     return {item: remaining * seconds + restart for item, seconds in expected_seconds(job, problem, situation).items()}
 
 
-def stay_seconds(job: Job, problem: PlanningProblem, situation: Situation) -> float:
+def stay_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
     """Return the expected time until the end of a running job that stays, including the rest of a restart."""
     whole = expected_seconds(job, problem, situation)[situation.running[job.name].configuration]
     return situation.remaining[job.name] * whole + situation.restarting.get(job.name, 0.0)
@@ -249,7 +249,7 @@ class Options:
     budget_usd: float
 
 
-def options_of(problem: PlanningProblem, situation: Situation) -> Options:
+def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     """Return the arrays of one decision."""
     machines = tuple(sorted(problem.machines, key=lambda machine: machine.name))
     index = {machine.name: number for number, machine in enumerate(machines)}
@@ -359,7 +359,7 @@ def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.in
     return needless
 
 
-def _budget_left(problem: PlanningProblem, situation: Situation, jobs: Iterable[Job]) -> float:
+def _budget_left(problem: PlanningProblem, situation: PlanState, jobs: Iterable[Job]) -> float:
     """Return the budget minus the money spent and the reserve for jobs that are not submitted yet."""
     if problem.limits.budget_usd is None:
         return math.inf

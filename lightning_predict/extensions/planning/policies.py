@@ -19,7 +19,7 @@ from typing import Final, final
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
 from lightning_predict.extensions.planning.milp import MilpPlanner
-from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, Situation
+from lightning_predict.extensions.planning.problem import AbstractPolicy, Formulation, Plan, PlanningProblem, PlanState
 from lightning_predict.extensions.planning.queues import BASELINES, QUEUE_RULES
 from lightning_predict.extensions.planning.simulator import simulate
 from lightning_predict.extensions.planning.validation import check_problem
@@ -110,7 +110,7 @@ def cheapest_plan(
     problem: PlanningProblem,
     *,
     method: str = "milp",
-    since: Situation | None = None,
+    since: PlanState | None = None,
     on_candidate: Callable[[], None] | None = None,
 ) -> Plan:
     """Return the cheapest candidate plan within the budget; among nearly equal costs, the one with the fewest moves.

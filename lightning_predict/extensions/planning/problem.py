@@ -1,6 +1,6 @@
 """Data model of planning: from a `PlanningProblem` with jobs, machines and limits to a `Plan` with times and costs.
 
-A `PlanningProblem` has the constant inputs, a `Situation` the state at one moment. `RunningJobs` is a decision that
+A `PlanningProblem` has the constant inputs, a `PlanState` the state at one moment. `RunningJobs` is a decision that
 holds until the next event, and a `Plan` the result of all decisions. Example::
 
     t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
@@ -203,7 +203,7 @@ class Placement:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class PlanState:
     """State at one moment: jobs, machines and prices.
 
     Attributes:
@@ -226,7 +226,7 @@ class Situation:
     started: Mapping[str, Configuration] = field(default_factory=dict)
     restarting: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, Mapping[Configuration, float]] = field(default_factory=dict)
-    beside: Mapping[str, float] = field(default_factory=dict)
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
     unproven: Mapping[str, float] = field(default_factory=dict)
     spent_usd: float = 0.0
     mean_gap_seconds: float | None = None
@@ -373,7 +373,7 @@ class AbstractPolicy(Protocol):
     def name(self) -> str:
         """Its name in tables."""
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         """Decide which jobs run from this moment on."""
 
 

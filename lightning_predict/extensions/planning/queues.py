@@ -20,8 +20,8 @@ from lightning_predict.extensions.planning.problem import (
     MachineType,
     Placement,
     PlanningProblem,
+    PlanState,
     RunningJobs,
-    Situation,
     rental_usd,
 )
 from lightning_predict.ties import less, ordered
@@ -46,7 +46,7 @@ class QueueRule:
     order: Callable[[Job], float]
     shares_gpus: bool = False
 
-    def decide(self, problem: PlanningProblem, situation: Situation) -> RunningJobs:
+    def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         """Keep running jobs; start waiting jobs in order if a node is free."""
         started = time.perf_counter()
         placements = dict(situation.running)
@@ -67,7 +67,7 @@ class QueueRule:
             solve_seconds=time.perf_counter() - started,
         )
 
-    def _preferences(self, job: Job, problem: PlanningProblem, situation: Situation) -> list[Configuration]:
+    def _preferences(self, job: Job, problem: PlanningProblem, situation: PlanState) -> list[Configuration]:
         """Sort configurations: those that meet the deadline by cost, then the others by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)

@@ -29,8 +29,8 @@ from lightning_predict.extensions.planning.problem import (
     Placement,
     Plan,
     PlanningProblem,
+    PlanState,
     Segment,
-    Situation,
     rental_usd,
 )
 from lightning_predict.extensions.planning.simulator import MEASURED_SECONDS, ActualSeconds
@@ -137,7 +137,7 @@ def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
 class Replanner(Protocol):
     """Function that plans again during a replay: `cheapest_plan`, or another of this signature."""
 
-    def __call__(self, problem: PlanningProblem, *, since: Situation) -> Plan:
+    def __call__(self, problem: PlanningProblem, *, since: PlanState) -> Plan:
         """Plan the rest from this situation."""
 
 
@@ -217,9 +217,9 @@ class _Run:
             if self._run(self.jobs[name], segment, stops_at=stops_at, until_seconds=until_seconds):
                 waiting[name].clear()
 
-    def situation(self, now_seconds: float) -> Situation:
+    def situation(self, now_seconds: float) -> PlanState:
         """Return the current state, as a user would write it down."""
-        return Situation(
+        return PlanState(
             now_seconds=now_seconds,
             remaining={
                 name: self.left[name]
@@ -233,7 +233,7 @@ class _Run:
             spent_usd=sum(self._rent_usd(machine, stretches) for (_, machine), stretches in self.used.items()),
         )
 
-    def go_on(self, segments: Sequence[Segment], situation: Situation) -> None:
+    def go_on(self, segments: Sequence[Segment], situation: PlanState) -> None:
         """Adopt a new plan: jobs that it places elsewhere stop now, the others continue."""
         kept = {
             segment.job: segment.placement

@@ -31,10 +31,10 @@ from lightning_predict.extensions.planning.problem import (
     Placement,
     Plan,
     PlanningProblem,
+    PlanState,
     Rental,
     RunningJobs,
     Segment,
-    Situation,
     rental_usd,
 )
 from lightning_predict.extensions.planning.validation import check_problem, check_situation
@@ -55,7 +55,7 @@ def simulate(
     policy: AbstractPolicy,
     *,
     actual_seconds: ActualSeconds | None = None,
-    since: Situation | None = None,
+    since: PlanState | None = None,
     interruptions: int | None = None,
 ) -> Plan:
     """Simulate all jobs to their end.
@@ -121,7 +121,7 @@ class _Simulation:
     problem: PlanningProblem
     policy: AbstractPolicy
     actual_seconds: ActualSeconds | None
-    since: Situation | None
+    since: PlanState | None
     interruptions: int | None
     now_seconds: float = 0.0
     last_decision_seconds: float = 0.0
@@ -149,13 +149,13 @@ class _Simulation:
 
     def _seconds(self, job: Job, configuration: Configuration) -> float:
         """Return the job's actual time for the whole run here, without interruptions if these are simulated."""
-        known = self.since or Situation(now_seconds=0.0, remaining={})
+        known = self.since or PlanState(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
         known = known if self.actual_seconds is None else replace(known, measured={})
         time_of = expected_seconds if self.interruptions is None else working_seconds
         return time_of(real, self.problem, known)[configuration]
 
-    def _go_on_from(self, since: Situation) -> None:
+    def _go_on_from(self, since: PlanState) -> None:
         """Initialize from the progress of a running plan."""
         self.now_seconds = self.last_decision_seconds = since.now_seconds
         self.arrivals = [job for job in self.arrivals if job.release_seconds > since.now_seconds]
@@ -236,7 +236,7 @@ class _Simulation:
                 self.measured.setdefault(name, {})[here] = self.actual_seconds[name][here]
         placements: Mapping[str, Placement] = {}
         if self.remaining:
-            situation = Situation(
+            situation = PlanState(
                 now_seconds=self.now_seconds,
                 remaining=dict(sorted(self.remaining.items())),
                 running={name: self.work[name].placement for name in sorted(self.work)},
@@ -247,7 +247,7 @@ class _Simulation:
                     if work.start_seconds > self.now_seconds
                 },
                 measured={name: dict(self.measured[name]) for name in sorted(self.measured.keys() & self.remaining)},
-                beside={} if self.since is None else self.since.beside,
+                overhead_seconds={} if self.since is None else self.since.overhead_seconds,
                 unproven=self._unproven(),
                 spent_usd=self._spent_usd(),
                 mean_gap_seconds=self._mean_gap_seconds(),

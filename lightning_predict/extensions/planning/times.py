@@ -23,7 +23,7 @@ from lightning_predict.extensions.advice.batch_size import why_no_other_batch, w
 from lightning_predict.extensions.planning.problem import Configuration, MachineType
 from lightning_predict.gpus.layouts import Layout, find_machine, layout_of
 from lightning_predict.interval import Interval
-from lightning_predict.prediction import predict_workload, steps_to_come
+from lightning_predict.prediction import predict_workload, remaining_steps
 from lightning_predict.run.batch_size import samples_per_batch
 from lightning_predict.run.history import history_path
 from lightning_predict.tracing.trace import Trace
@@ -88,7 +88,7 @@ def times_of_trace(
         if share < 1 or share != int(share):
             continue
         step = trace if share == samples else with_samples(trace, int(share))
-        steps = steps_to_come(step, math.ceil(iterations * number) if keep_batch else iterations)
+        steps = remaining_steps(step, math.ceil(iterations * number) if keep_batch else iterations)
         predictions = predict_workload(step, tuple(own.values()), steps, assumptions)
         for one, found in zip(own, predictions.items_in_order, strict=True):
             if found.fits is not False and found.total is not None:

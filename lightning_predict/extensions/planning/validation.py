@@ -24,7 +24,7 @@ from lightning_predict.extensions.planning.problem import (
     Limits,
     MachineType,
     PlanningProblem,
-    Situation,
+    PlanState,
 )
 
 
@@ -51,7 +51,7 @@ def check_problem(problem: PlanningProblem) -> None:
     _check_budget(problem)
 
 
-def check_situation(situation: Situation, problem: PlanningProblem) -> None:
+def check_situation(situation: PlanState, problem: PlanningProblem) -> None:
     """Reject a situation that contradicts the problem.
 
     Raises:
@@ -86,7 +86,7 @@ def check_situation(situation: Situation, problem: PlanningProblem) -> None:
     _check_nodes(situation, problem)
 
 
-def _check_nodes(situation: Situation, problem: PlanningProblem) -> None:
+def _check_nodes(situation: PlanState, problem: PlanningProblem) -> None:
     machines = {machine.name: machine for machine in problem.machines}
     types: dict[int, str] = {}
     used: Counter[int] = Counter()

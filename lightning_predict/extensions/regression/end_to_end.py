@@ -272,7 +272,7 @@ class EndToEndRegression:
         if middle <= 0:
             return RunEstimate(setting=setting, time=None, extrapolations=outside)
         half = self._half_width(np.array([1.0, *(values / self.scales)]), middle, outside)
-        one = Interval(middle - half, middle, middle + half).at_least(0.0)
+        one = Interval(middle - half, middle, middle + half).clamp_min(0.0)
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
@@ -322,7 +322,7 @@ def _after_number(name: str) -> str:
     return name[1:] if name.startswith("1 / ") else f" * {name}"
 
 
-FEWEST_RUNS: Final = 3
+MIN_RUNS: Final = 3
 """Minimum number of runs for a regression."""
 
 FOLDS: Final = 10
@@ -384,7 +384,7 @@ def fit_regression(
     """
     chosen = of_one_model(runs, model)
     regression = _fit(chosen, options)
-    if len(chosen) <= FEWEST_RUNS:
+    if len(chosen) <= MIN_RUNS:
         return regression
     errors = np.array(left_out_errors(chosen, options=options))
     residuals = errors if options.relative else errors * [run.seconds_per_iteration for run in chosen]
@@ -407,8 +407,8 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
         InvalidArgumentError: Too few runs.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
-    if len(runs) <= FEWEST_RUNS:
-        raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {FEWEST_RUNS + 1}.")
+    if len(runs) <= MIN_RUNS:
+        raise InvalidArgumentError(f"{len(runs)} runs; leaving one out needs at least {MIN_RUNS + 1}.")
     count = min(FOLDS, len(runs))
     errors = [0.0] * len(runs)
     for fold in range(count):
@@ -497,9 +497,9 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
     if model is None and len(models) > 1:
         raise InvalidArgumentError(f"The runs are of {len(models)} models; choose one of {', '.join(models)}.")
     chosen = tuple(run for run in runs if model in (None, run.model))
-    if len(chosen) < FEWEST_RUNS:
+    if len(chosen) < MIN_RUNS:
         whose = "" if model is None else f" of {model!r} (there are runs of {', '.join(models) or 'no model'})"
-        raise InvalidArgumentError(f"{len(chosen)} past runs{whose}; a regression needs at least {FEWEST_RUNS}.")
+        raise InvalidArgumentError(f"{len(chosen)} past runs{whose}; a regression needs at least {MIN_RUNS}.")
     return chosen
 
 

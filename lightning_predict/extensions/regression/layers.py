@@ -21,11 +21,11 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.kernels.operations import Problem, batch_of, operation_kind
+from lightning_predict.kernels.operations import OperationShape, batch_shapes, operation_spec
 from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Trace
 
-FEWEST_LAYERS: Final = 2
+MIN_LAYERS: Final = 2
 """Minimum number of distinct work values for a slope."""
 
 
@@ -150,7 +150,7 @@ def _line(layers: list[TimedLayer]) -> Line:
     work = np.array([layer.work for layer in layers])  # (layers,)
     seconds = np.array([layer.seconds for layer in layers])
     most, slope, intercept = float(work.max()), 0.0, float(seconds.mean())
-    if len(set(work.tolist())) >= FEWEST_LAYERS:
+    if len(set(work.tolist())) >= MIN_LAYERS:
         slope, intercept = map(float, np.polyfit(work / most, seconds, 1) / (most, 1.0))
     if slope <= 0 and most > 0:
         slope, intercept = float(seconds.sum() / work.sum()), 0.0
@@ -163,12 +163,12 @@ def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
             # A bias, or a first layer without a gradient to pass on, does not make a separate kind.
-            products = [one for one in item.problems if operation_kind(one.operation).units == "tensor"]
+            products = [one for one in item.problems if operation_spec(one.operation).units == "tensor"]
             names = "+".join(sorted({one.operation.partition("_backward")[0] for one in products or item.problems}))
             yield place, item, f"{names} ({phase})", math.fsum(map(_work, products or item.problems))
 
 
-def _work(problem: Problem) -> float:
+def _work(problem: OperationShape) -> float:
     """Return FLOPs for products and convolutions, otherwise bytes."""
-    batch = batch_of([problem])
-    return float((batch.flops if batch.kind.units == "tensor" else batch.bytes_moved)[0])
+    batch = batch_shapes([problem])
+    return float((batch.flops if batch.spec.units == "tensor" else batch.bytes_moved)[0])

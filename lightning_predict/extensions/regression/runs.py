@@ -342,7 +342,7 @@ def _run(row: Checked, columns: Mapping[str, str], values: Mapping[str, str], mo
             model=text("model") or model, setting=setting, seconds=number("seconds") if is_timed else _elapsed(row)
         )
     except (InvalidArgumentError, UnknownGpuError) as error:
-        raise row.problem(f"is not a past run: {error}") from error
+        raise row.error(f"is not a past run: {error}") from error
 
 
 def _elapsed(row: Checked) -> float:
@@ -361,7 +361,7 @@ def _elapsed(row: Checked) -> float:
         try:
             moments.append(datetime.fromisoformat(cell.value).timestamp())
         except (ValueError, OverflowError):
-            raise cell.wrong("a date and time") from None
+            raise cell.unexpected("a date and time") from None
     return moments[1] - moments[0]
 
 

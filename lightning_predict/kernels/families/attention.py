@@ -10,8 +10,8 @@ The tables of causal attention come from inference servers, whose kernels read k
 tensors. Its causal attention (`causal_attention`) is therefore timed as the share of unmasked attention that blocks
 cannot skip, and at most as a server's. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> batch = problem_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> batch = shape_batch("attention", "bfloat16", batch=1, heads=2, seq=8, head_dim=4)
     >>> float(batch.flops[0])  # 4 x 2 x 8 x 8 x 4
     2048.0
 """
@@ -33,13 +33,13 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     Columns,
-    CountedProblem,
-    Family,
+    CountedShape,
     Formula,
     NamedFeatures,
-    OperationKind,
-    Problem,
-    ProblemBatch,
+    NetworkSpec,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
     register,
     translates,
 )
@@ -118,7 +118,7 @@ HEAD_DIM_STEPS: Final = (32, 64, 128, 256)
 """Head sizes that kernels are built for; other sizes are padded to the next one."""
 
 
-def attention_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+def attention_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of fused attention, by name.
 
     A block of the kernel handles a strip of queries of one head and loops over the keys. The number of blocks is
@@ -152,7 +152,7 @@ The kernels pad smaller heads with zeros: heads of 72 take 0.98 to 1.09 times as
 GPUs. The tables have no sizes below 64 or from 81 to 127."""
 
 
-def _with_built_heads(batch: ProblemBatch) -> ProblemBatch:
+def _with_built_heads(batch: ShapeBatch) -> ShapeBatch:
     """Round head sizes up to the sizes that kernels are built for; measured sizes are unchanged."""
     head_dim = batch.columns["head_dim"]
     sizes, stands_for = (np.array(column, dtype=np.float64) for column in zip(*BUILT_HEAD_DIMS, strict=True))
@@ -165,7 +165,7 @@ def _with_built_heads(batch: ProblemBatch) -> ProblemBatch:
     return replace(batch, columns={**batch.columns, "head_dim": padded})
 
 
-ATTENTION: Final = Family(
+ATTENTION: Final = NetworkSpec(
     name="attention", dtypes=("float16", "bfloat16"), describe=attention_features, built_for=_with_built_heads
 )
 
@@ -195,11 +195,11 @@ SINGLE_SPREAD: Final = 1.5
 """Interval factor of this time. An assumption, wider than the difference between those two GPUs."""
 
 
-def _single_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+def _single_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict fused attention in float32 by its FLOPs, because the scores are never in memory; (gpus, problems)."""
     rates = per_gpu(gpus, _single_rate)
     seconds = np.maximum(batch.flops[None, :] / rates, roofline_seconds(batch, gpus)) + SHORTEST_SINGLE_SECONDS
-    return Interval.around(seconds, SINGLE_SPREAD)
+    return Interval.from_factor(seconds, SINGLE_SPREAD)
 
 
 def _single_rate(gpu: Gpu) -> float:
@@ -210,73 +210,73 @@ def _single_rate(gpu: Gpu) -> float:
     return SINGLE_RATE * min(tf32, widest)
 
 
-def _is_single(problem: Problem) -> bool:
+def _is_single(problem: OperationShape) -> bool:
     return problem.dtype == "float32"
 
 
-SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, knows=_is_single)
+SINGLE_ATTENTION: Final = Formula(seconds=_single_seconds, supports=_is_single)
 
 
-def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
+def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split attention into two batched products; the softmax between them is fused."""
     w = problem.shape
     b = w["batch"] * w["heads"]
     visible = 0.5 if w["causal"] else 1.0
-    scores = Problem("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
-    values = Problem("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
-    return CountedProblem(visible, scores), CountedProblem(visible, values)
+    scores = OperationShape("bmm", problem.dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = OperationShape("bmm", problem.dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    return CountedShape(visible, scores), CountedShape(visible, values)
 
 
-def _as_forward_pass(problem: Problem) -> tuple[CountedProblem, ...]:
-    return (CountedProblem(BACKWARD_RATIO, Problem("attention", problem.dtype, problem.dims)),)
+def _as_forward_pass(problem: OperationShape) -> tuple[CountedShape, ...]:
+    return (CountedShape(BACKWARD_RATIO, OperationShape("attention", problem.dtype, problem.dims)),)
 
 
-def _without_a_mask(problem: Problem) -> tuple[CountedProblem, ...]:
+def _without_a_mask(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Return the share of unmasked attention that blocks cannot skip."""
     columns = {word: np.array([value]) for word, value in problem.shape.items()}
     share = float(_visible_share(_under_a_mask(columns))[0]) + DIAGONAL_KEYS / problem.shape["kv_seq"]
     times = BACKWARD_RATIO if problem.operation.endswith("_backward") else 1.0
-    return (CountedProblem(times * min(share, 1.0), Problem("attention", problem.dtype, (*problem.dims, 0.0))),)
+    return (CountedShape(times * min(share, 1.0), OperationShape("attention", problem.dtype, (*problem.dims, 0.0))),)
 
 
-def _as_a_server(problem: Problem) -> Problem:
+def _as_a_server(problem: OperationShape) -> OperationShape:
     """Return the same attention as measured in the servers' tables."""
-    return Problem(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
+    return OperationShape(problem.operation.removeprefix("causal_"), problem.dtype, (*problem.dims, 1.0))
 
 
-def _eager_attention(problem: Problem) -> tuple[CountedProblem, ...]:
+def _eager_attention(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Return the parts: scores, scaling, mask (if causal), softmax, product with the values.
 
     Backward: two products for each of the forward's, the gradient of the softmax in two kernels, and the scaling.
     """
     w = problem.shape
     b, dtype = w["batch"] * w["heads"], problem.dtype
-    scores = Problem("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
-    values = Problem("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
+    scores = OperationShape("bmm", dtype, (b, w["seq"], w["kv_seq"], w["head_dim"]))
+    values = OperationShape("bmm", dtype, (b, w["seq"], w["head_dim"], w["kv_seq"]))
     matrix = (b * w["seq"], w["kv_seq"])
-    scaling = CountedProblem(1.0, Problem("mul_scalar", dtype, matrix))
+    scaling = CountedShape(1.0, OperationShape("mul_scalar", dtype, matrix))
     if problem.operation.endswith("_backward"):
-        softmax = (CountedProblem(1.0, Problem(name, dtype, matrix)) for name in SOFTMAX_BACKWARD)
-        transposed = Problem("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
+        softmax = (CountedShape(1.0, OperationShape(name, dtype, matrix)) for name in SOFTMAX_BACKWARD)
+        transposed = OperationShape("bmm", dtype, (b, w["kv_seq"], w["head_dim"], w["seq"]))
         return (
-            CountedProblem(1.0, scores),
-            CountedProblem(1.0, values),
-            CountedProblem(2.0, transposed),
+            CountedShape(1.0, scores),
+            CountedShape(1.0, values),
+            CountedShape(2.0, transposed),
             *softmax,
             scaling,
         )
-    mask = (CountedProblem(1.0, Problem("add_scalar", dtype, matrix)),) if w["causal"] else ()
+    mask = (CountedShape(1.0, OperationShape("add_scalar", dtype, matrix)),) if w["causal"] else ()
     return (
-        CountedProblem(1.0, scores),
+        CountedShape(1.0, scores),
         scaling,
         *mask,
-        CountedProblem(1.0, Problem("softmax", dtype, matrix)),
-        CountedProblem(1.0, values),
+        CountedShape(1.0, OperationShape("softmax", dtype, matrix)),
+        CountedShape(1.0, values),
     )
 
 
 register(
-    OperationKind(
+    OperationSpec(
         name="attention",
         shape=_SHAPE,
         defaults=_DEFAULTS,
@@ -284,11 +284,11 @@ register(
         flops=_flops,
         reads=_read_forward,
         writes=_queries,
-        families=(ATTENTION,),
+        network_specs=(ATTENTION,),
         formula=SINGLE_ATTENTION,
-        proxy=_as_products,
+        surrogate=_as_products,
     ),
-    OperationKind(
+    OperationSpec(
         name="attention_backward",
         shape=_SHAPE,
         defaults=_DEFAULTS,
@@ -297,9 +297,9 @@ register(
         reads=_read_backward,
         writes=_gradients,
         formula=SINGLE_ATTENTION,
-        proxy=_as_forward_pass,
+        surrogate=_as_forward_pass,
     ),
-    OperationKind(
+    OperationSpec(
         name="causal_attention",
         shape=_SHAPE[:-1],
         defaults=_DEFAULTS_WITHOUT_MASK,
@@ -307,10 +307,10 @@ register(
         flops=lambda c: _flops(_under_a_mask(c)),
         reads=_read_forward,
         writes=_queries,
-        proxy=_without_a_mask,
+        surrogate=_without_a_mask,
         alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
-    OperationKind(
+    OperationSpec(
         name="causal_attention_backward",
         shape=_SHAPE[:-1],
         defaults=_DEFAULTS_WITHOUT_MASK,
@@ -318,11 +318,11 @@ register(
         flops=lambda c: BACKWARD_PRODUCTS * _flops(_under_a_mask(c)),
         reads=_read_backward,
         writes=_gradients,
-        proxy=_without_a_mask,
+        surrogate=_without_a_mask,
         alternative=Alternative(problem=_as_a_server, bounds_networks=True),
     ),
     # Eager: all scores are computed and written to memory, masked or not; they are kept for the backward pass.
-    OperationKind(
+    OperationSpec(
         name="eager_attention",
         shape=_SHAPE,
         defaults=_DEFAULTS,
@@ -330,9 +330,9 @@ register(
         flops=_all_flops,
         reads=_read_forward,
         writes=lambda c: _queries(c) + _scores(c),
-        proxy=_eager_attention,
+        surrogate=_eager_attention,
     ),
-    OperationKind(
+    OperationSpec(
         name="eager_attention_backward",
         shape=_SHAPE,
         defaults=_DEFAULTS,
@@ -340,12 +340,14 @@ register(
         flops=lambda c: 2 * _all_flops(c),
         reads=lambda c: _read_backward(c) + _scores(c),
         writes=_gradients,
-        proxy=_eager_attention,
+        surrogate=_eager_attention,
     ),
 )
 
 
-def _attention(operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool) -> tuple[Problem, ...] | None:
+def _attention(
+    operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool
+) -> tuple[OperationShape, ...] | None:
     """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
         return None
@@ -366,9 +368,9 @@ def _attention(operation: Operation, tensors: Sequence[TensorInfo], *, backward:
     is_causal = _is_causal(operation)
     dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
     if len(query.shape) > 4:  # torch's fused kernels take four dimensions; a fifth means eager attention
-        return (Problem(f"eager_attention{'_backward' * backward}", dtype, (*dims, float(is_causal))),)
+        return (OperationShape(f"eager_attention{'_backward' * backward}", dtype, (*dims, float(is_causal))),)
     name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
-    return (Problem(name, dtype, dims if is_causal else (*dims, 0.0)),)
+    return (OperationShape(name, dtype, dims if is_causal else (*dims, 0.0)),)
 
 
 def _is_causal(operation: Operation) -> bool:
@@ -376,23 +378,23 @@ def _is_causal(operation: Operation) -> bool:
     return bool(arguments.get("is_causal") or arguments.get("causal") or arguments.get("custom_mask_type"))
 
 
-def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) -> tuple[Problem, ...]:
-    scores = Problem("bmm", "float64", (float(b), float(seq), float(kv_seq), float(head_dim)))
-    values = Problem("bmm", "float64", (float(b), float(seq), float(head_dim), float(kv_seq)))
+def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) -> tuple[OperationShape, ...]:
+    scores = OperationShape("bmm", "float64", (float(b), float(seq), float(kv_seq), float(head_dim)))
+    values = OperationShape("bmm", "float64", (float(b), float(seq), float(head_dim), float(kv_seq)))
     softmax = SOFTMAX_BACKWARD if backward else ("softmax",)
     products = (scores, values) * (2 if backward else 1)
-    return (*products, *(Problem(name, "float64", (float(b * seq), float(kv_seq))) for name in softmax))
+    return (*products, *(OperationShape(name, "float64", (float(b * seq), float(kv_seq))) for name in softmax))
 
 
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
-def _whole(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _whole(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     backward = operation.name.endswith("_backward")
     found = _attention(operation, operation.inputs[:3], backward=backward)
     if found and _has_wider_mask(operation):
         # No fused kernel takes a mask in another dtype. PyTorch then computes products and softmax in the wider dtype.
         (one,) = found
         dtype = "tf32" if flags.matmul_tf32 else "float32"
-        return (Problem(f"eager_attention{'_backward' * backward}", dtype, one.dims),)
+        return (OperationShape(f"eager_attention{'_backward' * backward}", dtype, one.dims),)
     return found
 
 
@@ -421,7 +423,7 @@ _FUSED: Final = tuple(
 
 
 @translates(*_FUSED)
-def _fused(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _fused(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate the fused kernels of the whole call; in a backward pass, the output's gradient comes first."""
     backward = operation.name.endswith("_backward")
     tensors = operation.inputs[1:4] if backward else operation.inputs[:3]
@@ -429,7 +431,7 @@ def _fused(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
 
 
 @translates("higher_order::flex_attention", "higher_order::flex_attention_backward")
-def _flexible(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _flexible(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate as if nothing were masked, because a trace does not contain the tensors with the skipped blocks."""
     backward = operation.name.endswith("_backward")
     return _attention(operation, operation.inputs[:3], backward=backward)
@@ -456,7 +458,7 @@ FLASH_EXTENSIONS: Final = (
     "aten::_efficient_attention_backward",
     *FLASH_EXTENSIONS,
 )
-def _heads_last(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _heads_last(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate (batch, seq, heads, head_dim), or sequences of different lengths in one row.
 
     Packed sequences are assumed to have the maximum length, with as many sequences as fill the row.

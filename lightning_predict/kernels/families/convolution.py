@@ -11,12 +11,12 @@ One and three dimensions are mapped to two. A line is an image of height 1. A vo
 batch and the depth of its taps into the channels, which keeps the FLOPs. A transposed convolution is the same
 computation as the input gradient of a convolution whose output is its input. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> batch = problem_batch("conv2d", "float32", batch=1, in_channels=3, out_channels=8, kernel_size=3,
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> batch = shape_batch("conv2d", "float32", batch=1, in_channels=3, out_channels=8, kernel_size=3,
     ...                       image_size=4, padding=1)
     >>> float(batch.flops[0])  # 2 x 8 x 4 x 4 x 3 x 3 x 3
     6912.0
-    >>> line = problem_batch("conv1d", "float32", batch=1, in_channels=2, out_channels=3, length=8, kernel_size=3)
+    >>> line = shape_batch("conv1d", "float32", batch=1, in_channels=2, out_channels=3, length=8, kernel_size=3)
     >>> float(line.flops[0])  # 2 x 3 x 6 positions x 2 x 3 taps
     216.0
 """
@@ -47,24 +47,24 @@ from lightning_predict.kernels.operations import (
     Array,
     BoolArray,
     Columns,
-    CountedProblem,
-    Family,
+    CountedShape,
     Formula,
     NamedFeatures,
-    OperationKind,
-    Problem,
-    ProblemBatch,
-    batch_of,
+    NetworkSpec,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
+    batch_shapes,
     register,
     translates,
 )
 from lightning_predict.kernels.roofline import (
     compute_peak,
     per_gpu,
-    sustained_doubt,
     sustained_flops,
-    sustaining,
+    sustained_rate_uncertainty,
     tf32_ratio,
+    with_sustained_peaks,
 )
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
@@ -152,7 +152,7 @@ def _may_winograd(c: Columns) -> Array:
     return allowed
 
 
-def _winograd_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
+def _winograd_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> dict[str, Array]:
     """Return the cost features of Winograd for 3 x 3 filters, 0 for all others.
 
     Unfused F(4x4, 3x3): 36 products of (squares of 4 x 4) x (output channels) x (input channels), between transforms
@@ -206,7 +206,7 @@ def _plane_features(c: Columns) -> dict[str, Array]:
     return {name: values[None, :] for name, values in named.items()}
 
 
-def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+def convolution_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of two-dimensional convolutions, by name.
 
     A convolution is a matrix product of the output positions by the output channels over the filter taps (implicit
@@ -228,14 +228,14 @@ def convolution_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatu
     return named | work_features(batch, gpus) | machine_features(batch, gpus)
 
 
-CONVOLUTION: Final = Family(
+CONVOLUTION: Final = NetworkSpec(
     name="convolution",
     dtypes=("float32",),
     describe=convolution_features,
-    unmeasured=sustaining,
-    doubt=sustained_doubt,
+    unmeasured=with_sustained_peaks,
+    log_uncertainty=sustained_rate_uncertainty,
 )
-TENSOR_CONVOLUTION: Final = Family(
+TENSOR_CONVOLUTION: Final = NetworkSpec(
     name="convolution_tensor", dtypes=("tf32", "float16", "bfloat16"), describe=convolution_features
 )
 """Family for tensor cores. No public table has such convolutions on current GPUs, so the bundled weights have no
@@ -267,7 +267,7 @@ BANDWIDTH_SHARE: Final = 0.85
 """Share of the bandwidth that convolutions and layout conversions reach: 0.83 to 0.89 for the A100's conversions of 50
 MB and more."""
 
-LEAST_CHANNELS: Final = 8
+MIN_CHANNELS: Final = 8
 """Multiple of channels to which tensor cores pad: the A100 takes 463 µs for three channels, as for 24 elsewhere."""
 
 SPLIT_DEPTH: Final = 512
@@ -625,7 +625,7 @@ def _depthwise(work: ConvolutionWork, gpu: Gpu, memory: Array) -> Array:
     return longest + np.where(work.is_odd, _conversions(work, gpu), 0.0)
 
 
-def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
+def _work(plane_pass: str, batch: ShapeBatch, c: Columns, *, is_volume: bool) -> ConvolutionWork:
     """Collect the formula's inputs; `c` are the two-dimensional columns, in which a volume's taps are channels."""
     elements = _elements(c)
     depth_taps = batch.columns["kernel_depth"] if is_volume else 1.0
@@ -643,7 +643,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         )
     else:
         summed = out_channels / c["groups"] if plane_pass == "_backward_input" else channels
-        padding = np.where(c["groups"] == 1, np.maximum(summed, LEAST_CHANNELS) / summed, 1.0)
+        padding = np.where(c["groups"] == 1, np.maximum(summed, MIN_CHANNELS) / summed, 1.0)
         padded_images, padded_outputs = images, outputs
     rows, cols, depth = _implicit_product(f"conv2d{plane_pass}", c)
     if plane_pass == "_backward_input":  # on average, taps x outputs / images reach a position
@@ -665,7 +665,7 @@ def _work(plane_pass: str, batch: ProblemBatch, c: Columns, *, is_volume: bool) 
         is_depthwise=(c["groups"] > 1) & (c["groups"] == c["in_channels"]),
         by_library=_by_library(batch.dtype, c),
         is_last=c["channels_last"] > 0,
-        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > LEAST_CHANNELS)) | (c["out_channels"] % 2 > 0),
+        is_odd=((c["in_channels"] % 2 > 0) & (c["in_channels"] > MIN_CHANNELS)) | (c["out_channels"] % 2 > 0),
         is_volume=is_volume,
         images=images,
         outputs=outputs,
@@ -692,18 +692,18 @@ def _by_library(dtype: str, c: Columns) -> BoolArray:
     return (found & (dtype == "float16")) | (c["channels_last"] > 0)
 
 
-def _has_groups(problem: Problem) -> bool:
+def _has_groups(problem: OperationShape) -> bool:
     return problem.shape["groups"] > 1
 
 
-def _is_beyond_networks(problem: Problem) -> bool:
+def _is_beyond_networks(problem: OperationShape) -> bool:
     """Return whether it is grouped, or an input gradient with stride and dilation, which networks do not support."""
     shape = problem.shape
     skips, has_gaps = (max(shape[f"{name}_{side}"] for side in _PLANE) > 1 for name in ("stride", "dilation"))
     return _has_groups(problem) or (problem.operation.endswith("_backward_input") and skips and has_gaps)
 
 
-def as_product(problem: Problem) -> Problem | None:
+def as_product(problem: OperationShape) -> OperationShape | None:
     """Return the implicit matrix product of an ungrouped two-dimensional convolution or of half of its gradient.
 
     None for a grouped one. Libraries always provide this algorithm ("implicit GEMM" in cuDNN's developer guide). The
@@ -713,8 +713,8 @@ def as_product(problem: Problem) -> Problem | None:
         return None
     is_input = problem.operation == "conv2d_backward_input"
     name = "conv2d" if is_input else problem.operation
-    rows, cols, depth = (float(side[0]) for side in _implicit_product(name, batch_of([problem]).columns))
-    return Problem("linear", problem.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
+    rows, cols, depth = (float(side[0]) for side in _implicit_product(name, batch_shapes([problem]).columns))
+    return OperationShape("linear", problem.dtype, (1.0, rows, depth, cols) if is_input else (1.0, rows, cols, depth))
 
 
 # --- The operations
@@ -809,7 +809,7 @@ def _shape(variant: _Variant) -> tuple[tuple[str, ...], dict[str, float | str], 
     return shape, defaults, spellings
 
 
-def _kind(variant: _Variant, suffix: str) -> OperationKind:
+def _kind(variant: _Variant, suffix: str) -> OperationSpec:
     shape, defaults, spellings = _shape(variant)
     plane_pass = variant.plane_passes[suffix]
 
@@ -818,30 +818,32 @@ def _kind(variant: _Variant, suffix: str) -> OperationKind:
         total: Array = np.sum(sizes, axis=0)
         return total
 
-    def as_plane(problem: Problem) -> tuple[CountedProblem, ...]:
-        plane = variant.as_plane(batch_of([problem]).columns)
+    def as_plane(problem: OperationShape) -> tuple[CountedShape, ...]:
+        plane = variant.as_plane(batch_shapes([problem]).columns)
         dims = tuple(float(plane[name][0]) for name in _PLANE_SHAPE)
-        return (CountedProblem(1.0, Problem(f"conv2d{plane_pass}", problem.dtype, dims)),)
+        return (CountedShape(1.0, OperationShape(f"conv2d{plane_pass}", problem.dtype, dims)),)
 
-    def by_formula(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+    def by_formula(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
         work = _work(plane_pass, batch, variant.as_plane(batch.columns), is_volume="depth" in variant.sides)
         return convolution_interval(work, convolution_seconds(work, gpus))
 
     is_plane = variant.name == "conv2d"
     has_formula = is_plane or "depth" in variant.sides
-    formula = Formula(seconds=by_formula, comes_first=_is_beyond_networks) if is_plane else Formula(seconds=by_formula)
-    return OperationKind(
+    formula = (
+        Formula(seconds=by_formula, takes_precedence=_is_beyond_networks) if is_plane else Formula(seconds=by_formula)
+    )
+    return OperationSpec(
         name=variant.name + suffix,
         shape=shape,
         defaults=defaults,
         spellings=spellings,
         units="tensor",
         flops=lambda c: _flops(variant.as_plane(c)),
-        least_flops=lambda c: _least_flops(variant.as_plane(c)),
+        minimum_flops=lambda c: _least_flops(variant.as_plane(c)),
         reads=lambda c: added(c, read=True),
         writes=lambda c: added(c, read=False),
-        families=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
-        proxy=None if has_formula else as_plane,
+        network_specs=(CONVOLUTION, TENSOR_CONVOLUTION) if is_plane else (),
+        surrogate=None if has_formula else as_plane,
         formula=formula if has_formula else None,
         alternative=Alternative(problem=as_product) if is_plane else None,
     )
@@ -865,7 +867,7 @@ def _numbers(operation: Operation, name: str, dimensions: int, default: float) -
 
 def _convolution_problem(
     name: str, operation: Operation, flags: Flags, images: TensorInfo, weight: TensorInfo
-) -> Problem:
+) -> OperationShape:
     """Return the problem for `images` (N, C, *sizes) and `weight` (O, C / groups, *taps), with lines of height 1."""
     sizes, taps = list(images.shape[2:]), list(weight.shape[2:])
     dimensions = len(sizes)
@@ -884,7 +886,7 @@ def _convolution_problem(
     is_last = float(bool(operation.arguments.get(CHANNELS_LAST)))
     kind = name.replace("conv2d", "conv3d") if dimensions == 3 else name
     dtype = compute_dtype(images, tf32=flags.cudnn_tf32)
-    return Problem(kind, dtype, (batch, channels, float(weight.shape[0]), *flat, groups, is_last))
+    return OperationShape(kind, dtype, (batch, channels, float(weight.shape[0]), *flat, groups, is_last))
 
 
 def _transposed_images(operation: Operation, data: TensorInfo, weight: TensorInfo) -> TensorInfo:
@@ -924,7 +926,7 @@ def _are_images(images: TensorInfo, weight: TensorInfo) -> bool:
     "aten::slow_conv_transpose2d",
     "aten::slow_conv_transpose3d",
 )
-def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _forward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 2 or not _are_images(*operation.inputs[:2]):
         return None
     data, weight = operation.inputs[:2]
@@ -940,29 +942,29 @@ def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
 _ADDS_BIAS: Final = frozenset({"aten::convolution", "aten::_convolution", "aten::convolution_overrideable"})
 
 
-def _added_bias(operation: Operation, problem: Problem) -> tuple[Problem, ...]:
+def _added_bias(operation: Operation, problem: OperationShape) -> tuple[OperationShape, ...]:
     """Return the bias addition, which PyTorch runs as a separate kernel after cuDNN (`Convolution.cpp`, `output.add_`).
 
     PyTorch's own depthwise kernel adds the bias itself.
     """
-    shape, batch = problem.shape, batch_of([problem])
+    shape, batch = problem.shape, batch_shapes([problem])
     is_depthwise = shape["groups"] == shape["in_channels"] > 1
     is_own = is_depthwise and not bool(_by_library(problem.dtype, batch.columns)[0])
     if operation.name not in _ADDS_BIAS or len(operation.inputs) < 3 or is_own:
         return ()
     output = float(batch.bytes_written[0])
-    return (Problem("transfer", "float32", (output, output, output / batch.element_bytes)),)
+    return (OperationShape("transfer", "float32", (output, output, output / batch.element_bytes)),)
 
 
 @translates("aten::convolution_backward", "aten::convolution_backward_overrideable")
-def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _backward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 3 or not _are_images(*operation.inputs[1:3]):
         return None
     gradient, data, weight = operation.inputs[:3]
     wanted = operation.arguments.get("output_mask", (True, True, True))
     transposed = bool(operation.arguments.get("transposed"))
     images = gradient if transposed else data
-    problems: list[Problem] = []
+    problems: list[OperationShape] = []
     if wanted[0]:
         name = "conv2d" if transposed else "conv2d_backward_input"
         problems.append(_convolution_problem(name, operation, flags, images, weight))
@@ -970,5 +972,5 @@ def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
         problems.append(_convolution_problem("conv2d_backward_weight", operation, flags, images, weight))
     if wanted[2]:
         read = float(gradient.size_bytes)
-        problems.append(Problem("transfer", "float32", (read, 0.0, float(gradient.elements))))
+        problems.append(OperationShape("transfer", "float32", (read, 0.0, float(gradient.elements))))
     return tuple(problems)

@@ -2,8 +2,8 @@
 
 `transfer` is the general one, counted in bytes. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("cast", "float32", rows=2, cols=3).bytes_moved[0])  # 4 bytes read, 2 written
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("cast", "float32", rows=2, cols=3).bytes_moved[0])  # 4 bytes read, 2 written
     36.0
 """
 
@@ -13,43 +13,43 @@ from dataclasses import replace
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import VECTOR, as_transfer, by_element
+from lightning_predict.kernels.memory_bound import UNTRANSLATED
 from lightning_predict.kernels.operations import (
     Array,
-    Floor,
-    OperationKind,
-    ProblemBatch,
-    Untrained,
+    LatencyBound,
+    OperationSpec,
+    RooflineEfficiency,
+    ShapeBatch,
     by_bytes,
     register,
 )
 from lightning_predict.kernels.roofline import host_copy_rate
-from lightning_predict.kernels.traffic import UNTRANSLATED
 
 
-def _host_copy_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _host_copy_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     seconds: Array = batch.bytes_read / host_copy_rate(gpu)
     return seconds
 
 
 register(
-    replace(by_bytes("transfer"), families=(VECTOR,)),
+    replace(by_bytes("transfer"), network_specs=(VECTOR,)),
     # Bytes of a call whose translator failed. Its work is unknown: an addmm timed by its bytes was 42 times faster than
     # a product of that size. Intervals of whole steps keep eight tenths of the logarithm.
-    replace(by_bytes(UNTRANSLATED), untrained=Untrained(spread=100.0)),
-    OperationKind(
+    replace(by_bytes(UNTRANSLATED), roofline_efficiency=RooflineEfficiency(spread=100.0)),
+    OperationSpec(
         name="host_copy",
         shape=("size_bytes",),
         units="link",
         flops=lambda c: 0 * c["size_bytes"],
         reads=lambda c: c["size_bytes"],  # once over the link
         element_bytes=1,
-        floor=Floor(latency=_host_copy_latency),
+        latency_bound=LatencyBound(latency=_host_copy_latency),
     ),
     by_element("concat", 1, 1),
     by_element("copy", 1, 1),
     by_element("gather", 1, 1),
     by_element("scatter", 1, 2),  # the existing values are read with their sectors
-    OperationKind(
+    OperationSpec(
         name="cast",
         shape=("rows", "cols", "source_bytes", "target_bytes"),
         defaults={"source_bytes": 4, "target_bytes": 2},
@@ -58,6 +58,6 @@ register(
         reads=lambda c: c["rows"] * c["cols"] * c["source_bytes"],
         writes=lambda c: c["rows"] * c["cols"] * c["target_bytes"],
         element_bytes=1,
-        proxy=as_transfer(),
+        surrogate=as_transfer(),
     ),
 )

@@ -4,10 +4,10 @@ Each operation has a number of reads, writes and FLOPs per element of a (rows, c
 operation's trained model applies. With broadcasting, or for an operator without measurements, its bytes determine the
 time (`copies.py`). Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
+    >>> from lightning_predict.kernels.operations import shape_batch
     >>> from lightning_predict.kernels.translation import translate
     >>> from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
-    >>> float(problem_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
+    >>> float(shape_batch("add", "float32", rows=2, cols=3).bytes_moved[0])  # (2 reads + 1 write) x 6 x 4 bytes
     72.0
     >>> x = TensorInfo((8, 16), "float32")
     >>> translate(Operation(name="aten::relu", phase="forward", inputs=(x,)), Flags())[0].dims
@@ -33,13 +33,13 @@ from lightning_predict.kernels.features import (
 )
 from lightning_predict.kernels.operations import (
     Array,
-    CountedProblem,
-    Family,
+    CountedShape,
     NamedFeatures,
-    OperationKind,
-    Problem,
-    ProblemBatch,
-    batch_of,
+    NetworkSpec,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
+    batch_shapes,
     register,
 )
 from lightning_predict.kernels.roofline import issue_rate, per_gpu
@@ -50,7 +50,7 @@ from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 ELEMENTS_PER_BLOCK: Final = 1024
 """Elements per block of an element-wise kernel (256 threads with 4 elements each)."""
 
-FEWEST_FLOPS_PER_BYTE: Final = 1 / 12
+MIN_FLOPS_PER_BYTE: Final = 1 / 12
 """Minimum FLOPs per byte in the networks' training data: an addition of two float32 tensors. A kernel with less
 computation is not faster."""
 
@@ -59,7 +59,7 @@ def _has_fast_stacks(gpu: Gpu) -> bool:
     return gpu.has_stacked_memory and gpu.generation.has_fast_stacked_memory
 
 
-def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+def vector_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of memory-bound operations, by name.
 
     An operation is described by its counts, not by its name, so unmeasured operations are supported as well: `transfer`
@@ -69,14 +69,14 @@ def vector_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     read, written = batch.bytes_read, batch.bytes_written
     total = np.maximum(read + written, 1.0)  # (problems,)
     if "flops" in batch.columns:
-        flops = np.maximum(batch.columns["flops"], FEWEST_FLOPS_PER_BYTE * total)
+        flops = np.maximum(batch.columns["flops"], MIN_FLOPS_PER_BYTE * total)
         batch = replace(batch, columns={**batch.columns, "flops": flops})
     named: dict[str, Array] = {
         "bytes": log2(total)[None, :],
         "written_share": (written / total)[None, :],
         "flops_per_byte": np.log2(batch.flops / total + 2.0**-4)[None, :],
     }
-    reduces_rows = batch.kind.reduces_rows
+    reduces_rows = batch.spec.reduces_rows
     ones = np.ones_like(total)
     rows = batch.columns["rows"] if reduces_rows else ones
     cols = batch.columns["cols"] if reduces_rows else ones
@@ -103,7 +103,7 @@ KernelBench reach 0.84 to 0.90 of it on the RTX 3090 Ti and 0.75 to 0.77 on the 
 4090 imply 1.1 to 1.25 (training data: those rows)."""
 
 
-def without_inline_codes(gpu: Gpu) -> Gpu:
+def without_inline_ecc(gpu: Gpu) -> Gpu:
     """Raise the bandwidth of GDDR without inline ECC, because the base network knows GDDR only with ECC."""
     if gpu.has_stacked_memory or gpu.has_inline_ecc:
         return gpu
@@ -119,7 +119,7 @@ multiprocessor (flagos-ai/FlagGems 4311; chosen on it). log_sigmoid takes 0.34, 
 each left out, raises the median error from 14.0 to 16.3 % (no cycles are best in four of six families)."""
 
 
-def issued_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+def issued_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the minimum seconds to issue the operations of each problem, shape (gpus, problems).
 
     The networks were trained on GPUs of at most 13 bytes per clock and multiprocessor, where only bandwidth matters.
@@ -128,48 +128,48 @@ def issued_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     return seconds
 
 
-VECTOR: Final = Family(
+VECTOR: Final = NetworkSpec(
     name="vector",
     dtypes=("float32", "float16", "bfloat16"),
     describe=vector_features,
     floor=issued_seconds,
-    unmeasured=without_inline_codes,
+    unmeasured=without_inline_ecc,
 )
 
 
-def as_transfer(times: float = 1.0) -> Callable[[Problem], tuple[CountedProblem, ...]]:
+def as_transfer(times: float = 1.0) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
     """Make a surrogate known only by its bytes: half of the traffic counts as read, half as written.
 
     Args:
         times: Measured time relative to such a transfer.
     """
 
-    def proxy(problem: Problem) -> tuple[CountedProblem, ...]:
-        batch = batch_of([problem])
+    def proxy(problem: OperationShape) -> tuple[CountedShape, ...]:
+        batch = batch_shapes([problem])
         half = float(batch.bytes_moved[0]) / 2
-        return (CountedProblem(times, Problem("transfer", "float32", (half, half, float(batch.flops[0])))),)
+        return (CountedShape(times, OperationShape("transfer", "float32", (half, half, float(batch.flops[0])))),)
 
     return proxy
 
 
-def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationKind:
+def by_element(name: str, reads: float, writes: float, flops: float = 1) -> OperationSpec:
     """Return an operation on a (rows, cols) tensor by its counts per element, timed as a transfer of its bytes."""
-    return OperationKind(
+    return OperationSpec(
         name=name,
         shape=("rows", "cols"),
         units="vector",
         flops=lambda c: flops * (c["rows"] * c["cols"]),
         reads=lambda c: reads * (c["rows"] * c["cols"]),
         writes=lambda c: writes * (c["rows"] * c["cols"]),
-        proxy=as_transfer(),
+        surrogate=as_transfer(),
     )
 
 
-def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
+def of_matrix(name: str, tensor: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:
     """Return the problem of an operation on a tensor viewed as (rows, columns); empty if the tensor is empty."""
     if rows < 1 or columns < 1:
         return ()
-    return (Problem(name, compute_dtype(tensor), (float(rows), float(columns))),)
+    return (OperationShape(name, compute_dtype(tensor), (float(rows), float(columns))),)
 
 
 PRODUCT_POWERS: Final = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
@@ -180,7 +180,7 @@ def _is_float(tensor: TensorInfo) -> bool:
     return tensor.dtype.startswith(("float", "bfloat"))
 
 
-def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     first = operation.inputs[0]
     if STRIDED in operation.arguments:  # not measured in any table
         return None
@@ -192,7 +192,7 @@ def _binary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ..
     return of_matrix(name if seconds else f"{name}_scalar", first, *rows_and_columns(first.shape))
 
 
-def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _unary(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
     if not _is_float(data) or STRIDED in operation.arguments:
         return None
@@ -207,19 +207,27 @@ def _calls(*names: str) -> tuple[str, ...]:
 # FLOPs of transcendental functions follow Lin et al.'s measured equivalents for gelu and tanh. powf takes a logarithm
 # and an exponential in extended precision: twice a tanh.
 register(
-    replace(by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, families=(VECTOR,), proxy=None),
-    replace(by_element("add_scalar", 1, 1), families=(VECTOR,), proxy=None),
-    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, families=(VECTOR,), proxy=None),
-    replace(by_element("mul_scalar", 1, 1), families=(VECTOR,), proxy=None),
-    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, families=(VECTOR,), proxy=None),
-    replace(by_element("div_scalar", 1, 1), families=(VECTOR,), proxy=None),
-    replace(by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, families=(VECTOR,), proxy=None),
-    replace(by_element("pow_scalar", 1, 1, 40), families=(VECTOR,), proxy=None),
-    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, families=(VECTOR,), proxy=None),
-    replace(by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, families=(VECTOR,), proxy=None),
-    replace(by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, families=(VECTOR,), proxy=None),
+    replace(
+        by_element("add", 2, 1), aten=_calls("add", "sub"), translator=_binary, network_specs=(VECTOR,), surrogate=None
+    ),
+    replace(by_element("add_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
+    replace(by_element("mul", 2, 1), aten=_calls("mul"), translator=_binary, network_specs=(VECTOR,), surrogate=None),
+    replace(by_element("mul_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
+    replace(by_element("div", 2, 1), aten=_calls("div"), translator=_binary, network_specs=(VECTOR,), surrogate=None),
+    replace(by_element("div_scalar", 1, 1), network_specs=(VECTOR,), surrogate=None),
+    replace(
+        by_element("pow", 2, 1, 40), aten=_calls("pow"), translator=_binary, network_specs=(VECTOR,), surrogate=None
+    ),
+    replace(by_element("pow_scalar", 1, 1, 40), network_specs=(VECTOR,), surrogate=None),
+    replace(by_element("relu", 1, 1), aten=_calls("relu"), translator=_unary, network_specs=(VECTOR,), surrogate=None),
+    replace(
+        by_element("gelu", 1, 1, 20), aten=_calls("gelu"), translator=_unary, network_specs=(VECTOR,), surrogate=None
+    ),
+    replace(
+        by_element("tanh", 1, 1, 20), aten=_calls("tanh"), translator=_unary, network_specs=(VECTOR,), surrogate=None
+    ),
     # The mask has one byte per element; `translation.work_items` finds the calls that draw, scale and apply it.
-    replace(by_element("dropout", 1, 1.25, 2), families=(VECTOR,)),
+    replace(by_element("dropout", 1, 1.25, 2), network_specs=(VECTOR,)),
     by_element("dropout_backward", 1.25, 1),
     *(by_element(name, 1, 1) for name in ("neg", "exp", "log", "sqrt", "sigmoid", "silu", "leaky_relu")),
     by_element("sub", 2, 1),

@@ -42,11 +42,11 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
     Columns,
-    Floor,
     Formula,
-    OperationKind,
-    Problem,
-    ProblemBatch,
+    LatencyBound,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
     register,
     translates,
 )
@@ -72,7 +72,7 @@ ZIPF: Final = "zipf_alpha"
 write it; see `extensions/embeddings/tables.py`."""
 
 
-def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _look_up(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 2 or len(operation.inputs[0].shape) != 2:
         return None
     table, indices = operation.inputs[:2]
@@ -93,7 +93,7 @@ GATHER_CYCLES: Final = 2.0
 of both widths (0.5 elements per cycle, torch 2.4; training data: those rows)."""
 
 
-MOST_ROWS_IN_TURN: Final = 3072
+MAX_ROWS_IN_TURN: Final = 3072
 TURN_CYCLES: Final = 65.0
 SORT_SECONDS: Final = 100e-6
 SCATTER_CYCLES: Final = 2.85
@@ -103,13 +103,13 @@ cycles per element. H200, torch 2.11 (own measurements, 2026-11-27): 35 to 51 ns
 3,592 to 18,848 indices; 2.85 cycles for 13,768 rows of 10,800."""
 
 
-def _scattered(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _scattered(batch: ShapeBatch, gpu: Gpu) -> Array:
     rows, elements = batch.columns["rows"], batch.columns["rows"] * batch.columns["cols"]
     in_turn = TURN_CYCLES * rows / gpu.boost_clock_hz
-    return np.where(rows <= MOST_ROWS_IN_TURN, in_turn, SORT_SECONDS + SCATTER_CYCLES * elements / issue_rate(gpu))
+    return np.where(rows <= MAX_ROWS_IN_TURN, in_turn, SORT_SECONDS + SCATTER_CYCLES * elements / issue_rate(gpu))
 
 
-def _gathered(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _gathered(batch: ShapeBatch, gpu: Gpu) -> Array:
     c = batch.columns
     return GATHER_CYCLES * c["rows"] * c["cols"] / issue_rate(gpu)
 
@@ -119,11 +119,13 @@ register(
         by_element("embedding", 1, 1, 0),
         aten=("aten::embedding",),
         translator=_look_up,
-        families=(VECTOR,),
-        floor=Floor(latency=_gathered),
+        network_specs=(VECTOR,),
+        latency_bound=LatencyBound(latency=_gathered),
     ),
     # Scatter-add of gradient rows into a zeroed table: gradient rows are read, table rows are read and written.
-    replace(by_element("embedding_backward", 2, 1), families=(VECTOR,), floor=Floor(latency=_scattered)),
+    replace(
+        by_element("embedding_backward", 2, 1), network_specs=(VECTOR,), latency_bound=LatencyBound(latency=_scattered)
+    ),
 )
 
 
@@ -227,7 +229,7 @@ def _product_of_sets(held: Array, rows: Array, lookups: Array) -> Array:
     return share
 
 
-def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
+def bag_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     """Predict the seconds of bags and their interval, shape (gpus, problems)."""
     c = batch.columns
     value_bytes = COMPUTE_BYTES[batch.dtype]
@@ -244,7 +246,7 @@ def bag_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Interval[Array]:
     through_l2 = (around + rows) / cache
     seconds = np.maximum(from_dram, through_l2) * _short_row_factor(c["dim"]) + LAUNCH_SECONDS
     bound = roofline_seconds(batch, gpus, least=True)
-    return Interval.around(np.maximum(seconds, bound), SPREAD).at_least(bound)
+    return Interval.from_factor(np.maximum(seconds, bound), SPREAD).clamp_min(bound)
 
 
 def _sectors(size_bytes: Array) -> Array:
@@ -260,7 +262,7 @@ def _short_row_factor(dim: Array) -> Array:
 
 
 @translates("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _forward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 2 or len(operation.inputs[0].shape) != 2:
         return None
     table, indices = operation.inputs[0], operation.inputs[1]
@@ -271,11 +273,11 @@ def _forward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
         return ()
     lookups = max(indices.elements / bags, 1.0)
     dims = (bags, lookups, table.shape[0], table.shape[1], operation.arguments.get(ZIPF, 0.0))
-    return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
+    return (OperationShape("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
 
 
 @translates("aten::embedding_dense_backward")
-def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count zeroing the table's gradient, reading each gradient row, and reading and writing its table row.
 
     A thread loads and adds one element in float32, so 16-bit rows take as long as 32-bit rows. NCF's 23 steps in
@@ -287,11 +289,11 @@ def _embedding_backward(operation: Operation, _flags: Flags) -> tuple[Problem, .
     rows = float(operation.arguments["num_weights"])
     table_bytes = rows * gradient.size_bytes / max(gradient.elements, 1) * gradient.shape[-1]
     size = float(max(gradient.size_bytes, COMPUTE_BYTES["float32"] * gradient.elements))
-    return (Problem("transfer", "float32", (2 * size, table_bytes + size, float(gradient.elements))),)
+    return (OperationShape("transfer", "float32", (2 * size, table_bytes + size, float(gradient.elements))),)
 
 
 @translates("aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward")
-def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _bag_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the gradient of a table from the gradients of its bags.
 
     A dense gradient is zeroed as a whole, and each row is added at its index (sorted first, which reads and writes the
@@ -310,11 +312,11 @@ def _bag_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | 
     index_bytes = float(indices.size_bytes)
     if operation.arguments.get("sparse"):
         copied = indices.elements * row_bytes
-        return (Problem("transfer", "float32", (copied + index_bytes, copied + index_bytes, 0.0)),)
+        return (OperationShape("transfer", "float32", (copied + index_bytes, copied + index_bytes, 0.0)),)
     lookups = max(indices.elements / bags, 1.0)
     return (
-        Problem("transfer", "float32", (index_bytes, rows * row_bytes + index_bytes, 0.0)),
-        Problem(
+        OperationShape("transfer", "float32", (index_bytes, rows * row_bytes + index_bytes, 0.0)),
+        OperationShape(
             "embedding_bag_backward", compute_dtype(gradient), (float(bags), lookups, float(rows), float(dim), alpha)
         ),
     )
@@ -335,7 +337,7 @@ ASSUMED_DIM: Final = 64
     *(f"fbgemm::split_embedding_codegen_lookup_{name}_function" for name in FBGEMM_OPTIMIZERS),
     *(f"fbgemm::split_embedding_codegen_lookup_{name}_function_pt2" for name in FBGEMM_OPTIMIZERS),
 )
-def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _tables(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate a look-up in many tables at once, whose tensors hold the rows of all tables.
 
     Among its 64-bit integer tensors, the first two locate the tables; then come the indices and the offsets of the
@@ -354,7 +356,7 @@ def _tables(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     state = [one.elements for one in numbers if one.elements < table.elements and one.elements != asked]
     rows = max(state, default=0) or max(table.elements / ASSUMED_DIM, 1.0)
     dims = (bags, asked / bags, rows, table.elements / rows, operation.arguments.get(ZIPF, 0.0))
-    return (Problem("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
+    return (OperationShape("embedding_bag", compute_dtype(table), tuple(float(value) for value in dims)),)
 
 
 LOOK_UPS: Final = "lightning_predict::table_look_ups"
@@ -364,7 +366,7 @@ INTERACTION: Final = "lightning_predict::dot_interaction"
 
 
 @translates(LOOK_UPS)
-def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _all_look_ups(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate the table, indices and offsets of each table."""
     if len(operation.inputs) % 3:
         return None
@@ -374,7 +376,7 @@ def _all_look_ups(operation: Operation, flags: Flags) -> tuple[Problem, ...] | N
 
 
 @translates(UPDATES)
-def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _all_updates(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate the table, bag gradients and indices of each table: rows are updated in place.
 
     Sparse gradients are written first, and read and written once more for the learning rate.
@@ -388,15 +390,15 @@ def _all_updates(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | N
         if min(bags, indices.elements, *table.shape) < 1:
             continue
         dims = (bags, max(indices.elements / bags, 1.0), *table.shape, operation.arguments.get(ZIPF, 0.0))
-        problems.append(Problem("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
+        problems.append(OperationShape("embedding_bag_backward", compute_dtype(table), tuple(map(float, dims))))
         if operation.arguments.get("sparse"):
             values = float(indices.elements * gradient.size_bytes / bags)
-            problems.append(Problem("transfer", "float32", (2 * values, 2 * values, 0.0)))
+            problems.append(OperationShape("transfer", "float32", (2 * values, 2 * values, 0.0)))
     return tuple(problems)
 
 
 @translates(INTERACTION, f"{INTERACTION}_backward")
-def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count each vector read once and the result written once; 16-bit products are hidden behind this traffic."""
     vectors = operation.inputs[0]
     if len(vectors.shape) != 3:
@@ -406,12 +408,12 @@ def _dot_interaction(operation: Operation, _flags: Flags) -> tuple[Problem, ...]
     in_lanes = vectors.dtype == "float32"
     flops = passes * 2.0 * samples * count * count * width if in_lanes else 0.0
     read, written = (float(sum(one.size_bytes for one in some)) for some in (operation.inputs, operation.outputs))
-    return (Problem("transfer", "float32", (read, written, flops)),)
+    return (OperationShape("transfer", "float32", (read, written, flops)),)
 
 
 register(
     *(
-        OperationKind(
+        OperationSpec(
             name=name,
             shape=("bags", "lookups", "rows", "dim", "alpha"),
             defaults={"lookups": 1, "alpha": 0},

@@ -3,8 +3,8 @@
 The FFTW benchmark and cuFFT use this count for their rates (Frigo and Johnson, Proc. IEEE 93(2), 2005, section II).
 Several dimensions are transformed one after the other, each with a pass through memory. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("fft", "float32", batch=1, length=1024).flops[0])  # 5 x 1024 x 10
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("fft", "float32", batch=1, length=1024).flops[0])  # 5 x 1024 x 10
     51200.0
 """
 
@@ -12,7 +12,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, Untrained, register, translates
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    OperationShape,
+    OperationSpec,
+    RooflineEfficiency,
+    register,
+    translates,
+)
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation
 
@@ -29,7 +37,7 @@ def _numbers(c: Columns) -> Array:
 
 
 register(
-    OperationKind(
+    OperationSpec(
         name="fft",
         shape=("batch", "length", "real"),
         defaults={"batch": 1, "real": 0},
@@ -38,13 +46,13 @@ register(
         reads=_numbers,
         writes=_numbers,
         # Long transforms pass through memory two or more times. Assumptions: no measurements were available.
-        untrained=Untrained(utilisation=0.5, spread=2.0),
+        roofline_efficiency=RooflineEfficiency(utilisation=0.5, spread=2.0),
     )
 )
 
 
 @translates("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
-def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _transform(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate into one transform per dimension; the last one is the real one."""
     data = operation.inputs[0]
     dimensions = operation.arguments.get("dim")
@@ -59,5 +67,6 @@ def _transform(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | Non
         return ()
     dtype = compute_dtype(data)
     return tuple(
-        Problem("fft", dtype, (numbers / sizes[place], float(sizes[place]), float(is_real))) for place in dimensions
+        OperationShape("fft", dtype, (numbers / sizes[place], float(sizes[place]), float(is_real)))
+        for place in dimensions
     )

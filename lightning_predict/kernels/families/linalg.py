@@ -14,8 +14,8 @@ These algorithms are sequential: each column depends on the previous one. Each o
 dependent kernels. The rest of its work counts at a low utilisation, with a wide interval, because no measurements were
 available. They never use TF32. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> round(float(problem_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> round(float(shape_batch("cholesky", "float32", n=300).flops[0]))  # 300³ / 3
     9000000
 """
 
@@ -28,7 +28,15 @@ from typing import Final, final
 
 import numpy as np
 
-from lightning_predict.kernels.operations import Array, Columns, OperationKind, Problem, Untrained, register, translates
+from lightning_predict.kernels.operations import (
+    Array,
+    Columns,
+    OperationShape,
+    OperationSpec,
+    RooflineEfficiency,
+    register,
+    translates,
+)
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -43,11 +51,11 @@ ITERATIVE_UTILISATION: Final = 0.05
 """The same for eigenvalues and singular values. Half of the work is matrix-vector products, which read the whole matrix
 for each column."""
 
-MOST_OF_A_BATCH: Final = 512
+MAX_OF_A_BATCH: Final = 512
 """Maximum rows for batched LU and QR, with about one block per matrix; larger ones run one after the other (PyTorch's
 rule for cuBLAS's batched routines)."""
 
-MOST_OF_AN_ITERATIVE_BATCH: Final = 32
+MAX_OF_AN_ITERATIVE_BATCH: Final = 32
 """The same for eigenvalues and singular values: cuSOLVER's batched Jacobi supports matrices of up to 32 rows."""
 
 
@@ -103,9 +111,9 @@ def _factorisation(
     waits: _Waits,
     *,
     utilisation: float = DIRECT_UTILISATION,
-) -> OperationKind:
+) -> OperationSpec:
     defaults: dict[str, float | str] = {"batch": 1, "values_only": 0, "m": "n", "columns": 1}
-    return OperationKind(
+    return OperationSpec(
         name=name,
         shape=words,
         defaults={word: value for word, value in defaults.items() if word in words},
@@ -113,7 +121,7 @@ def _factorisation(
         flops=flops,
         reads=reads,
         writes=writes,
-        untrained=Untrained(utilisation=utilisation, spread=SPREAD, sequential_kernels=waits),
+        roofline_efficiency=RooflineEfficiency(utilisation=utilisation, spread=SPREAD, sequential_kernels=waits),
     )
 
 
@@ -136,7 +144,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 3 / 3,
         _square,
         _square,
-        _Waits(a_column=1, most_at_once=MOST_OF_A_BATCH),
+        _Waits(a_column=1, most_at_once=MAX_OF_A_BATCH),
     ),
     _factorisation(
         "lu",
@@ -144,7 +152,7 @@ register(
         lambda c: _householder(c) / 2,
         _sides,
         _sides,
-        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),  # the pivot search is a separate kernel
+        _Waits(a_column=2, most_at_once=MAX_OF_A_BATCH),  # the pivot search is a separate kernel
     ),
     _factorisation(
         "triangular_solve",
@@ -160,7 +168,7 @@ register(
         lambda c: _householder(c) * (1 + _vectors(c)),
         _sides,
         lambda c: _sides(c) * (1 + _vectors(c)),
-        _Waits(a_column=2, most_at_once=MOST_OF_A_BATCH),
+        _Waits(a_column=2, most_at_once=MAX_OF_A_BATCH),
     ),
     _factorisation(
         "eigh",
@@ -168,7 +176,7 @@ register(
         lambda c: c["batch"] * c["n"] ** 3 * np.where(c["values_only"] > 0, 4 / 3, 9.0),
         _square,
         lambda c: _square(c) * _vectors(c),
-        _Waits(a_column=16, most_at_once=MOST_OF_AN_ITERATIVE_BATCH),
+        _Waits(a_column=16, most_at_once=MAX_OF_AN_ITERATIVE_BATCH),
         utilisation=ITERATIVE_UTILISATION,
     ),
     _factorisation(
@@ -186,7 +194,7 @@ register(
         _singular,
         _sides,
         lambda c: 2 * _sides(c) * _vectors(c),
-        _Waits(a_column=64, most_at_once=MOST_OF_AN_ITERATIVE_BATCH),
+        _Waits(a_column=64, most_at_once=MAX_OF_AN_ITERATIVE_BATCH),
         utilisation=ITERATIVE_UTILISATION,
     ),
 )
@@ -207,9 +215,9 @@ class _Matrices:
         """Whether there is nothing to compute."""
         return min(self.batch, self.rows, self.columns) < 1
 
-    def problem(self, operation: str, *dims: float) -> Problem:
+    def problem(self, operation: str, *dims: float) -> OperationShape:
         """Return the factorisation of all matrices; `dims` follow the batch."""
-        return Problem(operation, self.dtype, (float(self.batch), *map(float, dims)))
+        return OperationShape(operation, self.dtype, (float(self.batch), *map(float, dims)))
 
 
 def _matrices(tensor: TensorInfo) -> _Matrices | None:
@@ -226,85 +234,88 @@ def _right_hand_sides(tensor: TensorInfo, matrices: _Matrices) -> float:
     return max(tensor.elements / max(batch * matrices.rows, 1), 1.0)
 
 
-_Recipe = Callable[[_Matrices, float, Operation], tuple[Problem, ...]]
+_Recipe = Callable[[_Matrices, float, Operation], tuple[OperationShape, ...]]
 
 
-def _lu(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _lu(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("lu", a.columns, a.rows),)
 
 
-def _two_solves(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _two_solves(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("triangular_solve", a.rows, columns),) * 2
 
 
-def _solve(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _solve(a: _Matrices, columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     return (*_lu(a, columns, operation), *_two_solves(a, columns, operation))
 
 
-def _inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     return _solve(a, a.columns, operation)  # PyTorch solves for the identity
 
 
-def _triangular(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _triangular(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("triangular_solve", a.rows, columns),)
 
 
-def _cholesky(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _cholesky(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("cholesky", a.columns),)
 
 
-def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _cholesky_inverse(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     return _two_solves(a, a.columns, operation)
 
 
-def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _qr(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("qr", a.columns, a.rows, operation.arguments.get("mode") == "r"),)
 
 
-def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _only_r(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     """Count reflectors, or their product, as half of a QR with its Q."""
     return (a.problem("qr", a.columns, a.rows, 1),)
 
 
-def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _reflected(a: _Matrices, columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     """Count the application of reflectors to a matrix: 4 m n columns, as products."""
-    return (Problem("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
+    return (OperationShape("bmm", a.dtype, (float(a.batch), float(a.rows), columns, 2.0 * a.columns)),)
 
 
-def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _least_squares(a: _Matrices, columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     r = (a.problem("qr", a.columns, a.rows, 1), a.problem("triangular_solve", min(a.rows, a.columns), columns))
     return (*r, *_reflected(a, columns, operation))
 
 
-def _eigh(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _eigh(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("eigh", a.columns, operation.arguments.get("compute_v") is False),)
 
 
-def _eig(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _eig(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("eig", a.columns, 0),)
 
 
-def _eigenvalues(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _eigenvalues(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("eig", a.columns, 1),)
 
 
-def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _svd(a: _Matrices, _columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     values_only = operation.arguments.get("compute_uv") is False
     found = (a.problem("svd", a.columns, a.rows, values_only),)
     shorter, longer = sorted((a.rows, a.columns))
     if values_only or not operation.arguments.get("full_matrices") or shorter == longer:
         return found
     # The remaining vectors of the longer side: 4 m n (m - n).
-    return (*found, Problem("bmm", a.dtype, (float(a.batch), float(longer), float(longer - shorter), 2.0 * shorter)))
+    return (
+        *found,
+        OperationShape("bmm", a.dtype, (float(a.batch), float(longer), float(longer - shorter), 2.0 * shorter)),
+    )
 
 
-def _pseudo_inverse(a: _Matrices, columns: float, operation: Operation) -> tuple[Problem, ...]:
+def _pseudo_inverse(a: _Matrices, columns: float, operation: Operation) -> tuple[OperationShape, ...]:
     shorter, longer = sorted((a.rows, a.columns))
     product = (float(a.batch), float(longer), float(shorter), float(shorter))
-    return (*_svd(a, columns, operation), Problem("bmm", a.dtype, product))
+    return (*_svd(a, columns, operation), OperationShape("bmm", a.dtype, product))
 
 
-def _exponential(a: _Matrices, _columns: float, _operation: Operation) -> tuple[Problem, ...]:
+def _exponential(a: _Matrices, _columns: float, _operation: Operation) -> tuple[OperationShape, ...]:
     return (a.problem("matrix_exponential", a.columns),)
 
 
@@ -341,13 +352,13 @@ _BY_SECOND: Final[dict[str, _Recipe]] = {
 
 
 @translates(*(f"aten::{name}" for name in _BY_FIRST))
-def _matrix_first(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _matrix_first(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     sides = operation.inputs[-1] if len(operation.inputs) > 1 else None
     return _problems(_BY_FIRST[operation.name.removeprefix("aten::")], operation, operation.inputs[0], sides)
 
 
 @translates(*(f"aten::{name}" for name in _BY_SECOND))
-def _matrix_second(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _matrix_second(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 2:
         return None
     sides, matrix = operation.inputs[:2]
@@ -356,7 +367,7 @@ def _matrix_second(operation: Operation, _flags: Flags) -> tuple[Problem, ...] |
 
 def _problems(
     recipe: _Recipe, operation: Operation, matrix: TensorInfo, sides: TensorInfo | None
-) -> tuple[Problem, ...] | None:
+) -> tuple[OperationShape, ...] | None:
     matrices = _matrices(matrix)
     if matrices is None:
         return None

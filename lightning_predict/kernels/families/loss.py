@@ -2,8 +2,8 @@
 
 Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("cross_entropy", "float32", rows=2, cols=3).flops[0])  # 5 an element
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("cross_entropy", "float32", rows=2, cols=3).flops[0])  # 5 an element
     30.0
 """
 
@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Final
 
 from lightning_predict.kernels.families.elementwise import VECTOR, by_element
-from lightning_predict.kernels.operations import Problem, register, translates
+from lightning_predict.kernels.memory_bound import bytes_read
+from lightning_predict.kernels.operations import OperationShape, register, translates
 from lightning_predict.kernels.roofline import limited_transfer
-from lightning_predict.kernels.traffic import bytes_read
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 register(
-    replace(by_element("cross_entropy", 1, 1, 5), families=(VECTOR,), reduces_rows=True),
-    replace(by_element("cross_entropy_backward", 1, 1, 4), families=(VECTOR,), reduces_rows=True),
+    replace(by_element("cross_entropy", 1, 1, 5), network_specs=(VECTOR,), reduces_rows=True),
+    replace(by_element("cross_entropy_backward", 1, 1, 4), network_specs=(VECTOR,), reduces_rows=True),
 )
 
 
@@ -37,7 +37,7 @@ NOT_REDUCED: Final = 0
 """Value of the losses' argument `reduction` for no reduction; 1 is the mean, 2 the sum."""
 
 
-def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[Problem, ...]:
+def _looked_up(operation: Operation, targets: TensorInfo, written: float, direction: str) -> tuple[OperationShape, ...]:
     """Count reading the targets and one value for each; `nll_loss2d` has many blocks."""
     alone = "2d" not in operation.name
     cycles = math.ceil(targets.elements / LOOK_UP_ROWS) * LOOK_UP_CYCLES[direction] if alone else 0.0
@@ -45,18 +45,18 @@ def _looked_up(operation: Operation, targets: TensorInfo, written: float, direct
 
 
 @translates("aten::nll_loss_forward", "aten::nll_loss2d_forward")
-def _nll_loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _nll_loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count one probability per target, not all of them."""
     return None if len(operation.inputs) < 2 else _looked_up(operation, operation.inputs[1], 4.0, "forward")
 
 
 @translates("aten::nll_loss_backward", "aten::nll_loss2d_backward")
-def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count zeroing the gradient, then writing one value per target."""
     if len(operation.inputs) < 3:
         return None
     data, targets = operation.inputs[1], operation.inputs[2]
-    zeroed = Problem("transfer", "float32", (0.0, float(data.size_bytes), 0.0))
+    zeroed = OperationShape("transfer", "float32", (0.0, float(data.size_bytes), 0.0))
     written = float(targets.elements * data.size_bytes / max(data.elements, 1))
     return zeroed, *_looked_up(operation, targets, written, "backward")
 
@@ -68,13 +68,13 @@ def _nll_loss_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ..
     "aten::binary_cross_entropy",
     "aten::soft_margin_loss",
 )
-def _loss(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _loss(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the loss of each element as written, and as read again if a mean or sum is requested."""
     data = operation.inputs[0]
     read, size, count = float(bytes_read(operation)), float(data.size_bytes), float(data.elements)
     if not count:
         return ()
-    each = Problem("transfer", "float32", (read, size, count))
+    each = OperationShape("transfer", "float32", (read, size, count))
     if operation.arguments.get("reduction", 1) == NOT_REDUCED:
         return (each,)
-    return each, Problem("transfer", "float32", (size, size / count, count))
+    return each, OperationShape("transfer", "float32", (size, size / count, count))

@@ -3,8 +3,8 @@
 Work: 2·b·m·n·k FLOPs. Traffic: both operands are read, the product is written. The backward pass is two products of the
 same size, the gradients of both operands. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("bmm", "float32", b=2, m=3, n=5, k=4).flops[0])  # 2 x 2 x 3 x 5 x 4
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("bmm", "float32", b=2, m=3, n=5, k=4).flops[0])  # 2 x 2 x 3 x 5 x 4
     240.0
 """
 
@@ -30,17 +30,17 @@ from lightning_predict.kernels.operations import (
     Array,
     BoolArray,
     Columns,
-    CountedProblem,
-    Family,
-    Floor,
+    CountedShape,
+    LatencyBound,
     NamedFeatures,
-    OperationKind,
-    Problem,
-    ProblemBatch,
+    NetworkSpec,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
     register,
     translates,
 )
-from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_doubt, sustaining
+from lightning_predict.kernels.roofline import issue_rate, per_gpu, sustained_rate_uncertainty, with_sustained_peaks
 from lightning_predict.kernels.translation import COMPLEX_PRODUCTS, compute_dtype, is_complex
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -57,7 +57,7 @@ TILES: Final = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 25
 """Most common output tiles of cuBLAS and CUTLASS kernels."""
 
 
-def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
+def canonical_shape(batch: ShapeBatch) -> tuple[Array, Array, Array, Array]:
     """Return copies, rows, columns and depth; a linear layer's copies count as rows because they share its weight."""
     c = batch.columns
     if batch.operation == "linear":
@@ -65,7 +65,7 @@ def canonical_shape(batch: ProblemBatch) -> tuple[Array, Array, Array, Array]:
     return c["b"], c["m"], c["n"], c["k"]
 
 
-def matmul_features(batch: ProblemBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
+def matmul_features(batch: ShapeBatch, gpus: Sequence[Gpu]) -> NamedFeatures:
     """Return the network inputs of products, by name.
 
     A linear layer is one product with all rows folded together; a batched product is `b` separate ones.
@@ -123,19 +123,19 @@ not.
 """
 
 
-def _is_no_multiple(batch: ProblemBatch, unit: int) -> BoolArray:
+def _is_no_multiple(batch: ShapeBatch, unit: int) -> BoolArray:
     """Return whether rows in memory (n or k elements) are not multiples of `unit`, shape (problems,)."""
     sizes = np.rint(np.stack([batch.columns["n"], batch.columns["k"]]))  # (2, problems)
     uneven: BoolArray = np.logical_or.reduce((sizes % unit > 0) & (sizes > 1))
     return uneven
 
 
-def _doubt_of_alignment(batch: ProblemBatch) -> Array:
+def _alignment_uncertainty(batch: ShapeBatch) -> Array:
     narrow = np.where(_is_no_multiple(batch, WIDEST_LOAD), NARROW_SPREAD, 1.0)
     return np.where(_is_no_multiple(batch, WIDE_LOAD), MISALIGNED_SPREAD, narrow)
 
 
-def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
+def unaligned_product_seconds(batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:
     """Return the minimum seconds of products with unaligned sizes, shape (gpus, problems); 0 for aligned ones.
 
     For such products, tensor cores are fed one or two elements at a time: the rows of a row-major matrix start at
@@ -148,7 +148,7 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     clocks = per_gpu(gpus, issue_rate)
     if batch.dtype == "tf32":
         rates = [
-            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_group_products else SINGLE_FLOPS_PER_CLOCK
+            SINGLE_FLOPS_PER_CLOCK_SINCE_HOPPER if gpu.generation.has_warp_group_matmul else SINGLE_FLOPS_PER_CLOCK
             for gpu in gpus
         ]
         of_single: Array = uneven / (clocks * np.array(rates)[:, None])
@@ -157,35 +157,35 @@ def misaligned_seconds(batch: ProblemBatch, gpus: Sequence[Gpu]) -> Array:
     return seconds
 
 
-def _single_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _single_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the minimum time of unaligned TF32 products, which the networks of 16-bit products do not include."""
     if batch.dtype != "tf32":
         return np.zeros(len(batch))
-    seconds: Array = misaligned_seconds(batch, [gpu])[0]
+    seconds: Array = unaligned_product_seconds(batch, [gpu])[0]
     return seconds
 
 
-SINGLE_PRECISION: Final = Family(
+SINGLE_PRECISION: Final = NetworkSpec(
     name="matmul_single",
     dtypes=("float32",),
     describe=matmul_features,
     growing=("m", "n", "k"),
-    unmeasured=sustaining,
-    doubt=sustained_doubt,
+    unmeasured=with_sustained_peaks,
+    log_uncertainty=sustained_rate_uncertainty,
 )
-HALF_PRECISION: Final = Family(
+HALF_PRECISION: Final = NetworkSpec(
     name="matmul_half",
     dtypes=("float16", "bfloat16"),
     describe=matmul_features,
     growing=("m", "n", "k"),
-    floor=misaligned_seconds,
-    doubt_above=_doubt_of_alignment,
-    unmeasured=sustaining,
-    doubt=sustained_doubt,
+    floor=unaligned_product_seconds,
+    upper_interval_factor=_alignment_uncertainty,
+    unmeasured=with_sustained_peaks,
+    log_uncertainty=sustained_rate_uncertainty,
 )
 
 
-def _product_backward(problem: Problem) -> tuple[CountedProblem, ...]:
+def _product_backward(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split into two products: gradient x weight for the data, data x gradient for the weight."""
     b, m, n, k = problem.dims
     if problem.operation == "linear_backward":
@@ -193,11 +193,11 @@ def _product_backward(problem: Problem) -> tuple[CountedProblem, ...]:
     else:
         shapes = ((b, m, k, n), (b, k, n, m))
     name = problem.operation.removesuffix("_backward")
-    return tuple(CountedProblem(1.0, Problem(name, problem.dtype, shape)) for shape in shapes)
+    return tuple(CountedShape(1.0, OperationShape(name, problem.dtype, shape)) for shape in shapes)
 
 
 register(
-    OperationKind(
+    OperationSpec(
         name="linear",
         shape=("b", "m", "n", "k"),
         defaults={"b": 1},
@@ -205,10 +205,10 @@ register(
         flops=_flops,
         reads=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],  # the weight is shared by all b
         writes=_outputs,
-        families=(SINGLE_PRECISION, HALF_PRECISION),
-        floor=Floor(latency=_single_latency),
+        network_specs=(SINGLE_PRECISION, HALF_PRECISION),
+        latency_bound=LatencyBound(latency=_single_latency),
     ),
-    OperationKind(
+    OperationSpec(
         name="bmm",
         shape=("b", "m", "n", "k"),
         defaults={},
@@ -216,11 +216,11 @@ register(
         flops=_flops,
         reads=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=_outputs,
-        families=(SINGLE_PRECISION, HALF_PRECISION),
-        floor=Floor(latency=_single_latency),
+        network_specs=(SINGLE_PRECISION, HALF_PRECISION),
+        latency_bound=LatencyBound(latency=_single_latency),
     ),
     # The gradient and both operands are read; the gradients of both operands are written.
-    OperationKind(
+    OperationSpec(
         name="linear_backward",
         shape=("b", "m", "n", "k"),
         defaults={"b": 1},
@@ -228,9 +228,9 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
         writes=lambda c: c["b"] * c["m"] * c["k"] + c["k"] * c["n"],
-        proxy=_product_backward,
+        surrogate=_product_backward,
     ),
-    OperationKind(
+    OperationSpec(
         name="bmm_backward",
         shape=("b", "m", "n", "k"),
         defaults={},
@@ -238,12 +238,12 @@ register(
         flops=lambda c: 2 * _flops(c),
         reads=lambda c: _outputs(c) + c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
         writes=lambda c: c["b"] * (c["m"] * c["k"] + c["k"] * c["n"]),
-        proxy=_product_backward,
+        surrogate=_product_backward,
     ),
 )
 
 
-def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem, ...] | None:
+def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate `left @ right` of matrices or batches of matrices."""
     if len(left.shape) != len(right.shape) or len(left.shape) not in (2, 3):
         return None
@@ -253,7 +253,7 @@ def _product(left: TensorInfo, right: TensorInfo, flags: Flags) -> tuple[Problem
 
 def _problems(
     name: str, data: TensorInfo, dims: tuple[float, float, float, float], flags: Flags
-) -> tuple[Problem, ...]:
+) -> tuple[OperationShape, ...]:
     """Return one product of (b, m, n, k); empty if a side is empty. A packed four-bit element holds two numbers."""
     if min(dims) <= 0:
         return ()
@@ -263,22 +263,22 @@ def _problems(
     if data.dtype.endswith("_x2"):
         k *= 2
     dtype = compute_dtype(data, tf32=flags.matmul_tf32)
-    return (Problem(name, dtype, (b, m, n, k)),)
+    return (OperationShape(name, dtype, (b, m, n, k)),)
 
 
 @translates("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::_scaled_mm_v2", "aten::_int_mm")
-def _plain_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _plain_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     return _product(operation.inputs[0], operation.inputs[1], flags) if len(operation.inputs) > 1 else None
 
 
 @translates("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation")
-def _product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _product_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     # The addend comes first; cuBLAS adds it in the epilogue.
     return _product(operation.inputs[1], operation.inputs[2], flags) if len(operation.inputs) > 2 else None
 
 
 @translates("aten::linear", "aten::mkldnn_linear")
-def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _linear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 2 or len(operation.inputs[1].shape) != 2:
         return None
     data, weight = operation.inputs[:2]
@@ -287,7 +287,7 @@ def _linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
 
 
 @translates("_Linear", "_LayerNormLinear")
-def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate a linear layer of TransformerEngine: the weight and the data are matrices with equal rows.
 
     The order of the two differs between releases. In a layer with a norm, the norm's vectors lie between them. Products
@@ -307,25 +307,25 @@ def _transformer_engine_linear(operation: Operation, flags: Flags) -> tuple[Prob
 
 
 @translates("aten::mv", "aten::dot", "aten::vdot")
-def _vector_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _vector_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     left = operation.inputs[0]
     return _with_vector(left, flags) if len(left.shape) in (1, 2) else None
 
 
 @translates("aten::addmv")
-def _vector_product_with_addend(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _vector_product_with_addend(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     if len(operation.inputs) < 3 or len(operation.inputs[1].shape) != 2:
         return None
     return _with_vector(operation.inputs[1], flags)
 
 
-def _with_vector(left: TensorInfo, flags: Flags) -> tuple[Problem, ...]:
+def _with_vector(left: TensorInfo, flags: Flags) -> tuple[OperationShape, ...]:
     m, k = (1, *left.shape)[-2:]
     return _problems("linear", left, (1, m, 1, k), flags)
 
 
 @translates("aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::_scaled_grouped_mm_v2")
-def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _grouped_product(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate one product per group (mixture of experts); offsets split the operand without a group dimension.
 
     The offsets are data, so we assume equal groups; the total work does not depend on the split:
@@ -363,7 +363,7 @@ def _grouped_product(operation: Operation, flags: Flags) -> tuple[Problem, ...] 
 
 
 @translates("aten::_trilinear")
-def _trilinear(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _trilinear(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate `torch.nn.Bilinear` and its gradients: a product of two operands, then one with the third.
 
     ATen unrolls one dimension, with one pair of launches per index.

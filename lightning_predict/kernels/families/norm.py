@@ -25,12 +25,12 @@ from lightning_predict.kernels.operations import (
     Alternative,
     Array,
     BoolArray,
-    CountedProblem,
-    Floor,
-    Problem,
-    ProblemBatch,
-    Rereads,
-    batch_of,
+    CountedShape,
+    LatencyBound,
+    OperationShape,
+    RepeatedReads,
+    ShapeBatch,
+    batch_shapes,
     register,
     translates,
 )
@@ -150,8 +150,8 @@ H200, torch 2.11 (own measurements, 2026-11-27): 1.29 and 1.41 forward in bfloat
 1.19 backward in bfloat16, where float32 is bound by memory. float16 uses cuDNN's kernels, which were not measured."""
 
 
-def _last_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
-    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _last_latency(cycles: float) -> Callable[[ShapeBatch, Gpu], Array]:
+    def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         own = 0.0 if batch.dtype == "float16" else cycles
         seconds: Array = own * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
         return seconds
@@ -159,8 +159,8 @@ def _last_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
     return latency
 
 
-def _group_norm_latency(cycles: float) -> Callable[[ProblemBatch, Gpu], Array]:
-    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _group_norm_latency(cycles: float) -> Callable[[ShapeBatch, Gpu], Array]:
+    def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         seconds: Array = cycles * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
         return seconds
 
@@ -186,7 +186,7 @@ NORM_BACKWARD_STREAM_CYCLES: Final = 1.8
 3.1 in Liger's rows on the H100 under an older torch, so 1.8 is a compromise (training data: those rows)."""
 
 
-def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the time of one block per row: many short rows are bound by block starts, few long rows leave SMs idle."""
     c = batch.columns
     resident = gpu.max_threads_per_multiprocessor // NORM_THREADS
@@ -194,13 +194,13 @@ def _norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     return np.maximum(c["rows"] * DISPATCH_CYCLES, steps * NORM_STEP_CYCLES) / gpu.boost_clock_hz
 
 
-def _layer_norm_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _layer_norm_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the minimum time of layer norm, including the instructions for its statistics."""
     cycles = _row_cycles(batch, LAYER_NORM_CYCLES)
     return np.maximum(_norm_latency(batch, gpu), cycles / issue_rate(gpu))
 
 
-def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _norm_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     cycles = _row_cycles(batch, NORM_BACKWARD_CYCLES)
     if batch.dtype == "float32":
         cycles = np.maximum(cycles, NORM_BACKWARD_STREAM_CYCLES * batch.columns["rows"] * batch.columns["cols"])
@@ -208,7 +208,7 @@ def _norm_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
     return seconds
 
 
-def _row_cycles(batch: ProblemBatch, cycles: Mapping[bool, tuple[float, float]]) -> Array:
+def _row_cycles(batch: ShapeBatch, cycles: Mapping[bool, tuple[float, float]]) -> Array:
     """Return multiprocessor cycles of all rows, from the cycles of an element and of a row, by `is float32`."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     by_element, by_row = cycles[batch.dtype == "float32"]
@@ -216,19 +216,19 @@ def _row_cycles(batch: ProblemBatch, cycles: Mapping[bool, tuple[float, float]])
     return total
 
 
-def _softmax_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _softmax_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     """Return the minimum time of softmax, whose blocks wait for each load of a row and spend cycles on each element."""
     rows, columns = batch.columns["rows"], batch.columns["cols"]
     uneven = _is_uneven(columns, batch.element_bytes)
     loads = np.where(uneven, _uneven_loads(columns, batch.element_bytes), columns / SOFTMAX_STEP_ELEMENTS)
     waiting = _waiting(rows, loads, gpu)
-    if not gpu.generation.has_group_products:
+    if not gpu.generation.has_warp_group_matmul:
         return waiting
     issued = np.where(uneven, 0.0, _softmax_cycles(batch) * rows * columns) / issue_rate(gpu)
     return np.maximum(waiting, issued)
 
 
-def _softmax_backward_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _softmax_backward_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     return _waiting(batch.columns["rows"], batch.columns["cols"] / SOFTMAX_STEP_ELEMENTS, gpu)
 
 
@@ -238,7 +238,7 @@ def _waiting(rows: Array, loads: Array, gpu: Gpu) -> Array:
     return seconds
 
 
-def _softmax_cycles(batch: ProblemBatch) -> Array:
+def _softmax_cycles(batch: ShapeBatch) -> Array:
     """Return cycles per element by where PyTorch keeps a row, shape (problems,)."""
     columns = batch.columns["cols"]
     is_kept = columns * batch.element_bytes <= SHARED_ROW_BYTES
@@ -258,10 +258,10 @@ def _uneven_loads(columns: Array, element_bytes: float) -> Array:
     return loads
 
 
-def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemBatch, Gpu], Array]:
+def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ShapeBatch, Gpu], Array]:
     """Make the latency function: one block per channel, two per multiprocessor; latency and bandwidth are combined."""
 
-    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         at_once = np.minimum(batch.columns["channels"], 2 * gpu.streaming_multiprocessors)
         gain = HALF_GAIN[gpu.has_stacked_memory] if batch.dtype == "float16" else 1.0
         rate = at_once * per_channel[gpu.has_stacked_memory] * gain
@@ -272,38 +272,38 @@ def _batch_norm_latency(per_channel: Mapping[bool, float]) -> Callable[[ProblemB
     return latency
 
 
-def _rereads(reads: float, tensors: float) -> Callable[[Problem], Rereads | None]:
+def _rereads(reads: float, tensors: float) -> Callable[[OperationShape], RepeatedReads | None]:
     """Make the function for a softmax that reads its input `reads` times, from `tensors` tensors."""
 
-    def rereads(problem: Problem) -> Rereads | None:
+    def rereads(problem: OperationShape) -> RepeatedReads | None:
         rows, columns = problem.dims
         row_bytes = columns * COMPUTE_BYTES[problem.dtype]
         if row_bytes <= SHARED_ROW_BYTES:
             return None
         size = rows * row_bytes
-        transfer = Problem("transfer", "float32", (reads * size, size, 0.0))
-        return Rereads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
+        transfer = OperationShape("transfer", "float32", (reads * size, size, 0.0))
+        return RepeatedReads(transfer, SOFTMAX_BLOCKS * tensors * row_bytes)
 
     return rereads
 
 
-SOFTMAX_FLOOR: Final = Floor(latency=_softmax_latency, rereads=_rereads(3, 1))
-SOFTMAX_BACKWARD_FLOOR: Final = Floor(latency=_softmax_backward_latency, rereads=_rereads(4, 2))
+SOFTMAX_FLOOR: Final = LatencyBound(latency=_softmax_latency, repeated_reads=_rereads(3, 1))
+SOFTMAX_BACKWARD_FLOOR: Final = LatencyBound(latency=_softmax_backward_latency, repeated_reads=_rereads(4, 2))
 
 
-def _streamed(longest: float) -> Callable[[Problem], Problem | None]:
+def _streamed(longest: float) -> Callable[[OperationShape], OperationShape | None]:
     """Make the alternative of a norm or softmax that takes as long as a transfer, if one block keeps a row.
 
     Args:
         longest: Maximum number of columns.
     """
 
-    def alternative(problem: Problem) -> Problem | None:
+    def alternative(problem: OperationShape) -> OperationShape | None:
         rows, columns = problem.dims
         if columns > longest:
             return None
         size = STREAMED_RATIO * rows * columns * COMPUTE_BYTES[problem.dtype]
-        return Problem("transfer", "float32", (size, size, float(batch_of([problem]).flops[0])))
+        return OperationShape("transfer", "float32", (size, size, float(batch_shapes([problem]).flops[0])))
 
     return alternative
 
@@ -315,7 +315,7 @@ def along(data: TensorInfo, operation: Operation, default: int = -1) -> tuple[in
     return data.elements // max(columns, 1), columns
 
 
-def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _along_dimension(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     return of_matrix(name, operation.inputs[0], *along(operation.inputs[0], operation))
 
 
@@ -327,12 +327,12 @@ versions). The backward pass of log_softmax is one kernel. The first operation i
 
 
 @translates("aten::_softmax_backward_data")
-def _softmax_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _softmax_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     matrix = along(operation.inputs[0], operation)
     return tuple(one for name in SOFTMAX_BACKWARD for one in of_matrix(name, operation.inputs[0], *matrix))
 
 
-def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     position = 1 if name.endswith("_backward") else 0  # after the gradient
     if len(operation.inputs) <= position:
         return None
@@ -341,7 +341,7 @@ def _normalised(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     return of_matrix(name, data, data.elements // max(columns, 1), columns)
 
 
-def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
     columns = math.prod(data.shape[2:])
     if operation.arguments.get("training") is False:  # statistics are known: one pass over the data
@@ -358,12 +358,14 @@ def _by_channel(name: str, operation: Operation, _flags: Flags) -> tuple[Problem
     # float32's, batch norms alone would take half of ResNet-152's step on the L40S, which is 0.75 as long as that
     # prediction (training data).
     is_own = any(one.dtype == "float16" for one in operation.inputs if len(one.shape) == 1)
-    return tuple(Problem(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems)
+    return tuple(
+        OperationShape(one.operation, "float32" if is_own else one.dtype, (*one.dims, channels)) for one in problems
+    )
 
 
-def _times(ratio: float, name: str) -> Callable[[Problem], tuple[CountedProblem, ...]]:
+def _times(ratio: float, name: str) -> Callable[[OperationShape], tuple[CountedShape, ...]]:
     """Make a surrogate: another operation of the same shape, times a factor."""
-    return lambda problem: (CountedProblem(ratio, Problem(name, problem.dtype, problem.dims)),)
+    return lambda problem: (CountedShape(ratio, OperationShape(name, problem.dtype, problem.dims)),)
 
 
 register(
@@ -373,62 +375,64 @@ register(
         alternative=Alternative(problem=_streamed(math.inf), is_on=lambda generation: generation.streams_softmax),
         aten=("aten::_softmax", "aten::_log_softmax"),
         translator=_along_dimension,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
         reduces_rows=True,
-        proxy=None,
-        floor=SOFTMAX_FLOOR,
+        surrogate=None,
+        latency_bound=SOFTMAX_FLOOR,
     ),
     replace(
         by_element("softmax_backward", 2, 1, 4),
         aten=("aten::_log_softmax_backward_data",),
         translator=_along_dimension,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
         reduces_rows=True,
-        proxy=None,
-        floor=SOFTMAX_BACKWARD_FLOOR,
+        surrogate=None,
+        latency_bound=SOFTMAX_BACKWARD_FLOOR,
     ),
     # As long as the softmax, with the same traffic.
-    replace(by_element("log_softmax", 1, 1), proxy=_times(1.0, "softmax"), floor=SOFTMAX_FLOOR),
+    replace(by_element("log_softmax", 1, 1), surrogate=_times(1.0, "softmax"), latency_bound=SOFTMAX_FLOOR),
     replace(
-        by_element("log_softmax_backward", 2, 1), proxy=_times(1.0, "softmax_backward"), floor=SOFTMAX_BACKWARD_FLOOR
+        by_element("log_softmax_backward", 2, 1),
+        surrogate=_times(1.0, "softmax_backward"),
+        latency_bound=SOFTMAX_BACKWARD_FLOOR,
     ),
     replace(
         by_element("layer_norm", 1, 1, 8),
         alternative=Alternative(problem=_streamed(STREAMED_COLUMNS), is_on=lambda generation: generation.streams_norms),
         aten=("aten::native_layer_norm",),
         translator=_normalised,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
         reduces_rows=True,
-        proxy=None,
-        floor=Floor(latency=_layer_norm_latency),
+        surrogate=None,
+        latency_bound=LatencyBound(latency=_layer_norm_latency),
     ),
     replace(
         by_element("layer_norm_backward", 2, 1, 14),
         aten=("aten::native_layer_norm_backward",),
         translator=_normalised,
-        proxy=_times(LAYER_NORM_BACKWARD_RATIO, "layer_norm"),
-        floor=Floor(latency=_norm_backward_latency),
+        surrogate=_times(LAYER_NORM_BACKWARD_RATIO, "layer_norm"),
+        latency_bound=LatencyBound(latency=_norm_backward_latency),
     ),
     replace(
         by_element("rms_norm", 1, 1, 5),
         aten=("aten::_fused_rms_norm",),
         translator=_normalised,
-        proxy=as_transfer(RMS_NORM_TRANSFER_RATIO),
-        floor=Floor(latency=_norm_latency),
+        surrogate=as_transfer(RMS_NORM_TRANSFER_RATIO),
+        latency_bound=LatencyBound(latency=_norm_latency),
     ),
     replace(
         by_element("rms_norm_backward", 2, 1, 10),
         aten=("aten::_fused_rms_norm_backward",),
         translator=_normalised,
-        proxy=_times(RMS_NORM_BACKWARD_RATIO, "rms_norm"),
-        floor=Floor(latency=_norm_backward_latency),
+        surrogate=_times(RMS_NORM_BACKWARD_RATIO, "rms_norm"),
+        latency_bound=LatencyBound(latency=_norm_backward_latency),
     ),
     # In training, batch and group norm read their input twice: once for the statistics, once to normalise.
     replace(
         by_element("batch_norm", 2, 1, 8),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        floor=Floor(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND)),
+        latency_bound=LatencyBound(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND)),
         aten=(
             "aten::native_batch_norm",
             "aten::cudnn_batch_norm",
@@ -436,40 +440,43 @@ register(
             "aten::_batch_norm_with_update",
         ),
         translator=_by_channel,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
     ),
     replace(
         by_element("batch_norm_backward", 4, 1, 14),
         shape=("rows", "cols", "channels"),
         defaults={"channels": "rows"},
-        floor=Floor(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD)),
+        latency_bound=LatencyBound(latency=_batch_norm_latency(CHANNEL_ELEMENTS_PER_SECOND_BACKWARD)),
         aten=(
             "aten::native_batch_norm_backward",
             "aten::cudnn_batch_norm_backward",
             "aten::batch_norm_backward",
         ),
         translator=_by_channel,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
     ),
     # With channels last, neighbouring elements belong to different channels, so there is no block per channel: bytes
     # or instructions determine the time.
-    replace(by_element("batch_norm_last", 2, 1, 8), floor=Floor(latency=_last_latency(BATCH_NORM_LAST_CYCLES[""]))),
+    replace(
+        by_element("batch_norm_last", 2, 1, 8),
+        latency_bound=LatencyBound(latency=_last_latency(BATCH_NORM_LAST_CYCLES[""])),
+    ),
     replace(
         by_element("batch_norm_last_backward", 4, 1, 14),
-        floor=Floor(latency=_last_latency(BATCH_NORM_LAST_CYCLES["_backward"])),
+        latency_bound=LatencyBound(latency=_last_latency(BATCH_NORM_LAST_CYCLES["_backward"])),
     ),
     replace(
         by_element("group_norm", 2, 1, 8),
-        floor=Floor(latency=_group_norm_latency(GROUP_NORM_CYCLES[""])),
+        latency_bound=LatencyBound(latency=_group_norm_latency(GROUP_NORM_CYCLES[""])),
         aten=("aten::native_group_norm",),
         translator=_by_channel,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
     ),
     replace(
         by_element("group_norm_backward", 4, 1, 14),
-        floor=Floor(latency=_group_norm_latency(GROUP_NORM_CYCLES["_backward"])),
+        latency_bound=LatencyBound(latency=_group_norm_latency(GROUP_NORM_CYCLES["_backward"])),
         aten=("aten::native_group_norm_backward",),
         translator=_by_channel,
-        families=(VECTOR,),
+        network_specs=(VECTOR,),
     ),
 )

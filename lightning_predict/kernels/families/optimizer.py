@@ -2,8 +2,8 @@
 
 Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("adamw", "float32", parameters=1000, fused=1).bytes_moved[0])  # 4 read, 3 written
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("adamw", "float32", parameters=1000, fused=1).bytes_moved[0])  # 4 read, 3 written
     28000.0
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
-from lightning_predict.kernels.operations import Array, Columns, Floor, OperationKind, ProblemBatch, register
+from lightning_predict.kernels.operations import Array, Columns, LatencyBound, OperationSpec, ShapeBatch, register
 from lightning_predict.kernels.roofline import issue_rate
 
 Moved = tuple[int, int]
@@ -27,20 +27,20 @@ FUSED_ADAM_CYCLES: Final = 2.3
 million parameters in bfloat16 and float32 (torch 2.11, own measurements, 2026-11-27)."""
 
 
-def _computed(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _computed(batch: ShapeBatch, gpu: Gpu) -> Array:
     c = batch.columns
     seconds: Array = np.where(c["fused"] > 0, FUSED_ADAM_CYCLES, 0.0) * c["parameters"] / issue_rate(gpu)
     return seconds
 
 
-def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: Floor | None = None) -> OperationKind:
+def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: LatencyBound | None = None) -> OperationSpec:
     """Return an optimizer defined by the elements that it reads and writes per parameter."""
 
     def moved(c: Columns, place: int) -> Array:
         per_parameter: Array = np.where(c["fused"] > 0, fused[place], multi_tensor[place])
         return per_parameter * c["parameters"]
 
-    return OperationKind(
+    return OperationSpec(
         name=name,
         shape=("parameters", "fused"),
         defaults={"fused": 0},
@@ -48,8 +48,8 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: Floor | None
         flops=lambda c: 10 * c["parameters"],
         reads=lambda c: moved(c, 0),
         writes=lambda c: moved(c, 1),
-        proxy=as_transfer(),
-        floor=floor,
+        surrogate=as_transfer(),
+        latency_bound=floor,
     )
 
 
@@ -59,8 +59,8 @@ def _update(name: str, *, fused: Moved, multi_tensor: Moved, floor: Floor | None
 # SGD with momentum: mul (1, 1), add (2, 1), add (2, 1).
 # Adagrad: addcmul (2, 1: the gradient counts once; for Adam, twice), sqrt, add and mul (1, 1), addcdiv (3, 1).
 register(
-    _update("adam", fused=(4, 3), multi_tensor=(12, 7), floor=Floor(latency=_computed)),
-    _update("adamw", fused=(4, 3), multi_tensor=(13, 8), floor=Floor(latency=_computed)),
+    _update("adam", fused=(4, 3), multi_tensor=(12, 7), floor=LatencyBound(latency=_computed)),
+    _update("adamw", fused=(4, 3), multi_tensor=(13, 8), floor=LatencyBound(latency=_computed)),
     _update("sgd", fused=(3, 2), multi_tensor=(5, 3)),
     _update("adagrad", fused=(3, 2), multi_tensor=(8, 5)),
 )

@@ -2,8 +2,8 @@
 
 Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("avg_pool2d", "float32", batch=1, channels=1, image_size=4).bytes_moved[0])  # 16 + 4
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("avg_pool2d", "float32", batch=1, channels=1, image_size=4).bytes_moved[0])  # 16 + 4
     80.0
 """
 
@@ -17,18 +17,18 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import as_transfer
+from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
 from lightning_predict.kernels.operations import (
     Array,
     Columns,
-    Floor,
-    OperationKind,
-    Problem,
-    ProblemBatch,
+    LatencyBound,
+    OperationShape,
+    OperationSpec,
+    ShapeBatch,
     register,
     translates,
 )
 from lightning_predict.kernels.roofline import issue_rate, limited_transfer
-from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -73,17 +73,17 @@ def window_cycles(elements: float) -> float:
     return WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * elements
 
 
-def _placed(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _placed(batch: ShapeBatch, gpu: Gpu) -> Array:
     c = batch.columns
     cycles = _pooled(c) * (WINDOW_CYCLES + WINDOW_CYCLES_AN_ELEMENT * c["kernel_size"] ** 2)
     seconds: Array = cycles / issue_rate(gpu)
     return seconds
 
 
-def _visited(cycles: tuple[float, float]) -> Callable[[ProblemBatch, Gpu], Array]:
+def _visited(cycles: tuple[float, float]) -> Callable[[ShapeBatch, Gpu], Array]:
     """Make the latency function of a backward pass that visits each position of the image."""
 
-    def latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+    def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         c = batch.columns
         by_position, by_window = cycles
         total = _image(c) * by_position + _pooled(c) * c["kernel_size"] ** 2 * by_window
@@ -97,9 +97,9 @@ def _kind(
     name: str,
     reads: Callable[[Columns], Array],
     writes: Callable[[Columns], Array],
-    latency: Callable[[ProblemBatch, Gpu], Array] = _placed,
-) -> OperationKind:
-    return OperationKind(
+    latency: Callable[[ShapeBatch, Gpu], Array] = _placed,
+) -> OperationSpec:
+    return OperationSpec(
         name=name,
         shape=("batch", "channels", "height", "width", "kernel_size", "stride"),
         defaults={"width": "height", "kernel_size": 2, "stride": "kernel_size"},
@@ -108,8 +108,8 @@ def _kind(
         flops=lambda c: _pooled(c) * c["kernel_size"] ** 2,
         reads=reads,
         writes=writes,
-        proxy=as_transfer(),
-        floor=Floor(latency=latency),
+        surrogate=as_transfer(),
+        latency_bound=LatencyBound(latency=latency),
     )
 
 
@@ -137,7 +137,7 @@ register(
     "aten::max_pool2d_with_indices_backward",
     "aten::max_pool3d_with_indices_backward",
 )
-def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _pooling(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     kernel = operation.arguments.get("kernel_size")
     if not isinstance(kernel, list | tuple | int):
         return None
@@ -158,7 +158,7 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     return (limited_transfer(read, written, float(pooled.elements), cycles=cycles),) if pooled.elements else ()
 
 
-def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None:
+def _max_backward(operation: Operation, taps: int) -> tuple[OperationShape, ...] | None:
     """Count zeroing the gradient, and a pass that searches the windows around each position."""
     gradient, image = operation.inputs[:2]
     if not gradient.elements or not image.elements:
@@ -168,7 +168,7 @@ def _max_backward(operation: Operation, taps: int) -> tuple[Problem, ...] | None
     cycles = by_position * image.elements + by_window * gradient.elements * taps
     if operation.arguments.get(CHANNELS_LAST):
         cycles = gradient.elements * taps * COMPARED_CYCLES
-    moved = Problem("transfer", "float32", (places, 2 * size, float(image.elements)))
+    moved = OperationShape("transfer", "float32", (places, 2 * size, float(image.elements)))
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
 
 
@@ -177,7 +177,7 @@ PLACE_BYTES: Final = 8
 
 
 @translates("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool2d")
-def _adaptive_pooling(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _adaptive_pooling(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate with windows of the size ratio between the image and the result."""
     data, pooled = operation.inputs[0], _first_output(operation)
     if pooled is None or not pooled.elements:

@@ -4,8 +4,8 @@ In each step, a layer of one direction multiplies the input and the hidden state
 2·gates·batch·steps·hidden·(input + hidden) FLOPs. Layers after the first have `hidden x directions` inputs. The
 backward pass has two products for each of the forward's. Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> batch = problem_batch("lstm", "float32", batch=1, steps=1, input_size=2, hidden=3)
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> batch = shape_batch("lstm", "float32", batch=1, steps=1, input_size=2, hidden=3)
     >>> float(batch.flops[0])  # 2 x 4 gates x 3 x (2 + 3)
     120.0
 """
@@ -19,9 +19,9 @@ from lightning_predict.kernels.operations import (
     COMPUTE_BYTES,
     Array,
     Columns,
-    CountedProblem,
-    OperationKind,
-    Problem,
+    CountedShape,
+    OperationShape,
+    OperationSpec,
     register,
     translates,
 )
@@ -62,7 +62,7 @@ Six GRU layers of 256 hidden units take 32 to 60 µs per step (the same rows of 
 of it)."""
 
 
-def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
+def _as_products(problem: OperationShape) -> tuple[CountedShape, ...]:
     """Split into one input product per layer, for all steps, and dependent steps.
 
     A step is a small product, a pass over its gates, and short kernels in between. Work that a library runs in parallel
@@ -82,12 +82,12 @@ def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
             once = [(rows, features, gates), (gates, features, rows), (gates, hidden, rows)]
         else:
             once = [(rows, gates, features)]
-        parts += [CountedProblem(w["directions"], Problem("linear", dtype, (1.0, *shape))) for shape in once]
+        parts += [CountedShape(w["directions"], OperationShape("linear", dtype, (1.0, *shape))) for shape in once]
     together = w["layers"] if w["directions"] == 1 else w["directions"]
     chain = w["layers"] * w["directions"] * w["steps"] / together
     step = (w["batch"], hidden, gates) if is_backward else (w["batch"], gates, hidden)
     name = "linear" if together == 1 else "bmm"
-    parts.append(CountedProblem(chain, Problem(name, dtype, (together, *step))))
+    parts.append(CountedShape(chain, OperationShape(name, dtype, (together, *step))))
     # A wavefront takes one more step for each layer before the last.
     waits = chain + (w["layers"] - 1 if w["directions"] == 1 else 0)
     return (*parts, *_steps(w["batch"] * together, w["hidden"], gates, dtype, chain, waits, together))
@@ -95,22 +95,22 @@ def _as_products(problem: Problem) -> tuple[CountedProblem, ...]:
 
 def _steps(
     rows: float, hidden: float, gates: float, dtype: str, chain: float, waits: float, together: float
-) -> tuple[CountedProblem, ...]:
+) -> tuple[CountedShape, ...]:
     """Count steps without their products: gates (twice) and the cell are read; gates, cell and state are written."""
     size = rows * COMPUTE_BYTES[dtype]
     dims = (size * (2 * gates + hidden), size * (gates + 2 * hidden), 0.0)
     kernels = KERNELS_BETWEEN_STEPS + KERNELS_OF_A_NEIGHBOUR * (together - 1)
-    waiting = CountedProblem(waits * kernels, Problem("transfer", "float32", (4.0, 4.0, 0.0)))
-    return CountedProblem(chain, Problem("transfer", "float32", dims)), waiting
+    waiting = CountedShape(waits * kernels, OperationShape("transfer", "float32", (4.0, 4.0, 0.0)))
+    return CountedShape(chain, OperationShape("transfer", "float32", dims)), waiting
 
 
-def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
+def _kind(name: str, gates: int, *, backward: bool) -> OperationSpec:
     passes = 2.0 if backward else 1.0
 
     def reads(c: Columns) -> Array:
         return _weights(c, gates) + _inputs(c) + (_outputs(c) if backward else 0.0)
 
-    return OperationKind(
+    return OperationSpec(
         name=f"{name}_backward" if backward else name,
         shape=("batch", "steps", "input_size", "hidden", "layers", "directions"),
         defaults={"input_size": "hidden", "layers": 1, "directions": 1},
@@ -119,14 +119,14 @@ def _kind(name: str, gates: int, *, backward: bool) -> OperationKind:
         reads=reads,
         # The backward pass writes a gradient for each tensor that it reads.
         writes=reads if backward else _outputs,
-        proxy=_as_products,
+        surrogate=_as_products,
     )
 
 
 register(*(_kind(name, gates, backward=backward) for name, gates in GATES.items() for backward in (False, True)))
 
 
-def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _layer(name: str, operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     """Translate `input` (steps, batch, features), or batch first if requested, with `hx` (layers x directions, ...).
 
     A packed sequence is (rows, features) with the batch size of each step; we use the mean batch size for all steps.
@@ -147,17 +147,17 @@ def _layer(name: str, operation: Operation, flags: Flags) -> tuple[Problem, ...]
     if min(dims) < 1:
         return ()
     dtype = whole_compute_dtype(operation.arguments.get("compute_dtype"), data, tf32=flags.cudnn_tf32)
-    return (Problem(name, dtype, tuple(float(value) for value in dims)),)
+    return (OperationShape(name, dtype, tuple(float(value) for value in dims)),)
 
 
 _ATEN_NAMES: Final = {"aten::lstm": "lstm", "aten::gru": "gru", "aten::rnn_tanh": "rnn", "aten::rnn_relu": "rnn"}
 
 
 @translates(*_ATEN_NAMES)
-def _forward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _forward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     return _layer(_ATEN_NAMES[operation.name], operation, flags)
 
 
 @translates(*(f"{name}_backward" for name in _ATEN_NAMES))
-def _backward(operation: Operation, flags: Flags) -> tuple[Problem, ...] | None:
+def _backward(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     return _layer(f"{_ATEN_NAMES[operation.name.removesuffix('_backward')]}_backward", operation, flags)

@@ -2,8 +2,8 @@
 
 Example::
 
-    >>> from lightning_predict.kernels.operations import problem_batch
-    >>> float(problem_batch("sum", "float32", rows=2, cols=3).bytes_moved[0])  # read once; the sums are few
+    >>> from lightning_predict.kernels.operations import shape_batch
+    >>> float(shape_batch("sum", "float32", rows=2, cols=3).bytes_moved[0])  # read once; the sums are few
     24.0
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.elementwise import by_element, of_matrix
 from lightning_predict.kernels.families.norm import along
-from lightning_predict.kernels.operations import Array, Floor, Problem, ProblemBatch, register, translates
+from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
+from lightning_predict.kernels.operations import Array, LatencyBound, OperationShape, ShapeBatch, register, translates
 from lightning_predict.kernels.roofline import SINGLE_LOAD_CYCLES, limited_transfer
-from lightning_predict.kernels.traffic import bytes_read, bytes_written
 from lightning_predict.kernels.translation import compute_dtype
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
@@ -32,13 +32,13 @@ sort them, independent of the row length.
 7.0 and 6.9 µs for 16-bit keys on the B300, for rows of 8 and of 64 (chosen on these two recordings)."""
 
 
-def _select_latency(batch: ProblemBatch, gpu: Gpu) -> Array:
+def _select_latency(batch: ShapeBatch, gpu: Gpu) -> Array:
     cycles = SELECT_CYCLES_A_BYTE * batch.element_bytes + SORT_SELECTED_CYCLES
     seconds: Array = np.full(len(batch), cycles / gpu.boost_clock_hz)
     return seconds
 
 
-def _select(name: str, operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _select(name: str, operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
     whole = "median" in operation.name and "dim" not in operation.arguments
     rows, columns = (1, data.elements) if whole else along(data, operation)
@@ -53,7 +53,7 @@ register(
         by_element("topk", 5, 0),
         aten=("aten::topk", "aten::kthvalue", "aten::median", "aten::nanmedian"),
         translator=_select,
-        floor=Floor(latency=_select_latency),
+        latency_bound=LatencyBound(latency=_select_latency),
     ),
     # Radix sort of 4-byte keys with 8-byte indices: four passes; each reads and writes three times the key size.
     by_element("sort", 12, 12),
@@ -61,8 +61,8 @@ register(
 
 
 COLUMN_SUM_CYCLES: Final = 297.0
-FEWEST_SERIAL_ROWS: Final = 1024
-MOST_SERIAL_ROWS: Final = 200_000
+MIN_SERIAL_ROWS: Final = 1024
+MAX_SERIAL_ROWS: Final = 200_000
 """Clock cycles that a sum over the leading dimension waits, times the root of its rows, between these numbers of rows.
 
 Few threads share a column, and each adds its rows one after another, so the wait adds to the traffic. Blocks that share
@@ -72,16 +72,16 @@ elements, 16 and 32 bits), where traffic alone gives 0.1 to 0.7 of them (trainin
 
 
 @translates("aten::sum")
-def _sum(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
     if not data.elements:
         return ()
     written = float(bytes_written(operation))
-    moved = Problem("transfer", "float32", (float(bytes_read(operation)), written, float(data.elements)))
+    moved = OperationShape("transfer", "float32", (float(bytes_read(operation)), written, float(data.elements)))
     rows = _rows_of_columns(operation, data)
-    if rows is None or rows < FEWEST_SERIAL_ROWS:
+    if rows is None or rows < MIN_SERIAL_ROWS:
         return (moved,)
-    waiting = COLUMN_SUM_CYCLES * math.sqrt(min(rows, MOST_SERIAL_ROWS))
+    waiting = COLUMN_SUM_CYCLES * math.sqrt(min(rows, MAX_SERIAL_ROWS))
     return (moved, limited_transfer(0, 0, 0, blocks=1, block_cycles=waiting))
 
 
@@ -102,23 +102,23 @@ of element-wise kernels, in KernelBench on the H100-PCIe and L40S (training data
 
 
 @translates("aten::cumsum", "aten::cumprod", "aten::cumsum_", "aten::cumprod_", "aten::logcumsumexp")
-def _scan(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _scan(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     count = float(operation.inputs[0].elements)
-    return (Problem("transfer", "float32", ((SCAN_PASSES - 1) * read, written, count)),) if count else ()
+    return (OperationShape("transfer", "float32", ((SCAN_PASSES - 1) * read, written, count)),) if count else ()
 
 
 @translates("aten::logsumexp")
-def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _log_sum_exp(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the maximum of each row, the subtraction of it, the exponentials in place, and their sum."""
     data = operation.inputs[0]
     size, kept = float(data.size_bytes), float(bytes_written(operation))
     if not data.elements:
         return ()
     count = float(data.elements)
-    reduced = Problem("transfer", "float32", (size, kept, count))
+    reduced = OperationShape("transfer", "float32", (size, kept, count))
     subtracted = limited_transfer(size + kept, size, count, cycles=count * SINGLE_LOAD_CYCLES)  # broadcast over rows
-    return (reduced, subtracted, Problem("transfer", "float32", (size, size, count)), reduced)
+    return (reduced, subtracted, OperationShape("transfer", "float32", (size, size, count)), reduced)
 
 
 INDEX_BYTES: Final = 8
@@ -129,35 +129,35 @@ LONGEST_ROW_IN_A_BLOCK: Final = 4096
 radix sort in memory."""
 
 
-def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[Problem, ...]:
+def _sorted(data: TensorInfo, rows: int, columns: int) -> tuple[OperationShape, ...]:
     """Count a sort of each row: log2² comparisons per pair in one block, or a radix sort for any key dtype."""
     if rows < 1 or columns < 1:
         return ()
     if columns > LONGEST_ROW_IN_A_BLOCK:
-        return (Problem("sort", compute_dtype(data), (float(rows), float(columns))),)
+        return (OperationShape("sort", compute_dtype(data), (float(rows), float(columns))),)
     size = float(data.size_bytes)
     steps = math.ceil(math.log2(columns)) if columns > 1 else 0
     compared = data.elements * steps * (steps + 1) / 4
-    return (Problem("transfer", "float32", (size, size + INDEX_BYTES * data.elements, compared)),)
+    return (OperationShape("transfer", "float32", (size, size + INDEX_BYTES * data.elements, compared)),)
 
 
 @translates("aten::sort", "aten::argsort", "aten::msort", "aten::mode")
-def _sort(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _sort(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     data = operation.inputs[0]
     return _sorted(data, *along(data, operation, default=0 if operation.name == "aten::msort" else -1))
 
 
 @translates("aten::_unique", "aten::_unique2", "aten::unique_dim")
-def _unique(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _unique(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count a sort, then passes that mark differing neighbours, count them, and collect them."""
     data = operation.inputs[0]
     size, places = float(data.size_bytes), float(INDEX_BYTES * data.elements)
-    passes = Problem("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
+    passes = OperationShape("transfer", "float32", (2 * size + 2 * places, size + 2 * places, float(data.elements)))
     return (*_sorted(data, 1, data.elements), passes) if data.elements else ()
 
 
 @translates("aten::searchsorted", "aten::bucketize")
-def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _search(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count a binary search for each value: log2 reads of the boundaries, mostly from a cache."""
     if len(operation.inputs) < 2:
         return None
@@ -167,11 +167,11 @@ def _search(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
     steps = math.log2(max(boundaries.shape[-1] if boundaries.shape else 1, 2))
     read = float(values.size_bytes + boundaries.size_bytes)
     dims = (read, float(INDEX_BYTES * values.elements), values.elements * steps)
-    return (Problem("transfer", "float32", dims),) if values.elements else ()
+    return (OperationShape("transfer", "float32", dims),) if values.elements else ()
 
 
 @translates("aten::_cdist_forward", "aten::_euclidean_dist", "aten::_pdist_forward")
-def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _distances(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count every pair of rows: a difference, a power and a sum for each of their numbers."""
     if not operation.inputs[0].shape or not operation.outputs:
         return None
@@ -179,15 +179,15 @@ def _distances(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | Non
     read = float(sum(tensor.size_bytes for tensor in operation.inputs))
     flops = 3.0 * written.elements * operation.inputs[0].shape[-1]
     dtype = compute_dtype(operation.inputs[0])
-    return (Problem("transfer", dtype, (read, float(written.size_bytes), flops)),) if written.elements else ()
+    return (OperationShape("transfer", dtype, (read, float(written.size_bytes), flops)),) if written.elements else ()
 
 
 @translates("aten::_cdist_backward", "aten::_pdist_backward")
-def _distances_backward(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def _distances_backward(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Count the differences again, each scaled by its gradient over its distance."""
     if len(operation.inputs) < 2 or not operation.inputs[1].shape:
         return None
     gradient, data = operation.inputs[:2]
     read = float(sum(tensor.size_bytes for tensor in operation.inputs))
     flops = 4.0 * gradient.elements * data.shape[-1]
-    return (Problem("transfer", compute_dtype(data), (read, float(data.size_bytes), flops)),) if flops else ()
+    return (OperationShape("transfer", compute_dtype(data), (read, float(data.size_bytes), flops)),) if flops else ()

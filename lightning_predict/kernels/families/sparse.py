@@ -17,15 +17,22 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from lightning_predict.kernels.operations import ON_SPARSE_TENSORS, Problem, Untrained, by_bytes, register, translates
-from lightning_predict.kernels.traffic import bytes_read, bytes_written
+from lightning_predict.kernels.memory_bound import bytes_read, bytes_written
+from lightning_predict.kernels.operations import (
+    ON_SPARSE_TENSORS,
+    OperationShape,
+    RooflineEfficiency,
+    by_bytes,
+    register,
+    translates,
+)
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 
 register(
     replace(
         by_bytes("sparse_product"),
         # Rows are gathered, many of them repeatedly. Assumptions: no measurements of such products were available.
-        untrained=Untrained(utilisation=0.3, spread=2.5),
+        roofline_efficiency=RooflineEfficiency(utilisation=0.3, spread=2.5),
     )
 )
 
@@ -38,7 +45,7 @@ _FACTORS_AFTER_ADDEND: Final = frozenset(
 
 
 @translates(ON_SPARSE_TENSORS)
-def sparse_problems(operation: Operation, _flags: Flags) -> tuple[Problem, ...] | None:
+def sparse_problems(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | None:
     """Return the problems of an operation on sparse tensors; None if its bytes determine its time."""
     if operation.name == "aten::sparse_mask" or operation.name.endswith("_"):
         return _where_stored(operation)
@@ -53,17 +60,19 @@ def sparse_problems(operation: Operation, _flags: Flags) -> tuple[Problem, ...] 
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     sampled = operation.inputs[0].stored_elements if operation.name == "aten::sparse_sampled_addmm" else None
     flops = _flops(*factors, sampled=sampled)
-    return (Problem("sparse_product", "float32", (read, written, flops)),) if read + written else ()
+    return (OperationShape("sparse_product", "float32", (read, written, flops)),) if read + written else ()
 
 
-def _where_stored(operation: Operation) -> tuple[Problem, ...]:
+def _where_stored(operation: Operation) -> tuple[OperationShape, ...]:
     """Count the bytes of a dense tensor that is accessed only at the stored elements of a sparse one of its shape."""
     sparse = [tensor for tensor in operation.inputs if tensor.stored_bytes is not None]
     elements = float(max((tensor.elements for tensor in sparse), default=0))
     stored = float(sum(tensor.size_bytes for tensor in sparse))
     dense = [tensor for tensor in operation.inputs if tensor.stored_bytes is None]
     touched = elements * max((tensor.size_bytes / max(tensor.elements, 1) for tensor in dense), default=0.0)
-    return (Problem("transfer", "float32", (stored + touched, max(touched, stored), elements)),) if stored else ()
+    return (
+        (OperationShape("transfer", "float32", (stored + touched, max(touched, stored), elements)),) if stored else ()
+    )
 
 
 def _flops(left: TensorInfo, right: TensorInfo, *, sampled: int | None) -> float:

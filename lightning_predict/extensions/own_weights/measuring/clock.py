@@ -31,7 +31,7 @@ from lightning_predict.units import milliseconds_to_seconds
 REPLAYS: Final = 20
 """Repetitions of each kind; the result is their median."""
 
-FEWEST_REPLAYS: Final = 3
+MIN_REPLAYS: Final = 3
 """Minimum repetitions of a problem, however long each takes."""
 
 NOT_CUDA: Final = "not a CUDA device"
@@ -127,7 +127,7 @@ def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
     """Return the repetitions of each kind that fit into the time of a problem, with a minimum."""
     if one_seconds <= 0:
         return replays
-    return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(FEWEST_REPLAYS, replays))
+    return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(MIN_REPLAYS, replays))
 
 
 def _host_time(call: Callable[[], object], replays: int) -> float:

@@ -1,6 +1,6 @@
 """Order of measurement: the most useful problems first.
 
-A network is tuned only if its family of operations has enough rows (`FEWEST_OWN_ROWS`); fewer rows are not used. The
+A network is tuned only if its family of operations has enough rows (`MIN_OWN_ROWS`); fewer rows are not used. The
 families of `WORTH` are therefore measured one after another, each until it has enough. Afterwards each other operation
 and pass gets `FACTOR_PROBLEMS` problems, for one factor over its prediction. Further families and problems follow.
 Example::
@@ -22,16 +22,16 @@ import numpy as np
 
 from lightning_predict.extensions.own_weights.measuring.benchmarks import Words, draw_problems
 from lightning_predict.extensions.own_weights.training.factors import FACTOR_PROBLEMS
-from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS
 from lightning_predict.extensions.own_weights.training.tables import split_rows
+from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS
 from lightning_predict.kernels.operations import (
     Array,
-    Family,
-    families,
-    family_of,
-    operation_kind,
+    NetworkSpec,
+    network_spec,
+    network_specs,
     operation_names,
-    problem_batch,
+    operation_spec,
+    shape_batch,
 )
 
 WORTH: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
@@ -92,7 +92,7 @@ def problems_by_worth(
     """
     shapes = _Shapes(seed, problems)
     order: list[MeasuringProblem] = []
-    known = families()
+    known = network_specs()
     for name in WORTH:
         order += _of_family(known[name], operations, dtypes, shapes, is_possible)
     order += _for_factors(operations, dtypes, shapes)
@@ -113,7 +113,7 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
 
     If only bytes matter, all dtypes are equal. TF32 equals float32 in operations without matrix products.
     """
-    kind = operation_kind(operation)
+    kind = operation_spec(operation)
     if kind.element_bytes is not None:
         return dtypes[:1]
     if kind.units != "tensor" and "float32" in dtypes:
@@ -179,14 +179,14 @@ _Part = tuple[str, str, tuple[str, ...], list[Words]]
 
 
 def _of_family(
-    family: Family,
+    family: NetworkSpec,
     operations: Sequence[str],
     dtypes: Sequence[str],
     shapes: _Shapes,
     is_possible: Callable[[MeasuringProblem], bool],
 ) -> list[MeasuringProblem]:
     """Return the problems of a family, until it has enough rows to be tuned."""
-    needed = MARGIN * FEWEST_OWN_ROWS
+    needed = MARGIN * MIN_OWN_ROWS
     pairs = [
         (operation, dtype, learned)
         for operation in operations
@@ -209,12 +209,12 @@ def _of_family(
     return order
 
 
-def _learned(family: Family, operation: str, dtype: str) -> tuple[str, ...]:
-    return tuple(name for name in passes_of(operation) if family_of(name, dtype) is family)
+def _learned(family: NetworkSpec, operation: str, dtype: str) -> tuple[str, ...]:
+    return tuple(name for name in passes_of(operation) if network_spec(name, dtype) is family)
 
 
 def _is_fitted(one: MeasuringProblem) -> bool:
-    columns = problem_batch(one.operation, one.dtype, **one.words).columns
+    columns = shape_batch(one.operation, one.dtype, **one.words).columns
     return bool(split_rows(columns, seed=0).fitted[0])
 
 
@@ -225,7 +225,7 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
             (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
             for operation in operations
             for dtype in dtypes_of(operation, dtypes)
-            if (passes := tuple(name for name in passes_of(operation) if family_of(name, dtype) is None))
+            if (passes := tuple(name for name in passes_of(operation) if network_spec(name, dtype) is None))
         )
     )
 

@@ -42,11 +42,11 @@ from lightning_predict.extensions.own_weights.measuring.clock import (
 )
 from lightning_predict.extensions.own_weights.measuring.order import MeasuringProblem, problems_by_worth
 from lightning_predict.extensions.own_weights.training.factors import is_enough_for_a_factor
-from lightning_predict.extensions.own_weights.training.own import FEWEST_OWN_ROWS, fitted_rows
 from lightning_predict.extensions.own_weights.training.tables import read_own_tables
+from lightning_predict.extensions.own_weights.training.tuning import MIN_OWN_ROWS, fitted_rows
 from lightning_predict.gpus import gpu as find_gpu
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, family_of, operation_kind, problem_batch
+from lightning_predict.kernels.operations import Array, network_spec, operation_spec, shape_batch
 from lightning_predict.units import MEGA, minutes_to_seconds, seconds_to_milliseconds
 
 DTYPES: Final = {
@@ -62,7 +62,7 @@ LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7
 """Larger problems are skipped on a CPU, which only tests the command."""
 
-MOST_FAILURES: Final = 2
+MAX_FAILURES: Final = 2
 """Failed problems in a row after which an operation is not tried again in a dtype."""
 
 SHAPE_FAILURES: Final = ("over the limit of", "out of memory", "CUDA out of memory")
@@ -138,7 +138,7 @@ class FamilyRows:
 
     family: str
     rows: int
-    needed: int = FEWEST_OWN_ROWS
+    needed: int = MIN_OWN_ROWS
 
     @property
     def is_enough(self) -> bool:
@@ -275,7 +275,7 @@ class _Attempts:
 
     def is_hopeless(self, one: MeasuringProblem) -> bool:
         """Return whether this problem has failed before, or its operation too often in this dtype."""
-        return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MOST_FAILURES
+        return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES
 
     def failed(self, one: MeasuringProblem, reason: str) -> str:
         """Count a failed problem, unless another shape may fit; return what to add to its reason."""
@@ -286,9 +286,9 @@ class _Attempts:
         if any(words in reason for words in SHAPE_FAILURES):
             return ""
         key = one.operation, one.dtype
-        count = MOST_FAILURES if NOT_IMPLEMENTED in reason else self.failures.get(key, 0) + 1
+        count = MAX_FAILURES if NOT_IMPLEMENTED in reason else self.failures.get(key, 0) + 1
         self.failures[key] = count
-        return NOT_AGAIN if count >= MOST_FAILURES else ""
+        return NOT_AGAIN if count >= MAX_FAILURES else ""
 
     def timed(self, one: MeasuringProblem, timings: Sequence[Timing]) -> str:
         """Count a problem that only ordinary calls could time; return what to add to its reason."""
@@ -316,14 +316,15 @@ def count_rows(folder: Path, gpu: str) -> CountedRows:
         groups = []
     rows: dict[str, int] = {}
     for group in groups:
-        family = family_of(group.batch.operation, group.batch.dtype)
+        family = network_spec(group.batch.operation, group.batch.dtype)
         if family is not None:
             rows[family.name] = rows.get(family.name, 0) + fitted_rows([group], 0)
     found = {name: FamilyRows(family=name, rows=count) for name, count in rows.items()}
     others = [
         group
         for group in groups
-        if (family := family_of(group.batch.operation, group.batch.dtype)) is None or not found[family.name].is_enough
+        if (family := network_spec(group.batch.operation, group.batch.dtype)) is None
+        or not found[family.name].is_enough
     ]
     factors = [group for group in others if is_enough_for_a_factor(group, seed=0)]
     return CountedRows(
@@ -353,8 +354,8 @@ def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
     """Return the minimum times of forward passes of one operation and dtype, from the GPU's peaks."""
     first = problems[0]
     words = {word: np.array([one.words[word] for one in problems], dtype=np.float64) for word in first.words}
-    batch = problem_batch(first.operation, first.dtype, **words)
-    is_matrix = batch.kind.units == "tensor"
+    batch = shape_batch(first.operation, first.dtype, **words)
+    is_matrix = batch.spec.units == "tensor"
     peak = (gpu.peak(first.dtype) if is_matrix else None) or gpu.peak_flops_per_second["float32"]
     least: Array = np.maximum(batch.flops / peak, batch.bytes_moved / gpu.dram_bytes_per_second)
     return least
@@ -372,7 +373,7 @@ def _reason_to_skip(
 
 def _is_large(problem: MeasuringProblem) -> bool:
     """Return whether one call takes seconds on a CPU."""
-    batch = problem_batch(problem.operation, problem.dtype, **problem.words)
+    batch = shape_batch(problem.operation, problem.dtype, **problem.words)
     return float(batch.flops[0]) > LARGEST_HOST_FLOP or float(batch.bytes_moved[0]) > LARGEST_HOST_BYTES
 
 
@@ -425,7 +426,7 @@ def _append(path: Path, operation: str, rows: Sequence[dict[str, object]]) -> No
 
 
 def _header(operation: str) -> list[str]:
-    return ["gpu", "op", "dtype", *operation_kind(operation).shape, *EXTRA_COLUMNS]
+    return ["gpu", "op", "dtype", *operation_spec(operation).shape, *EXTRA_COLUMNS]
 
 
 _Key = tuple[str, str, str, tuple[str, ...]]
@@ -446,7 +447,7 @@ def _keys_of(path: Path, operation: str) -> Collection[_Key]:
             f"{path} has other columns than this release writes, as it is from an earlier one: {', '.join(rows[0])}. "
             "Measure into another folder, or move it away."
         )
-    shape = operation_kind(operation).shape
+    shape = operation_spec(operation).shape
     return {_key(row["gpu"], row["op"], row["dtype"], {word: row[word] for word in shape}) for row in rows}
 
 
@@ -456,8 +457,8 @@ def _key(gpu: str, operation: str, dtype: str, columns: dict[str, str]) -> _Key:
 
 def _columns(problem: MeasuringProblem) -> dict[str, str]:
     """Return every shape parameter as written in the table, including defaults."""
-    batch = problem_batch(problem.operation, problem.dtype, **problem.words)
-    return {word: f"{batch.columns[word][0]:.15g}" for word in operation_kind(problem.operation).shape}
+    batch = shape_batch(problem.operation, problem.dtype, **problem.words)
+    return {word: f"{batch.columns[word][0]:.15g}" for word in operation_spec(problem.operation).shape}
 
 
 def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) -> dict[str, object]:

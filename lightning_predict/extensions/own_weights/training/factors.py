@@ -19,15 +19,15 @@ import numpy as np
 
 from lightning_predict.extensions.own_weights.training.tables import Group, split_rows
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.kernels.operations import Array, Problem
-from lightning_predict.kernels.timing import KernelModels, problem_times
+from lightning_predict.kernels.operations import Array, OperationShape
+from lightning_predict.kernels.timing import KernelModels, predict_operation_times
 from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.records import MeasuredFactor
 
 FACTOR_PROBLEMS: Final = 12
 """Number of problems to measure for a factor."""
 
-FEWEST_FACTOR_ROWS: Final = 6
+MIN_FACTOR_ROWS: Final = 6
 """Minimum number of rows for a factor, without those that are held out."""
 
 SHRINK_ROWS: Final = 1.0
@@ -36,13 +36,13 @@ SHRINK_ROWS: Final = 1.0
 LONG_SECONDS: Final = 50 * MICROSECOND
 """Shorter rows count less, in proportion: they measure the latency of a kernel, and steps spend little time in them."""
 
-LEAST_GAIN: Final = 0.1
+MIN_GAIN: Final = 0.1
 """Minimum share of the error that a factor has to remove from rows that it was not taken from."""
 
 INTERVAL_SHARE: Final = 0.9
 """Share of the measurements inside an interval."""
 
-LEAST_HALF_WIDTH: Final = 0.02
+MIN_HALF_WIDTH: Final = 0.02
 """Minimum half width of the interval in log(seconds): repeated timings scatter as much."""
 
 
@@ -68,13 +68,13 @@ def measured_factors(
 
 
 def _recurs(residuals: Array, group: Group) -> bool:
-    """Return whether a factor from all other rows lowers the mean error of a row by `LEAST_GAIN`."""
+    """Return whether a factor from all other rows lowers the mean error of a row by `MIN_GAIN`."""
     rows = np.arange(len(residuals))
     errors = [
         math.log(factor_of(residuals[rows != row], group.take(rows != row)).factor) - residuals[row] for row in rows
     ]
     weights = _weights(group)
-    return bool((weights * np.abs(errors)).sum() < (1 - LEAST_GAIN) * (weights * np.abs(residuals)).sum())
+    return bool((weights * np.abs(errors)).sum() < (1 - MIN_GAIN) * (weights * np.abs(residuals)).sum())
 
 
 def _weights(group: Group) -> Array:
@@ -84,14 +84,14 @@ def _weights(group: Group) -> Array:
 
 def is_enough_for_a_factor(group: Group, *, seed: int) -> bool:
     """Return whether a group has enough rows without those that are held out."""
-    return int((~split_rows(group.batch.columns, seed=seed).held_out).sum()) >= FEWEST_FACTOR_ROWS
+    return int((~split_rows(group.batch.columns, seed=seed).held_out).sum()) >= MIN_FACTOR_ROWS
 
 
 def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
     """Return log(measured / predicted) of every row, shape (rows,)."""
     columns = np.stack(list(group.batch.columns.values()), axis=1)  # (rows, words)
-    problems = [Problem(group.batch.operation, group.batch.dtype, tuple(row)) for row in columns.tolist()]
-    residuals: Array = np.log(group.seconds) - np.log(problem_times(problems, [gpu], models).seconds[0])
+    problems = [OperationShape(group.batch.operation, group.batch.dtype, tuple(row)) for row in columns.tolist()]
+    residuals: Array = np.log(group.seconds) - np.log(predict_operation_times(problems, [gpu], models).seconds[0])
     return residuals
 
 
@@ -103,7 +103,7 @@ def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
     middle = median * count / (count + SHRINK_ROWS)
     level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal: a further row at infinity is an error
     half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
-    return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, LEAST_HALF_WIDTH), rows=count)
+    return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
 
 
 def _weighted_quantile(values: Array, weights: Array, level: float) -> float:

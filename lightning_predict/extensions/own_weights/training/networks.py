@@ -28,7 +28,7 @@ import torch
 from lightning_predict.extensions.own_weights.training.tables import Group
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.features import MACHINE_FEATURES, reference_seconds
-from lightning_predict.kernels.operations import Array, Family
+from lightning_predict.kernels.operations import Array, NetworkSpec
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
 SLACK: Final = 0.02
@@ -108,7 +108,7 @@ class TrainingRows:
         return len(self.log_seconds)
 
 
-def collect_rows(family: Family, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
+def collect_rows(family: NetworkSpec, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
     """Return features and times of all rows of the groups, each on its GPU."""
     parts = []
     for group, gpu in zip(groups, gpus, strict=True):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from lightning_predict.checked import read_csv
 from lightning_predict.errors import MeasurementTableError
 from lightning_predict.extensions.own_weights.measuring.benchmarks import BENCHMARKS, EAGER
-from lightning_predict.kernels.operations import Array, BoolArray, Columns, ProblemBatch, operation_kind, problem_batch
+from lightning_predict.kernels.operations import Array, BoolArray, Columns, ShapeBatch, operation_spec, shape_batch
 from lightning_predict.units import milliseconds_to_seconds
 
 HELD_OUT_SHARE: Final = 0.15
@@ -100,7 +100,7 @@ def same(*words: str) -> dict[str, str]:
 
 
 OWN_TABLES: Final = tuple(
-    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_kind(name).shape), times={"latency_ms": ""})
+    TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
 """Tables of `measuring/run.py`: one file per operation, with backward passes under their own names."""
@@ -126,7 +126,7 @@ class Group:
 
     gpu: str
     source: str
-    batch: ProblemBatch
+    batch: ShapeBatch
     seconds: Array
     floor_seconds: float
     build: str = ""
@@ -135,7 +135,7 @@ class Group:
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
         """Return the rows of a mask."""
         columns = {word: values[rows] for word, values in self.batch.columns.items()}
-        batch = ProblemBatch(self.batch.operation, self.batch.dtype, columns)
+        batch = ShapeBatch(self.batch.operation, self.batch.dtype, columns)
         taken_off = None if self.taken_off_seconds is None else self.taken_off_seconds[rows]
         return Group(self.gpu, self.source, batch, self.seconds[rows], self.floor_seconds, self.build, taken_off)
 
@@ -240,13 +240,13 @@ def group_of(key: Key, table: Array, kind: TableKind) -> Group:
     inverse = inverse.reshape(-1)
     seconds = np.bincount(inverse, weights=table[:, -1]) / np.bincount(inverse)  # (problems,)
     columns = _columns(operation, dtype, kind.words.values(), shapes)
-    return Group(gpu, source, ProblemBatch(operation, dtype, columns), seconds, 0.0, build)
+    return Group(gpu, source, ShapeBatch(operation, dtype, columns), seconds, 0.0, build)
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
     """Return every shape parameter of the operation under its own name, with defaults."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
-    known = operation_kind(operation)
+    known = operation_spec(operation)
     accepted = set(known.shape) | set(known.spellings or {})
-    batch = problem_batch(operation, dtype, **{word: value for word, value in given.items() if word in accepted})
+    batch = shape_batch(operation, dtype, **{word: value for word, value in given.items() if word in accepted})
     return {word: np.ascontiguousarray(column) for word, column in batch.columns.items()}

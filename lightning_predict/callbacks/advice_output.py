@@ -1,0 +1,120 @@
+"""Optimization advice below the table of predictions: `RuntimePredictor(advice=True)`.
+
+On a GPU the profiler does not see the data flow between operations. The window after the recorded one is therefore
+followed by the dispatch recorder, so that advice can cover compilation, other batch sizes and more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+from lightning_predict.callbacks.lightning_packages import shapes_of, warn
+from lightning_predict.callbacks.output import log_values, print_on_rank_zero
+from lightning_predict.callbacks.rest_prediction import PredictionRequest, earlier_runs
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.errors import LightningPredictError
+from lightning_predict.extensions import extension
+from lightning_predict.observe.micro_batches import MicroBatches
+from lightning_predict.observe.optimizer_steps import StepCounter
+from lightning_predict.observe.recorder import Session, stop_with_retry
+from lightning_predict.tracing.data_flow import with_data_flow
+from lightning_predict.tracing.environment import autograd_nodes
+from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_predict.extensions.advice.advice_text import Advice
+
+
+def print_advice(
+    trainer: Trainer, trace: Trace, question: PredictionRequest, *, iterations: int | None
+) -> Advice | None:
+    """Print at most three lines of advice and log the gains, on rank zero; None on other ranks and after a warning.
+
+    Args:
+        trainer: The Trainer.
+        trace: The recorded step.
+        question: The user's request.
+        iterations: Remaining steps; None if unknown.
+    """
+    if not trainer.is_global_zero:
+        return None
+    history = earlier_runs(trainer, question, trace, is_renewed=False)
+    assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
+    try:
+        advice: Advice = extension("advice_for")(trace, question.layouts, assumptions, iterations=iterations)
+    except LightningPredictError as error:  # the predictions remain valid
+        warn(f"RuntimePredictor could not advise: {error}")
+        return None
+    print_on_rank_zero(trainer, lambda: "\n".join(extension("short_lines")(advice)) + "\n")
+    told = {key.removeprefix("predict/"): value for key, value in advice.metrics().items()}
+    for refusal in log_values(trainer, "predict", told):
+        warn(refusal)
+    return advice
+
+
+@final
+class DataFlowRecorder:
+    """Follows the tensors of the next window, for a step with measured kernels.
+
+    Args:
+        trainer: The Trainer.
+        pl_module: Its module.
+        trace: The recorded step.
+        count: Window counter of the fit.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, trace: Trace, count: StepCounter) -> None:
+        self.trace = trace
+        self._count = count
+        self._window: int | None = None
+        self._batches, self._nodes_at_start = MicroBatches(expected=trace.batches), 0
+        self._is_in_batch = self._is_over = False
+        self._session: Session = CaptureSession(
+            device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, follows=True
+        )
+
+    @staticmethod
+    def is_useful(trace: Trace) -> bool:
+        """Return whether following the next window adds information to the recorded step."""
+        return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
+
+    def on_batch_start(self, batch: Any) -> None:
+        """Record the batch, from the beginning of a window on, unless an equal batch was recorded."""
+        if self._is_over or (self._window is None and not self._count.between_windows):
+            return
+        if self._window is None:
+            self._window = self._count.windows
+        self._is_in_batch, self._nodes_at_start = True, autograd_nodes()
+        if not self._batches.begins(shapes_of(batch), whatever_shape=False):
+            return
+        try:
+            self._session.start()
+        except LightningPredictError as error:
+            self._ends(error)
+
+    def on_batch_end(self) -> bool:
+        """End the batch; return True once the window is over, whether or not `trace` could get its tensors."""
+        if self._is_in_batch:
+            self.stop()
+            self._batches.ends(autograd_nodes() - self._nodes_at_start)
+            if self._count.windows != self._window:
+                try:
+                    followed = self._session.trace(batches=self.trace.batches, shown_by=self._batches.shown_by or ())
+                    self.trace = with_data_flow(self.trace, followed)
+                except LightningPredictError as error:
+                    self._ends(error)
+                self._is_over = True
+        return self._is_over
+
+    def _ends(self, error: LightningPredictError) -> None:
+        note = f"Tensors could not be followed: {str(error).rstrip('.')}."
+        self._is_over, self.trace = True, replace(self.trace, notes=(*self.trace.notes, note))
+
+    def stop(self) -> None:
+        """Stop recording."""
+        self._is_in_batch = False
+        stop_with_retry(self._session)

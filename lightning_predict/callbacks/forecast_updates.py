@@ -1,0 +1,303 @@
+"""`ForecastUpdates`: the first prediction, its updates, and the final comparison.
+
+The first prediction knows this machine only from a few steps. Once there are enough
+(`observe.forecast.ForecastSchedule`), a recommendation follows. From then on the forecast is recomputed each time the
+number of steps has doubled. If it leaves the interval shown before, or recommends another GPU, one line is printed and
+the prediction is logged again. Example::
+
+    follow_up = ForecastUpdates(question, run_clock_of(trainer, device_clock=clock))
+    predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
+    # ... training goes on ...
+    outcome = follow_up.compare_outcome(trainer)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, final
+
+from lightning_predict.callbacks.lightning_packages import warn
+from lightning_predict.callbacks.output import (
+    OutputOptions,
+    log_and_save,
+    log_values,
+    print_on_rank_zero,
+    print_sentence,
+)
+from lightning_predict.callbacks.progress_bar import left_in_words
+from lightning_predict.callbacks.rank_agreement import wait_seconds
+from lightning_predict.callbacks.rest_prediction import PredictionRequest, RestPrediction, earlier_runs, predict_rest
+from lightning_predict.callbacks.trainer_state import batches_of_fit, facts_of, prefetched_batches
+from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.interval import Interval
+from lightning_predict.observe.clock import RunClock
+from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast, forecast_rest
+from lightning_predict.observe.optimizer_steps import Pace
+from lightning_predict.observe.predicted_vs_actual import Outcome, OutcomeTimer
+from lightning_predict.observe.remaining import HookMoment
+from lightning_predict.reports.format import duration, duration_interval, width_at_hand
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import lines_of_run, rank
+from lightning_predict.run.history import append_record, history_path
+from lightning_predict.run.workload import Workload
+from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+NOTICEABLE_SHARE: Final = 0.05
+"""Relative change of the host's part (loader, checkpoints) of a total that triggers a new prediction."""
+
+NOTICEABLE_HOST_SECONDS: Final = 60.0
+"""Minimum change of the host's part of any GPU's total, in seconds, that triggers a new prediction."""
+
+SECONDS_WORTH_A_LINE: Final = 10.0
+"""Minimum remaining time to print changes or the outcome; in a shorter run, start and end weigh too much."""
+
+
+@final
+class ForecastUpdates:
+    """Predictions of a fit over time.
+
+    Attributes:
+        foretold: Gains that the advice predicted for changes of the step, by name: low, middle, high.
+    """
+
+    def __init__(self, question: PredictionRequest, run_clock: RunClock, manner: OutputOptions | None = None) -> None:
+        self.run_clock = run_clock
+        self.manner = manner or OutputOptions()
+        self._question = question
+        self._outcome_timer: OutcomeTimer | None = None
+        self._answer: RestPrediction | None = None
+        self._said: TimedForecast | None = None
+        self._outlook: TimedForecast | None = None
+        self._trace: Trace | None = None
+        self._validation: Trace | None = None
+        self._pace = Pace()
+        self._began = 0.0
+        self._moments: ForecastSchedule | None = None
+        self._has_advised = False
+        self.foretold: dict[str, tuple[float, float, float]] = {}
+
+    @property
+    def has_predicted(self) -> bool:
+        """The first prediction was made."""
+        return self._trace is not None
+
+    @property
+    def advises(self) -> bool:
+        """There are enough steps for a recommendation."""
+        return self._moments is not None and self._moments.has_come
+
+    @property
+    def remaining(self) -> Interval[float] | None:
+        """Remaining seconds of the run on this machine; None before a prediction, or if its end is unknown."""
+        left = None if self._outlook is None else self._outlook.left(self.run_clock.now())
+        return None if left is None else left.clamp_min(0.0)
+
+    def left_in_words(self) -> str | None:
+        """Format the remaining time and cost of the run on this machine; None if unknown."""
+        answer = self._answer
+        expected, at_most = (None, False) if answer is None else (answer.expected, answer.rest.counts.at_most)
+        price = None if expected is None else expected.usd_per_hour
+        return left_in_words(self.remaining, usd_per_hour=price, at_most=at_most)
+
+    def is_due(self) -> bool:
+        """Return whether the number of steps has doubled, so that an update is due."""
+        clock, moments = self.run_clock, self._moments
+        return moments is not None and moments.is_due(clock.batches, clock.training_seconds)
+
+    def predict(
+        self,
+        trainer: Trainer,
+        *,
+        trace: Trace | None = None,
+        validation: Trace | None = None,
+        pace: Pace | None = None,
+        moment: HookMoment,
+        is_first_belief: bool = False,
+    ) -> Predictions:
+        """Predict the rest of the run; omitted arguments keep their last value.
+
+        Args:
+            trainer: The Trainer.
+            trace: The recorded step.
+            validation: A recorded validation batch.
+            pace: Observed pace of the windows.
+            moment: The current hook.
+            is_first_belief: The first reliable prediction; the outcome is measured from here.
+        """
+        self._began = self.run_clock.now()
+        is_renewed = self._answer is not None
+        self._trace, self._validation = trace or self._trace, validation or self._validation
+        self._pace = pace or self._pace
+        if self._trace is None:
+            raise ValueError("Nothing was recorded yet.")
+        if trace is not None:
+            self._settle(trainer, trace)
+        batches = trainer.fit_loop.total_batch_idx + 1
+        if self._moments is None:
+            whole, before = batches_of_fit(trainer), batches - self.run_clock.batches
+            self._moments = ForecastSchedule(
+                batches_per_window=self._trace.batches, batches=None if whole is None else whole - before
+            )
+            self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+            self._has_advised = self._moments.has_come
+        answer = predict_rest(
+            trainer,
+            self._question,
+            self._trace,
+            validation=self._validation,
+            pace=self._pace,
+            clock=self.run_clock,
+            moment=moment,
+            is_renewed=is_renewed,
+            is_rough=not self.advises,
+        )
+        self._answer, self._said = answer, TimedForecast(answer.rest, self.run_clock.now())
+        self._outlook = self._said
+        self.run_clock.exclude_interruption()
+        if answer.expected is not None and (self._outcome_timer is None or is_first_belief):
+            self._outcome_timer = OutcomeTimer(answer.expected, clock=self.run_clock.now, batches_seen=batches)
+        return answer.predictions
+
+    def exclude_display_time(self) -> None:
+        """Exclude the time to predict and to show the result from the run's time."""
+        if self._outcome_timer is not None:
+            self._outcome_timer.exclude_since(since=self._began)
+
+    def renew(self, trainer: Trainer, *, moment: HookMoment) -> Predictions | None:
+        """Recompute the rest of the run, and predict again if it left the interval shown before.
+
+        Returns:
+            The new predictions, which were logged; None if the previous ones still hold.
+        """
+        before, said, trace = self._answer, self._said, self._trace
+        if before is None or said is None or trace is None:
+            return None
+        facts = facts_of(
+            trainer,
+            pace=self._pace,
+            moment=moment,
+            batches_per_epoch=before.batches_per_epoch or self.run_clock.batches_per_epoch,
+        )
+        rest = forecast_rest(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
+        now = self.run_clock.now()
+        self._outlook = TimedForecast(rest, now)
+        if rest.counts.batches == 0 or not self.advises:
+            return None
+        is_first, self._has_advised = not self._has_advised, True
+        has_left = not said.holds(rest, now)
+        if not (is_first or has_left or host_time_changed(before, rest.workload)):
+            return None
+        choice = cheapest_of(before.predictions)
+        predictions = self.predict(trainer, moment=moment, is_first_belief=is_first)
+        ranking = rank(predictions, deadline_hours=self.manner.deadline_hours)
+        log_and_save(predictions, ranking, trainer, self.manner)
+        answer = self._answer or before
+        if is_first:
+            when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
+            lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
+            if self.manner.with_table:
+                print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
+        elif has_left or cheapest_of(predictions) != choice:
+            left = said.left(now)
+            instead = None if left is None else max(0.0, left.middle)
+            if max(0.0 if rest.forecast is None else rest.forecast.middle, instead or 0.0) >= SECONDS_WORTH_A_LINE:
+                print_sentence(trainer, self._news(trainer, answer, instead))
+        self.exclude_display_time()
+        return predictions
+
+    def _news(self, trainer: Trainer, answer: RestPrediction, instead_of_seconds: float | None = None) -> str:
+        """Return a line with the new forecast and, for comparison, the rest of the previous one."""
+        return f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(answer, instead_of_seconds)}."
+
+    def compare_outcome(self, trainer: Trainer) -> Outcome | None:
+        """Compare the actual time with the first prediction, and record it; None if nothing was trained."""
+        if self._outcome_timer is None:
+            return None
+        outcome = self._outcome_timer.compare(batches_seen=trainer.fit_loop.total_batch_idx + 1)
+        if outcome is None:
+            return None
+        if max(outcome.actual_seconds, outcome.predicted_seconds) >= SECONDS_WORTH_A_LINE:
+            print_sentence(trainer, f"RuntimePredictor: {outcome.sentence}.")
+        for refusal in log_values(trainer, "predict", outcome.metrics()):
+            warn(refusal)
+        # A run that was stopped within an epoch has one validation more than the expected time of its part.
+        is_told = outcome.is_whole or trainer.is_last_batch
+        record = outcome.record() if self._question.uses_history and is_told else None
+        if record is not None and self._trace is not None:
+            from lightning_predict.run.measured_gains import architecture_of, own_gain, settings_of
+
+            record = replace(
+                record,
+                architecture=architecture_of(self._trace),
+                settings=settings_of(self._trace),
+                foretold=self.foretold,
+            )
+            gained = own_gain(earlier_runs(trainer, self._question, self._trace, is_renewed=False), record)
+            if gained is not None:
+                print_sentence(trainer, f"RuntimePredictor: {gained.sentence(record)}.")
+            try:
+                in_hook(history_path(), lambda: append_record(record), seconds=wait_seconds(trainer, FILE_SECONDS))
+            except OSError as error:
+                warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
+        return outcome
+
+    def _settle(self, trainer: Trainer, trace: Trace) -> None:
+        """Copy memory, buffered batches and device time of the recorded step to the run's clock."""
+        # A checkpoint has its full size once every optimizer has stepped.
+        self.run_clock.memory = max(
+            (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
+        )
+        self.run_clock.buffered = prefetched_batches(trainer)
+        self.run_clock.step_is_measured(trace)
+
+
+def cheapest_of(predictions: Predictions) -> str | None:
+    """Name the recommended GPU; None without a recommendation."""
+    cheapest = predictions.ranking().cheapest
+    return None if cheapest is None else cheapest.gpu
+
+
+def _news(answer: RestPrediction, instead_of_seconds: float | None) -> str:
+    """Describe the forecast for this machine and for the recommended GPU."""
+    rest, used = answer.rest, answer.predictions.used_gpu
+    forecast = rest.forecast
+    if forecast is None:
+        return f"{rest.pace_in_words}. The number of remaining steps is unknown, because the loader has no length"
+    instead = "" if instead_of_seconds is None else f" instead of {duration(instead_of_seconds)}"
+    if instead_of_seconds == 0:
+        instead = ", later than predicted"
+    limit = rest.workload.time_limit_seconds
+    until = ", until its time limit," if limit is not None and forecast.middle >= limit else ""
+    most = "at most " if rest.counts.at_most and not until else ""
+    here = f"{most}{duration_interval(forecast)}{until} on {used or 'this machine'}{instead}"
+    name = cheapest_of(answer.predictions)
+    one = None if name is None or name == used else answer.predictions[name]
+    there = ""
+    if one is not None and one.total_seconds is not None and not one.is_cut_off:  # a time limit is equal for all GPUs
+        there = f"; {name} {most}{duration(one.total_seconds)}"
+    return f"the rest of this run is predicted to take {here}{there}"
+
+
+def host_time_changed(answer: RestPrediction, now: Workload) -> bool:
+    """Return whether the host's part of every total differs noticeably from the prediction."""
+    totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
+    before = answer.rest.workload
+    if not totals or before.training is None or now.training is None or not before.training.batches:
+        return False
+    said = _host_seconds(before) * now.training.batches / before.training.batches
+    share = now.training.batches / before.training.batches
+    return abs(_host_seconds(now) - said) >= max(NOTICEABLE_HOST_SECONDS, NOTICEABLE_SHARE * min(totals) * share)
+
+
+def _host_seconds(workload: Workload) -> float:
+    """Return the seconds that the host adds on every GPU; an overlapping loader adds its full time."""
+    batches = 0 if workload.training is None else workload.training.batches
+    return (
+        workload.loader.seconds_per_batch * batches
+        + workload.validation_wait_seconds * (workload.validation_iterations or 0)
+        + workload.between_seconds
+        + (workload.checkpoints.total_seconds or 0.0)
+    )

@@ -1,0 +1,209 @@
+"""Output of predictions in a running fit: next to the progress bar, in the loggers, and optionally in a file.
+
+Example::
+
+    print_predictions(predictions, trainer, manner=OutputOptions(verbose=True))
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
+from lightning_predict.callbacks.rank_agreement import wait_seconds
+from lightning_predict.files import FILE_SECONDS, in_hook
+from lightning_predict.reports.format import (
+    PLAIN_WIDTH,
+    encoding_at_hand,
+    is_terminal,
+    markdown_text,
+    width_at_hand,
+)
+from lightning_predict.reports.loggers import (
+    LoggedTable,
+    log_predictions,
+    log_table,
+    ranking_table,
+    that_decide,
+    write_json,
+)
+from lightning_predict.reports.predictions import Predictions
+from lightning_predict.reports.ranking import Ranking, rank, ranking_lines
+from lightning_predict.reports.table import print_table, print_text
+from lightning_predict.timeout import run_unless_hanging
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ProgressBar
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Output options for predictions.
+
+    Attributes:
+        with_table: Print the table and the ranking.
+        verbose: Also print the methods, the sources of prices and every note.
+        deadline_hours: Time that the run may take, for the ranking; None for no limit.
+        logs_in_full: Log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
+        json_file: File for all of it; None writes none.
+    """
+
+    with_table: bool = True
+    verbose: bool = False
+    deadline_hours: float | None = None
+    logs_in_full: bool = False
+    json_file: str | None = None
+
+
+def print_predictions(
+    predictions: Predictions,
+    trainer: Trainer,
+    *,
+    manner: OutputOptions,
+    reason: str | None = None,
+    advises: bool = True,
+) -> None:
+    """Print the table and, if there are enough steps, the ranking; log both at the current step."""
+    ranking = rank(predictions, deadline_hours=manner.deadline_hours)
+    if manner.with_table:
+        print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=manner.verbose, reason=reason))
+        if advises:
+            print_on_rank_zero(trainer, lambda: "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
+    log_and_save(predictions, ranking, trainer, manner)
+
+
+def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: OutputOptions) -> None:
+    """Log predictions and their ranking at the current step, and write the JSON file if requested."""
+    step, loggers = trainer.global_step, trainer.loggers
+    gpus = None if manner.logs_in_full else that_decide(ranking, predictions)
+
+    def log() -> tuple[str, ...]:
+        refusals = log_predictions(loggers, predictions, step=step, in_full=manner.logs_in_full, gpus=gpus)
+        return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
+
+    for warning in logged(trainer, log):
+        warn(warning)
+    write_file(predictions, trainer, manner)
+
+
+def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+    """Log to loggers with a timeout, because their server may hang.
+
+    Returns:
+        A sentence for every value that was not logged.
+    """
+    names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
+    if not names:
+        return ()
+    try:
+        return tuple(run_unless_hanging(wait_seconds(trainer, FILE_SECONDS), names, log))
+    except TimeoutError as error:
+        return (f"Logged predictions may be missing: {error}",)
+
+
+def write_file(predictions: Predictions, trainer: Trainer, manner: OutputOptions) -> None:
+    """Write the JSON file if requested; warn once if it cannot be written."""
+    file = manner.json_file
+    if file is None:
+        return
+    try:
+        in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
+    except OSError as error:
+        warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
+
+
+def print_sentence(trainer: Trainer, sentence: str) -> None:
+    """Print a sentence next to the progress bar, through the bar so that it is not broken; without a bar, log it."""
+    if shown_bar(trainer) is None:
+        rank_zero_info(sentence)
+    else:
+        print_on_rank_zero(trainer, lambda: sentence)
+
+
+def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
+    """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
+
+    If printing fails, warn once: predictions are logged, too.
+    """
+    if not trainer.is_global_zero:
+        return
+    bar = shown_bar(trainer)
+    failure = print_text(text, print if bar is None else bar.print)
+    if failure is not None:
+        warn(f"RuntimePredictor could not print its predictions: {failure}")
+
+
+def shown_bar(trainer: Trainer) -> ProgressBar | None:
+    """Return the visible progress bar; a bar of the user's own may lack `is_enabled`."""
+    bar = trainer.progress_bar_callback
+    return bar if bar is not None and getattr(bar, "is_enabled", True) else None
+
+
+def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> list[str]:
+    """Log values at the current step to every logger, on rank zero.
+
+    Returns:
+        A sentence for every logger that failed.
+    """
+    step = trainer.global_step
+
+    def log() -> Iterator[str]:
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
+            try:
+                logger.log_metrics(named, step=step)
+            except Exception as error:  # loggers are other people's code, and often use a network
+                yield f"{type(logger).__name__} could not log {group}: {type(error).__name__}: {error}"
+
+    return list(logged(trainer, lambda: list(log())))
+
+
+def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str]:
+    """Log an event with its reason to the loggers that accept text, on rank zero.
+
+    Returns:
+        A sentence for every logger that failed.
+    """
+    table = LoggedTable(
+        key=f"{group}/{event}",
+        columns=("event", "step", "reason"),
+        rows=((event, trainer.global_step, reason),),
+        markdown=f"**{event}** at step {trainer.global_step}: {markdown_text(reason)}",
+    )
+    step = trainer.global_step
+    if not trainer.is_global_zero:
+        return []
+    return list(logged(trainer, lambda: log_table(trainer.loggers, table, step=step)))
+
+
+def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:
+    """Return the output of `print_table` for this standard output, including colours, as one text.
+
+    A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
+    """
+    from rich.console import Console
+
+    console = Console(file=_LikeStandardOutput())
+    if not (console.is_terminal or console.is_jupyter):
+        console.width = PLAIN_WIDTH
+    with console.capture() as capture:
+        print_table(predictions, console, verbose=verbose)
+    first = "" if reason is None else f"{reason}\n"
+    return f"\n{first}{capture.get().rstrip()}\n"
+
+
+@final
+class _LikeStandardOutput(io.StringIO):
+    """Stand-in for standard output: rich ends the program if nothing reads the real one any more."""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return encoding_at_hand()
+
+    def isatty(self) -> bool:
+        return is_terminal()

@@ -1,0 +1,258 @@
+"""`RankAgreement`: joint decisions of all ranks, by exchanging values with a timeout.
+
+All ranks count batches in the same way and decide at agreed batches. Each rank reports whether it failed; rank zero
+judges, and every rank reads its decision or the error. The values are stored in the key-value store of the process
+group, not sent through the collectives of the training. A compare-and-set makes one of several proposals the decision.
+Waiting for a missing rank ends with a timeout.
+
+Example::
+
+    meetings = rank_agreement(trainer)
+    decision = meetings.agree(lambda: {"action": "stop"})   # on every rank; the function is called on rank zero
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from typing import Any, Final, Protocol, final
+
+from lightning_predict.errors import LightningPredictError
+
+WAIT_SECONDS: Final = 60.0
+"""Timeout for all ranks to arrive, and for the decision; less if collectives have a shorter timeout."""
+
+TIMEOUT_SHARE: Final = 1 / 3
+"""Share of the process group's timeout that a joint decision may wait."""
+
+SHORTEST_POLL_SECONDS: Final = 2e-4
+LONGEST_POLL_SECONDS: Final = 0.05
+
+Decision = Mapping[str, Any]
+
+_NUMBERS = count()
+
+
+class Store(Protocol):
+    """Subset of `torch.distributed.Store` that joint decisions need."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+
+    def get(self, key: str) -> bytes:
+        """Read an existing value."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return its new value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all of the keys exist."""
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write a value if the key has the expected one ("" if unset); return the value afterwards."""
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key."""
+
+
+class RankAgreement(Protocol):
+    """Joint decisions of the ranks of a fit."""
+
+    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """Return the decision of rank zero on every rank; must be called on all of them.
+
+        Args:
+            ask: Makes the decision; called on rank zero. The values must be JSON values.
+            failure: Error on this rank since the last decision; None without an error.
+            alike: A value to compare between the ranks. The decision's `alike` says whether it is the same on all
+                ranks; None counts as different.
+
+        Raises:
+            LightningPredictError: A rank failed, or did not arrive in time; raised on every rank.
+        """
+
+
+@final
+class SingleProcess:
+    """Decisions of a single process."""
+
+    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `RankAgreement`."""
+        if failure is not None:
+            raise LightningPredictError(failure)
+        return {**ask(), "alike": alike is not None}
+
+
+@final
+class StoreAgreement:
+    """Joint decisions through a key-value store.
+
+    Args:
+        store: Shared by all ranks.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        name: Prefix of the keys; the same on every rank, and unique in the store.
+        wait_seconds: Timeout of rank zero for the others; theirs is twice as long, because rank zero may judge first.
+        clock: Returns seconds.
+        sleep: Waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        name: str,
+        wait_seconds: float = WAIT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._name = name
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._number = 0
+
+    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `RankAgreement`."""
+        proposal: dict[str, Any] = {}
+        if self._rank == 0 and failure is None:
+            try:
+                proposal = {"decision": dict(ask())}
+                json.dumps(proposal)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        place, self._number = f"{self._name}/{self._number}", self._number + 1
+        decision = json.loads(self._exchange(place, proposal, failure, alike))
+        if "failure" in decision:
+            raise LightningPredictError(decision["failure"])
+        if self._rank == 0:
+            self._forget(f"{self._name}/{self._number - 2}", alike)  # all ranks have read it, since they are here
+        found: Decision = decision["decision"]
+        return found
+
+    def _exchange(self, place: str, proposal: dict[str, Any], failure: str | None, alike: str | None) -> str:
+        store = self._store
+        if alike is not None:
+            store.add(f"{place}/alike/{alike}", 1)
+        if failure is not None:
+            store.set(f"{place}/failure", f"rank {self._rank}: {failure}")
+        if store.add(f"{place}/arrived", 1) == self._world_size:
+            store.set(f"{place}/all", "1")
+        if self._rank == 0:
+            if not self._comes(f"{place}/all", self._wait_seconds):
+                missing = self._world_size - store.add(f"{place}/arrived", 0)
+                proposal = {
+                    "failure": f"{missing} of {self._world_size} ranks did not answer within {self._wait_seconds:.0f} s"
+                }
+            if store.check([f"{place}/failure"]):
+                proposal = {"failure": store.get(f"{place}/failure").decode()}
+            elif alike is not None and "decision" in proposal:
+                proposal["decision"]["alike"] = store.add(f"{place}/alike/{alike}", 0) == self._world_size
+        elif self._comes(f"{place}/decision", 2 * self._wait_seconds):
+            return store.get(f"{place}/decision").decode()
+        else:
+            proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
+        # The first writer decides: a rank whose wait timed out, or rank zero.
+        return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
+
+    def _comes(self, key: str, seconds: float) -> bool:
+        """Poll for a key: the store's own wait would block other threads."""
+        end, pause = self._clock() + seconds, SHORTEST_POLL_SECONDS
+        while not self._store.check([key]):
+            if self._clock() >= end:
+                return False
+            self._sleep(pause)
+            pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
+        return True
+
+    def _forget(self, place: str, alike: str | None) -> None:
+        for part in ("arrived", "all", "decision", f"alike/{alike}"):
+            with suppress(Exception):  # not every store supports deletion, and a few bytes do no harm
+                self._store.delete_key(f"{place}/{part}")
+
+
+@final
+class BroadcastAgreement:
+    """Joint decisions of processes without a store (TPUs), through the strategy's broadcast.
+
+    The timeout is the strategy's.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
+        """See `RankAgreement`; an error on a rank other than zero is not shared, because only rank zero broadcasts."""
+        decision: Decision | None = None
+        if self._trainer.is_global_zero and failure is None:
+            try:
+                decision = ask()
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        decision, failure = self._trainer.strategy.broadcast((decision, failure))
+        if failure is not None or decision is None:
+            raise LightningPredictError(failure or "rank zero sent nothing")
+        return decision
+
+
+def rank_agreement(trainer: Any) -> RankAgreement:
+    """Return the `RankAgreement` for the ranks of a fit; must be called on every rank."""
+    number = next(_NUMBERS)
+    if trainer.world_size == 1:
+        return SingleProcess()
+    store = _store_of_processes()
+    if store is None:
+        return BroadcastAgreement(trainer)
+    return StoreAgreement(
+        store,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+        name=f"lightning_predict/{number}",
+        wait_seconds=wait_seconds(trainer),
+    )
+
+
+def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
+    """Return the seconds that a rank may keep the others waiting: part of the collectives' timeout."""
+    timeout = getattr(trainer.strategy, "_timeout", None)
+    return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
+
+
+def _store_of_processes() -> Store | None:
+    """Return the store of the default process group of `torch.distributed`; None without one."""
+    import torch.distributed
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    found: Store = torch.distributed.distributed_c10d._get_default_store()
+    return found
+
+
+@final
+class AgreementSchedule:
+    """Counter that tells, identically on all ranks, after which batches to decide: the first, then as agreed."""
+
+    def __init__(self) -> None:
+        self._left = 1
+
+    def agree_after(self, batches: int) -> None:
+        """Set the number of batches until the next decision."""
+        self._left = max(1, batches)
+
+    def on_batch_end(self) -> bool:
+        """Count a batch.
+
+        Returns:
+            Whether the ranks decide now.
+        """
+        self._left -= 1
+        return self._left <= 0

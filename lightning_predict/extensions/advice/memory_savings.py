@@ -1,0 +1,106 @@
+"""Ways to reduce a step's memory, with their savings: each change is applied to the step and simulated.
+
+Example::
+
+    report = memory_report(trace, gpu("L4"))
+    [(one.words, one.bytes) for one in report.savings]   # [('torch.utils.checkpoint of each block ...', 6.1e9), ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.memory import memory_need, step_memory
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.advice.batch_size import why_no_other_batch, with_samples
+from lightning_predict.extensions.advice.largest_batch import largest_batches
+from lightning_predict.extensions.advice.table import change_named
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.memory.breakdown import memory_breakdown
+from lightning_predict.memory.libraries import context_bytes
+from lightning_predict.memory.simulation import blocks_of, simulated
+from lightning_predict.reports.memory import MemoryReport, MemorySaving
+from lightning_predict.run.batch_size import samples_per_batch
+from lightning_predict.tracing.recorded_on import release_of
+from lightning_predict.tracing.trace import Trace
+
+MIN_SAVING: Final = 0.02
+"""Minimum saving to report, as a share of all memory."""
+
+CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
+"""Changes of a training that may reduce its memory."""
+
+EIGHT_BITS: Final = 1 / 4
+"""Size of 8-bit optimizer state relative to 32-bit state."""
+
+
+def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
+    """Report the memory of a step by use, and ways to reduce it; None if its tensors or its model were not recorded.
+
+    Args:
+        trace: One kind of step.
+        gpu: The GPU to predict.
+        reported_bytes: Memory reported by the GPU itself; None if unknown.
+    """
+    breakdown, memory = memory_breakdown(trace, gpu), step_memory(trace)
+    if breakdown is None or memory is None:
+        return None
+    layout, needed = Layout(gpu), float(memory.bytes_on(gpu))
+    least = MIN_SAVING * breakdown.total_bytes
+    savings = [one for one in _savings(trace, gpu) if one.bytes >= least]
+    return MemoryReport(
+        gpu=gpu.name,
+        need=memory_need(
+            layout,
+            needed,
+            relative=memory.relative,
+            spare_bytes=memory.spare_bytes,
+            context=context_bytes(gpu, release_of(trace.software)),
+            reported_bytes=reported_bytes,
+        ),
+        breakdown=breakdown,
+        savings=tuple(sorted(savings, key=lambda one: -one.bytes)),
+        largest=_largest(trace, layout),
+    )
+
+
+def _largest(trace: Trace, layout: Layout) -> str | None:
+    if why_no_other_batch(trace) is not None:
+        return None
+    try:
+        return largest_batches(trace, [layout])[0].sentence
+    except InvalidArgumentError:  # the batch is not the data's first dimension
+        return None
+
+
+def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
+    # Both sides are derived, even if one was measured.
+    trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
+    before = _reserved(trace, gpu)
+
+    samples = samples_per_batch(trace)
+    if samples > 1 and why_no_other_batch(trace) is None:
+        half = with_samples(trace, samples // 2)
+        yield MemorySaving(f"a batch of {samples // 2:,}", before - _reserved(half, gpu))
+    for name in CHANGES_ASKED:
+        change = change_named(name)
+        if change.why_not(trace, gpu) is None:
+            changed, _ = change.apply(trace, Assumptions())
+            yield MemorySaving(change.words, before - _reserved(changed, gpu), change.note)
+    if trace.memory.optimizer_state_bytes:
+        small = round(EIGHT_BITS * trace.memory.optimizer_state_bytes)
+        changed = replace(trace, memory=replace(trace.memory, optimizer_state_bytes=small))
+        yield MemorySaving("an optimizer with 8-bit state", before - _reserved(changed, gpu))
+    blocks = blocks_of(trace)
+    apart = simulated(blocks).reserved_bytes - simulated(blocks, expandable_segments=True).reserved_bytes
+    yield MemorySaving("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", float(apart))
+
+
+def _reserved(trace: Trace, gpu: Gpu) -> float:
+    memory = step_memory(trace)
+    assert memory is not None  # its breakdown is known
+    return float(memory.bytes_on(gpu))

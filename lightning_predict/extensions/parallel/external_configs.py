@@ -1,0 +1,434 @@
+"""Translates parallel configurations of other projects to the text that `parse_strategy` parses.
+
+Supported are arguments of Megatron and NeMo, torchtitan's TOML, DeepSpeed's JSON, and strategy objects of Lightning.
+Options with an equivalent are translated. Options that affect parallelism and have none are refused, as are batch
+sizes. Options unrelated to parallelism (model, logging, data, learning rates) are ignored. Errors name the option.
+Example::
+
+    >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
+    'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
+
+    parse_strategy("train_configs/llama3_70b.toml")  # the file for torchtitan's --job.config_file
+    parse_strategy("ds_config.json")
+    parse_strategy(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # lightning.pytorch's or
+    Fabric's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lightning_predict.checked import read_json, read_toml, shown
+from lightning_predict.errors import InvalidArgumentError
+
+# --- Arguments
+
+_NUMBERS: Final[Mapping[str, str]] = {
+    "tensor-model-parallel-size": "tensor",
+    "pipeline-model-parallel-size": "pipeline",
+    "context-parallel-size": "context",
+    "expert-model-parallel-size": "expert",
+    "moe-expert-capacity-factor": "capacity",
+    "virtual-pipeline-model-parallel-size": "virtual",
+    "decoder-first-pipeline-num-layers": "first_stage",
+    "decoder-last-pipeline-num-layers": "last_stage",
+    "accumulate": "accumulate",
+    "accumulate-grad-batches": "accumulate",
+}
+"""Numeric options by their name in Megatron or NeMo."""
+
+_FLAGS: Final[Mapping[str, str]] = {
+    "sequence-parallel": "sequence=true,gather_again=true",
+    "overlap-param-gather": "overlap_param_gather=true",
+    "tp-comm-overlap": "overlap_tensor=true",
+    "optimizer-cpu-offload": "offload=optimizer",
+}
+"""Boolean options. `overlap-grad-reduce` is missing because it is on by default here, but not in Megatron."""
+
+_SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
+"""Substrings of arguments that affect parallelism, communication or recomputation."""
+
+_BATCHES: Final = frozenset({"micro-batch-size", "global-batch-size", "rampup-batch-size"})
+
+_NOTHING: Final = frozenset({"none", "null", "false"})
+
+_CHOICES: Final[Mapping[str, Mapping[str, str]]] = {
+    "recompute-granularity": {"full": "recompute=full", "selective": "recompute=selective"},
+    "fp8-recipe": {"tensorwise": "fp8=tensorwise", "delayed": "fp8=tensorwise", "blockwise": "fp8=blockwise"},
+}
+
+
+def strategy_of_arguments(text: str) -> str:
+    """Translate command-line arguments to the text of a strategy.
+
+    Args:
+        text: For example `--tensor-model-parallel-size 8 --sequence-parallel`. Values may follow `=`, and NeMo's
+            notation is accepted (`model.tensor_model_parallel_size=8`).
+
+    Raises:
+        InvalidArgumentError: An argument about parallelism has no equivalent, a batch size is given, or a value is
+            missing or invalid.
+    """
+    words, options, data, overlaps = text.replace("=", " ").split(), list[str](), "ddp", False
+    while words:
+        name = words.pop(0)
+        known = _argument(name)
+        if known in _NUMBERS:
+            number = _value(name, words)
+            if number.lower() in _NOTHING:
+                continue
+            is_degree_of_one = number in ("1", "1.0") and not known.startswith("decoder-")
+            options += [] if is_degree_of_one else [f"{_NUMBERS[known]}={number}"]
+        elif known in _CHOICES:
+            value = _value(name, words)
+            if value not in _CHOICES[known]:
+                raise InvalidArgumentError(
+                    f"strategy: {name} {value}; expected {' or '.join(_CHOICES[known])}, which have a word here."
+                )
+            options.append(_CHOICES[known][value])
+        elif known in _FLAGS:
+            options += [_FLAGS[known]] * _is_set(words)
+        elif known == "use-distributed-optimizer":
+            data = "zero1" if _is_set(words) else data
+        elif known == "overlap-grad-reduce":
+            overlaps = _is_set(words)
+        elif known in _BATCHES:
+            raise InvalidArgumentError(
+                f"strategy: {name} is not supported: each data-parallel group processes the recorded batch. Leave it "
+                "out, and set accumulate=16 for 16 such batches per update (global batch / recorded batch / groups)."
+            )
+        elif (name.startswith("-") or f"{name}=" in text) and any(part in known for part in _SHARING):
+            understood = ", ".join((*_NUMBERS, *_CHOICES, *_FLAGS, "use-distributed-optimizer", "overlap-grad-reduce"))
+            raise InvalidArgumentError(
+                f"strategy: the argument {name} has no word here, so that it would not be predicted; leave it out, or "
+                f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
+            )
+    if any(option.startswith("expert=") for option in options):  # one launch per expert, whether grouped or not
+        options.append("expert_launches=true")
+    options += [] if overlaps else ["overlap_grad_reduce=false"]
+    return ",".join([data, *options])
+
+
+def strategy_of_foreign(words: str | object) -> str:
+    """Translate another project's arguments, file or object into the words of a strategy; other words stay.
+
+    Raises:
+        InvalidArgumentError: As `strategy_of_arguments`, `strategy_of_file` and `strategy_of_object`.
+    """
+    if not isinstance(words, str):
+        return strategy_of_object(words)
+    if not words.isalnum() and are_arguments(words):
+        return strategy_of_arguments(words)
+    if "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
+        return strategy_of_file(words)
+    return words
+
+
+def are_arguments(text: str) -> bool:
+    """Return whether a text consists of command-line arguments instead of a strategy."""
+    first = text.replace("=", " ").split()[:1]
+    return text.lstrip().startswith("--") or any(_argument(one) in {*_NUMBERS, *_FLAGS, *_CHOICES} for one in first)
+
+
+def _argument(name: str) -> str:
+    """Normalise an argument's name to Megatron's, without leading hyphens and NeMo's groups."""
+    return name.lstrip("-+").rpartition(".")[2].replace("_", "-")
+
+
+def _is_set(words: list[str]) -> bool:
+    """Return whether a flag is set: always, unless `false` follows it."""
+    if words and words[0].lower() in ("true", "false"):
+        return words.pop(0).lower() == "true"
+    return True
+
+
+def _value(name: str, words: list[str]) -> str:
+    """Remove and return the value of an argument.
+
+    Raises:
+        InvalidArgumentError: The value is missing.
+    """
+    if not words or words[0].startswith("--"):
+        raise InvalidArgumentError(f"strategy: {name} has no value; expected one behind it.")
+    return words.pop(0)
+
+
+# --- Files
+
+TORCHTITAN_NUMBERS: Final[Mapping[str, str]] = {
+    "tensor_parallel_degree": "tensor",
+    "pipeline_parallel_degree": "pipeline",
+    "context_parallel_degree": "context",
+    "expert_parallel_degree": "expert",
+}
+
+TORCHTITAN_SCHEDULES: Final[Mapping[str, str]] = {
+    "1f1b": "1f1b",
+    "interleaved1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleavedzerobubble": "zero_bubble",
+    "zbvzerobubble": "zero_bubble",
+}
+
+TORCHTITAN_PASSED_OVER: Final = frozenset(
+    {
+        "disable_loss_parallel",
+        "enable_async_tensor_parallel",
+        "enable_compiled_autograd",
+        "fsdp_reshard_after_forward",
+        "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_schedule",
+        "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
+        "context_parallel_rotate_method",
+    }
+)
+"""Keys of `[parallelism]` that are read below, or that do not affect predictions."""
+
+
+def strategy_of_file(path: str) -> str:
+    """Translate a configuration file to the text of a strategy.
+
+    Raises:
+        InvalidArgumentError: The file does not exist, or one of its options has no equivalent.
+    """
+    file = Path(path.strip())
+    is_toml = file.suffix == ".toml"
+    try:
+        found = (read_toml(file, InvalidArgumentError) if is_toml else read_json(file, InvalidArgumentError)).value
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"strategy={path!r} is no torchtitan TOML or DeepSpeed JSON that can be read: {error}."
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(
+            f"strategy={path!r} holds no table of options; expected torchtitan's or DeepSpeed's."
+        )
+    return ",".join(_of_torchtitan(found, path) if is_toml else _of_deepspeed(found, path))
+
+
+def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
+    sharing = _table(found, "parallelism", path)
+    unknown = set(sharing) - set(TORCHTITAN_NUMBERS) - TORCHTITAN_PASSED_OVER
+    if unknown:
+        raise _refused(path, f"parallelism.{min(unknown)}", sharing[min(unknown)])
+    numbers = {key: _whole(sharing.get(key, 1), path, f"parallelism.{key}") for key in TORCHTITAN_NUMBERS}
+    replicas = _whole(
+        sharing.get("data_parallel_replicate_degree", 1), path, "parallelism.data_parallel_replicate_degree"
+    )
+    shard = sharing.get("data_parallel_shard_degree", -1)
+    data = ["ddp"] if shard == 1 else ["fsdp"]
+    if replicas > 1 and shard != 1:
+        data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={_whole(shard, path, 'data_parallel_shard_degree')}"]
+    if shard != -1:  # -1: all remaining GPUs
+        data.append(f"groups={replicas * _whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
+    words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
+    if numbers["tensor_parallel_degree"] > 1:
+        words.append("sequence=true")
+        words += ["overlap_tensor=true"] * bool(sharing.get("enable_async_tensor_parallel", False))
+    if numbers["pipeline_parallel_degree"] > 1:
+        schedule = str(sharing.get("pipeline_parallel_schedule", "1F1B"))
+        if schedule.lower() not in TORCHTITAN_SCHEDULES:
+            raise _refused(path, "parallelism.pipeline_parallel_schedule", schedule)
+        word = TORCHTITAN_SCHEDULES[schedule.lower()]
+        is_interleaved = schedule.lower() not in ("1f1b", "gpipe")
+        layers = sharing.get("pipeline_parallel_layers_per_stage")
+        if is_interleaved and layers is not None:
+            raise InvalidArgumentError(
+                f"strategy={path!r}: parallelism.pipeline_parallel_layers_per_stage = {layers!r}: how many stages that "
+                "makes of each GPU depends on the model. Leave it out for two, or say the sharing in words, with "
+                "virtual= layers of the model / (pipeline x layers of a stage)."
+            )
+        words += ["virtual=2"] * is_interleaved
+        words += [f"schedule={word}"] * (word != "1f1b")
+        words += _micro_batches(sharing, _table(found, "training", path).get("local_batch_size"), path)
+    checkpointing = _table(found, "activation_checkpoint", path)
+    words += _recomputed(
+        str(checkpointing.get("mode", "selective")), str(checkpointing.get("selective_ac_option", "2")), path
+    )
+    quantized = {**_table(found, "float8", path), **_table(found.get("quantize", {}).get("linear", {}), "float8", path)}
+    converters = _table(found, "model", path).get("converters", [])
+    if "float8" in converters or "quantize.linear.float8" in converters:
+        recipe = quantized.get("recipe_name", "tensorwise")
+        words.append("fp8=tensorwise" if recipe == "tensorwise" else "fp8=rowwise")
+    if any("mx" in str(one) for one in converters):
+        words.append("fp8=mx")
+    reduced = _table(found, "training", path).get("mixed_precision_reduce", "float32")
+    return [*words, *([f"reduce_dtype={reduced}"] if words[0] != "ddp" else [])]
+
+
+def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[str]:
+    """Return the micro-batches of a pipeline, of one sample each by default; empty if the batch size is unknown."""
+    if batch is None:
+        return []
+    own = _whole(
+        sharing.get("pipeline_parallel_microbatch_size", 1), path, "parallelism.pipeline_parallel_microbatch_size"
+    )
+    samples = _whole(batch, path, "training.local_batch_size")
+    if samples % own:
+        raise InvalidArgumentError(
+            f"strategy={path!r}: parallelism.pipeline_parallel_microbatch_size={own} does not divide "
+            f"training.local_batch_size={samples}, as torchtitan asks."
+        )
+    return [f"micro_batches={samples // own}"]
+
+
+def _recomputed(mode: str, option: str, path: str) -> list[str]:
+    """Translate `[activation_checkpoint]`, which selects operations or every n-th layer."""
+    if mode in ("none", "full"):
+        return [] if mode == "none" else ["recompute=full"]
+    known = {"op": ["recompute=operations"], "2": ["recompute=layers"], "1": ["recompute=full"]}
+    if mode != "selective" or option not in known:
+        raise _refused(path, "activation_checkpoint", f"{mode} {option}")
+    return known[option]
+
+
+DEEPSPEED_PASSED_OVER: Final = frozenset(
+    "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
+    "use_multi_rank_bucket_allreduce allgather_partitions allgather_bucket_size load_from_fp32_weights "
+    "elastic_checkpoint sub_group_size prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
+    "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold "
+    "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
+    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
+)
+"""Keys of `zero_optimization` that are read below or hardly affect predictions; some may have the prefix `stage3_`.
+DeepSpeed itself refuses unknown keys there."""
+
+
+def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
+    zero = _table(found, "zero_optimization", path)
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise _refused(path, "zero_optimization.stage", stage)
+    words = [("ddp", "zero1", "zero2", "fsdp")[stage]]
+    for name in ("offload_optimizer", "offload_param"):
+        device = _table(zero, name, path).get("device", "none")
+        if device == "none":
+            continue
+        if name == "offload_param" or device != "cpu":
+            raise _refused(path, f"zero_optimization.{name}.device", device)
+        words.append("offload=optimizer")
+    for key, value in zero.items():
+        if key not in DEEPSPEED_PASSED_OVER and not key.startswith("stage3_") and value not in (False, None, -1):
+            raise _refused(path, f"zero_optimization.{key}", value)
+    accumulated = found.get("gradient_accumulation_steps", 1)
+    if accumulated == "auto":
+        raise InvalidArgumentError(
+            f"strategy={path!r}: gradient_accumulation_steps is 'auto', which the trainer fills in; write the number."
+        )
+    count = _whole(accumulated, path, "gradient_accumulation_steps")
+    words += [f"accumulate={count}"] * (count > 1)
+    if stage < 2 and zero.get("overlap_comm") is False:
+        words.append("overlap_grad_reduce=false")
+    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    exchanged = found.get("communication_data_type")
+    if exchanged is not None:
+        if exchanged not in dtypes:
+            raise _refused(path, "communication_data_type", exchanged)
+        words.append(f"reduce_dtype={dtypes[exchanged]}")
+    for name in ("pipeline", "tensor_parallel", "sparse_attention"):
+        if found.get(name):
+            raise _refused(path, name, found[name])
+    return words
+
+
+def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
+    """Return a table of options; empty if it is missing."""
+    own = found.get(name) if isinstance(found, Mapping) else None
+    if own is None:
+        return {}
+    if not isinstance(own, Mapping):
+        raise _refused(path, name, own)
+    return own
+
+
+def _whole(value: Any, path: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
+    return value
+
+
+def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
+        "say the sharing as 'fsdp,tensor=8'."
+    )
+
+
+# --- Lightning's objects
+
+_SHARDED: Final[Mapping[str, str]] = {
+    "FULL_SHARD": "fsdp",
+    "SHARD_GRAD_OP": "zero2",
+    "HYBRID_SHARD": "hybrid",
+    "NO_SHARD": "ddp",
+}
+"""Names of torch's `ShardingStrategy`."""
+
+
+def strategy_of_object(found: object) -> str:
+    """Translate a strategy object of Lightning or Fabric to text.
+
+    DDP, FSDP, model parallelism and DeepSpeed are supported, with subclasses. Classes are identified by name, because
+    two packages define them and some cannot be imported without an extra.
+
+    Raises:
+        InvalidArgumentError: The object has another type, or an option without an equivalent.
+    """
+    names = [parent.__name__ for parent in type(found).__mro__]
+    name = names[0]
+    if "DeepSpeedStrategy" in names:
+        return ",".join(_of_deepspeed(getattr(found, "config", None) or {}, name))
+    if "FSDPStrategy" in names:
+        return ",".join(_of_fsdp(found, name))
+    if "ModelParallelStrategy" in names:
+        return ",".join(_of_model_parallel(found, name))
+    if "DDPStrategy" in names:
+        bucket = getattr(found, "_ddp_kwargs", {}).get("bucket_cap_mb")
+        return "ddp" if bucket is None else f"ddp,bucket_cap_mb={bucket}"
+    raise InvalidArgumentError(
+        f"strategy={shown(found)} is not a string such as 'ddp', a Strategy, or a Lightning strategy for several "
+        "GPUs (DDP, FSDP, ModelParallel, DeepSpeed)."
+    )
+
+
+def _of_fsdp(found: Any, name: str) -> list[str]:
+    sharding = getattr(found, "sharding_strategy", None)
+    sharded = str(getattr(sharding, "name", sharding or "FULL_SHARD")).upper()
+    if sharded not in _SHARDED:
+        raise _refused(name, "sharding_strategy", sharded)
+    if getattr(getattr(found, "cpu_offload", None), "offload_params", False):
+        raise _refused(name, "cpu_offload", True)
+    if getattr(found, "_activation_checkpointing_kwargs", None):
+        raise InvalidArgumentError(
+            f"strategy={name!r}: which modules activation_checkpointing_policy computes again is known when they are "
+            "wrapped; leave it out, and say 'fsdp,recompute=full' or record the step with it."
+        )
+    options = getattr(found, "kwargs", None) or getattr(found, "_fsdp_kwargs", None) or {}  # Lightning, Fabric
+    words, mesh = [_SHARDED[sharded]], options.get("device_mesh")
+    if words == ["hybrid"] and isinstance(mesh, tuple):  # (replicas, sharding GPUs)
+        words += [f"shard={mesh[1]}", f"groups={mesh[0] * mesh[1]}"]
+    mixed = getattr(found, "mixed_precision", None)
+    for option in ("param_dtype", "reduce_dtype"):
+        dtype = getattr(mixed, option, None)
+        words += [] if dtype is None or words[0] == "ddp" else [f"{option}={str(dtype).removeprefix('torch.')}"]
+    return words
+
+
+def _of_model_parallel(found: Any, name: str) -> list[str]:
+    """Translate FSDP 2 with tensor parallelism; `auto` is resolved by a Trainer at run time."""
+    sizes = {part: getattr(found, f"_{part}_parallel_size", None) for part in ("data", "tensor")}
+    tensor = sizes["tensor"]
+    if tensor == "auto":
+        raise InvalidArgumentError(
+            f"strategy={name!r}: tensor_parallel_size is 'auto', the GPUs of the machine that it runs in; write the "
+            "number, as other machines may have more."
+        )
+    for part, size in sizes.items():
+        if size != "auto":
+            _whole(size, name, f"{part}_parallel_size")
+    words = ["fsdp"] if tensor == 1 else ["fsdp", f"tensor={tensor}"]
+    return words if sizes["data"] == "auto" else [*words, f"groups={sizes['data']}"]

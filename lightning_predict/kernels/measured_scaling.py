@@ -1,0 +1,439 @@
+"""Choose a prediction method for each item of work, and time a whole trace.
+
+Without measured kernels, every item is predicted directly from its shape. With measured kernels of the origin GPU:
+
+* `auto`: multiply the direct prediction by a power of measured / predicted time on the origin, because errors of a
+  model for an operation recur on other GPUs. The power (`RATIO_EXPONENTS`) is 1 if both GPUs run the same code
+  (element-wise work, norms, reductions, optimizers, copies). It is lower for matrix products, convolutions and
+  attention, whose kernels differ between GPUs. It is 0 if the two GPUs use different units, such as TF32 and float32.
+  If models were trained on measurements of both GPUs, only residuals far beyond the models' errors count
+  (`transferable_residuals`). Wave scaling serves operations without a model, such as the user's own kernels. Kernels
+  without a known operation (CUDA graphs, extensions) that do matrix work by their names are scaled by the rates of
+  large products (`kernel_names.py`).
+* `mlp`: the plain ratio for all items, from rooflines if there is no trained model (Habitat's MLPs).
+* `wave`: wave scaling for all items (Habitat's equations alone).
+
+On the origin itself, the measured time is used. A GPU operation without recorded kernels is predicted directly.
+Example::
+
+    timed = predict_work_times(trace, [gpu("T4"), gpu("L4")], origin=None, models=models, method="auto")
+    timed.seconds.sum(axis=1)  # device seconds of a step on each GPU
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, final, get_args
+
+import numpy as np
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.corrections import (
+    attention_factors,
+    gpu_bias_factor,
+    layout_factors,
+    torch_version_factors,
+)
+from lightning_predict.kernels.operations import (
+    Array,
+    BoolArray,
+    IndexArray,
+    OperationShape,
+    batch_shapes,
+    operation_spec,
+)
+from lightning_predict.kernels.timing import (
+    KernelModels,
+    TimedBy,
+    predict_operation_times,
+    summed_by_owner,
+    uses_float32_fallback,
+)
+from lightning_predict.kernels.translation import UNKNOWN_SPREAD, WorkItem, work_items
+from lightning_predict.tracing.trace import Flags, Kernel, Phase, Trace
+
+Method = Literal["auto", "mlp", "wave"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+WAVE_SPREAD: Final = 1.42
+"""Interval factor of a wave-scaled time: it covers 90 % of 793 same-code operations of one ResNet-50 step on a V100 and
+an A100, in both directions."""
+
+KernelRelation = Literal["same code", "same units", "other units"]
+KERNEL_RELATIONS: Final[tuple[KernelRelation, ...]] = get_args(KernelRelation)
+"""Relation between an operation's kernels on two GPUs.
+
+`same code`: the same kernels. `same units`: different kernels for the same units, as libraries choose them. `other
+units`: different units, such as tensor cores on one GPU and CUDA cores on the other."""
+
+RATIO_EXPONENTS: Final[Mapping[KernelRelation, float]] = {"same code": 1.0, "same units": 0.75, "other units": 0.0}
+"""Power of measured / predicted time on the origin by which the destination's prediction is multiplied.
+
+Chosen on 1,370 pairs of GPUs that ran the same problems, which no network was fitted to. Errors at powers 0, 1/2, 3/4
+and 1, and with each GPU left out of the choice: same code 0.046, 0.040, 0.034, 0.029 and 0.029; same units 0.102,
+0.094, 0.099, 0.109 and 0.096; other units 0.366, 0.382, 0.455, 0.514 and 0.356. Several powers are similar for the same
+units; whole steps select 3/4 (`timeline/same_gpu_check.py`). Study: `python -m benchmarks.accuracy FOLDER --of
+pairs`."""
+
+SHARED_SCATTER: Final = 0.3
+OWN_SCATTER: Final = 0.4
+"""Sizes (in log) of a family's residual and of an operation's own residual at which half of it counts.
+
+They apply if networks were trained on measurements of both the origin and the destination. Chosen from 0.05 to 0.4 and
+0.1 to 0.6 on 1,082 pairs of GPUs, with steps of twelve problems that no network was fitted to. Median errors without
+the measurement, with `RATIO_EXPONENTS` alone and with these: vector 0.0107, 0.0147, 0.0107; attention 0.0468, 0.0470,
+0.0463; convolutions 0.0419, 0.0510, 0.0419; 16-bit products 0.0396, 0.0493, 0.0402; float32 products 0.0698, 0.0860,
+0.0704.
+Study: `python -m benchmarks.accuracy FOLDER --of pairs`."""
+
+PAIR_SPREAD: Final[Mapping[KernelRelation, float]] = {
+    "same code": math.exp(0.065),
+    "same units": math.exp(0.194),
+    "other units": 1.0,
+}
+"""Minimum interval factor of a ratio: the conformal 90 % quantile of its errors in the same study, on operations with a
+network.
+
+The prediction's own interval counts if it is wider. For 793 same-code operations of one ResNet-50 step on a V100 and an
+A100, it covers 89 % of the errors, in both directions."""
+
+MEASURED_SPREAD: Final = 1.05
+"""Interval factor of a time measured on the same GPU; repeated runs differ by a few per cent."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """Work of a trace with GPU seconds on each GPU; arrays have shape (gpus, items).
+
+    Attributes:
+        items: The work, in the trace's order.
+        families: Dominant operation of each item; errors within one family are correlated.
+        phases: Phase of the step of each item.
+        interval: GPU seconds.
+        shares: Share of each item's time by method: the methods of `timing.TimedBy`, `wave` and `measured`. They add up
+            to 1 if the item takes time.
+        base_share: Share of each item's time from networks without measurements of the GPU; None if unknown.
+        is_measured: Whether any network was trained on measurements of the GPU, shape (gpus,); None if unknown.
+    """
+
+    items: tuple[WorkItem, ...]
+    families: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    interval: Interval[Array]
+    shares: Mapping[str, Array]
+    extrapolated_share: Array | None = None
+    is_measured: BoolArray | None = None
+
+    @property
+    def seconds(self) -> Array:
+        """Middle of the prediction."""
+        return self.interval.middle
+
+
+def check_method(method: str) -> Method:
+    """Validate the name of a method.
+
+    Raises:
+        InvalidArgumentError: The method is unknown; the message lists the known ones.
+    """
+    for known in METHODS:
+        if method == known:
+            return known
+    raise InvalidArgumentError(f"method={method!r} is not known; choose one of {', '.join(map(repr, METHODS))}.")
+
+
+def predict_work_times(
+    trace: Trace, gpus: Sequence[Gpu], *, origin: Gpu | None, models: KernelModels | None, method: str = "auto"
+) -> WorkTimes:
+    """Predict the GPU time of a trace's work.
+
+    Args:
+        trace: One recorded step.
+        gpus: GPUs to predict.
+        origin: GPU on which the trace's kernels were measured; None without measured kernels or if the GPU is unknown.
+        models: Trained models; None uses rooflines instead.
+        method: `auto`, `mlp` or `wave`.
+
+    Raises:
+        InvalidArgumentError: An unknown method, or `wave` for a trace without kernels measured on a known GPU.
+    """
+    chosen = check_method(method)
+    items = work_items(trace)
+    measured = origin is not None and trace.has_measured_kernels
+    if chosen == "wave" and not measured:
+        raise InvalidArgumentError(
+            f"method='wave' scales measured kernels, and this trace (recorded on {trace.device!r}) holds none from a "
+            "GPU of the catalogue. Record it on a CUDA GPU, or use method='auto'."
+        )
+    direct = _direct(trace, items, gpus if origin is None else [*gpus, origin], models)
+    if origin is None or not measured:
+        return direct if origin is None else _without_last(direct)
+    return _from_measurements(trace, direct, gpus, origin, chosen)
+
+
+def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], models: KernelModels | None) -> WorkTimes:
+    """Predict from shapes alone, with the software versions of the trace.
+
+    An item without a known problem (a fused kernel) gets zero seconds.
+    """
+    problems = [problem for item in items for problem in item.problems]
+    owner = np.array([index for index, item in enumerate(items) for _ in item.problems], dtype=np.intp)
+    times = predict_operation_times(problems, gpus, models) if problems else None
+    shape = (len(gpus), len(items))
+
+    def added(values: Array) -> Array:
+        return summed_by_owner(values, owner, len(items))
+
+    interval, base_share = Interval.from_factor(np.zeros(shape), 1.0), np.zeros(shape)
+    shares: dict[str, Array] = {method: np.zeros(shape) for method in get_args(TimedBy)}
+    if times is not None:
+        names = [trace.operations[items[index].operations[0]].name for index in owner]
+        older = torch_version_factors(problems, gpus, trace.software) * attention_factors(
+            problems, names, gpus, trace.software
+        )
+        of_release = times.interval.scaled(older)
+        interval = of_release.map(added)
+        whole = np.where(interval.middle > 0, interval.middle, 1.0)
+        base_share = added(of_release.middle * times.extrapolated_share) / whole
+        shares = {method: added(of_release.middle * share) / whole for method, share in times.shares.items()}
+    interval = interval.scaled(layout_factors(trace.operations, items, gpus, base_share))
+    interval = interval.scaled(np.array([[gpu_bias_factor(gpu.name)] for gpu in gpus]))
+    unknown = np.array([bool(item.unknown) for item in items], dtype=np.bool_)
+    return WorkTimes(
+        items=items,
+        families=tuple(_family(trace, item) for item in items),
+        phases=tuple(trace.operations[item.operations[0]].phase for item in items),
+        interval=replace(interval, high=interval.high * np.where(unknown, UNKNOWN_SPREAD, 1.0)),
+        shares=shares,
+        extrapolated_share=base_share,
+        is_measured=np.array([models is not None and models.has_measured(gpu.name) for gpu in gpus], dtype=np.bool_),
+    )
+
+
+def _family(trace: Trace, item: WorkItem) -> str:
+    if not item.problems:
+        return trace.operations[item.operations[0]].name
+    return item.problems[0].operation.removesuffix("_backward")
+
+
+def _without_last(timed: WorkTimes) -> WorkTimes:
+    return replace(
+        timed,
+        interval=timed.interval.map(lambda seconds: seconds[:-1]),
+        shares={method: share[:-1] for method, share in timed.shares.items()},
+        extrapolated_share=None if timed.extrapolated_share is None else timed.extrapolated_share[:-1],
+        is_measured=None if timed.is_measured is None else timed.is_measured[:-1],
+    )
+
+
+def _from_measurements(trace: Trace, direct: WorkTimes, gpus: Sequence[Gpu], origin: Gpu, method: Method) -> WorkTimes:
+    """Scale the measured seconds to the GPUs; `direct` has the origin as its last row."""
+    kernels = [tuple(k for i in item.operations for k in trace.operations[i].kernels) for item in direct.items]
+    measured = np.array([math.fsum(kernel.seconds for kernel in launched) for launched in kernels])
+    missing = np.array([_lacks_kernels(trace, item) for item in direct.items], dtype=np.bool_)
+    alone = _without_last(direct)
+    at_origin = direct.seconds[-1]
+    usable = (measured > 0) & (at_origin > 0)
+    by_ratio = usable & np.array([_goes_by_ratio(direct, i, method) for i in range(len(kernels))], dtype=np.bool_)
+    correction = np.divide(measured, at_origin, out=np.ones_like(measured), where=usable)
+    kinship = _kinships(direct.items, by_ratio, gpus, origin)
+    carried: Array = np.log(correction)
+    if method == "auto":
+        exponent = np.array([RATIO_EXPONENTS[each] for each in KERNEL_RELATIONS])[kinship]
+        known = _known(direct)
+        shrunk = transferable_residuals(carried, _groups(direct, by_ratio))
+        carried = exponent * np.where(known[:-1] & known[-1], shrunk, carried)
+    least = np.array([PAIR_SPREAD[each] for each in KERNEL_RELATIONS])[kinship]
+
+    by_waves = Interval.from_factor(_wave_scaled(direct.items, kernels, gpus, origin, trace, method), WAVE_SPREAD)
+    scaled = alone.seconds * np.exp(carried)
+    whole = np.where(alone.seconds > 0, alone.seconds, 1.0)
+    by_models = Interval(
+        scaled * np.minimum(alone.interval.low / whole, 1 / least),
+        scaled,
+        scaled * np.maximum(alone.interval.high / whole, least),
+    )
+    is_measured = np.array([[target == origin] for target in gpus]) & ~missing  # (gpus, items)
+    is_modelled = (by_ratio | missing) & ~is_measured
+    is_waved = ~is_modelled & ~is_measured
+
+    def chosen(directly: Array, by_model: Array, by_wave: Array, as_measured: Array) -> Array:
+        return np.select([is_measured, is_waved, by_ratio & ~missing], [as_measured, by_wave, by_model], directly)
+
+    shares = {name: np.where(is_modelled, share, 0.0) for name, share in alone.shares.items()}
+    shares |= {"wave": is_waved.astype(np.float64), "measured": is_measured.astype(np.float64)}
+    return replace(
+        alone,
+        interval=alone.interval.map(chosen, by_models, by_waves, Interval.from_factor(measured, MEASURED_SPREAD)),
+        shares=shares,
+        extrapolated_share=None
+        if alone.extrapolated_share is None
+        else np.where(is_modelled, alone.extrapolated_share, 0.0),
+    )
+
+
+def _known(direct: WorkTimes) -> BoolArray:
+    """Return which items are timed by a network trained on measurements of their GPU, shape (gpus, items)."""
+    if direct.extrapolated_share is None:
+        return np.zeros(direct.seconds.shape, dtype=np.bool_)
+    known: BoolArray = direct.shares["mlp"] - direct.extrapolated_share > 0.5
+    return known
+
+
+def _groups(direct: WorkTimes, by_ratio: BoolArray) -> IndexArray:
+    """Number the groups of items that are scaled by ratios, one per family and dtype; -1 for others, shape (items,)."""
+    numbers: dict[tuple[str, str], int] = {}
+    return np.array(
+        [
+            numbers.setdefault((family, item.problems[0].dtype), len(numbers)) if goes else -1
+            for item, family, goes in zip(direct.items, direct.families, by_ratio.tolist(), strict=True)
+        ],
+        dtype=np.intp,
+    )
+
+
+def transferable_residuals(residuals: Array, groups: IndexArray) -> Array:
+    """Return the part of each origin residual to apply to another GPU, if both GPUs have trained networks.
+
+    A residual has two parts: its family's median (a software version, a clock) and its own deviation from it. Each part
+    is shrunk by x^2 / (x^2 + t^2). Residuals within the networks' errors are noise that does not recur on another GPU.
+    Residuals far beyond them come from effects that the shapes do not show (`SHARED_SCATTER`, `OWN_SCATTER`).
+
+    Args:
+        residuals: log(measured / predicted) on the origin, shape (items,).
+        groups: Number of each item's family; -1 for items without a family, whose residual is dropped.
+    """
+    believed = np.zeros_like(residuals)
+    for number in np.unique(groups[groups >= 0]):
+        mine = groups == number
+        shared = float(np.median(residuals[mine]))
+        own = residuals[mine] - shared
+        believed[mine] = shared * _trust(shared, SHARED_SCATTER) + own * _trust(own, OWN_SCATTER)
+    return believed
+
+
+def _trust(residual: Any, scatter: float) -> Any:
+    return residual**2 / (residual**2 + scatter**2)
+
+
+def _lacks_kernels(trace: Trace, item: WorkItem) -> bool:
+    """Return whether an item ran on the GPU but has no recorded kernels.
+
+    An operation without kernels ran on the host unless its tensors are known to be on the GPU. Communication between
+    processes has no kernels of its own.
+    """
+    operations = [trace.operations[index] for index in item.operations]
+    if not item.problems or any(one.kernels or one.name.startswith("c10d::") for one in operations):
+        return False
+    return any(tensor.device == "cuda" for one in operations for tensor in (*one.inputs, *one.outputs))
+
+
+def _goes_by_ratio(direct: WorkTimes, column: int, method: Method) -> bool:
+    """Return whether the item's measured time is scaled by the ratio of two predictions.
+
+    `auto` uses wave scaling for items known only by their bytes, and for vector operations without a trained model.
+    """
+    item = direct.items[column]
+    if method != "auto" or not item.problems:
+        return method == "mlp"
+    if item.unknown:
+        return False
+    by_figures = direct.shares["formula"][:, column] + direct.shares["roofline"][:, column]  # (gpus,)
+    is_modelled = bool((by_figures < 0.5).all())
+    return is_modelled or operation_spec(item.problems[0].operation).units != "vector"
+
+
+def _kinships(items: Sequence[WorkItem], by_ratio: BoolArray, gpus: Sequence[Gpu], origin: Gpu) -> IndexArray:
+    """Return the index in `KERNEL_RELATIONS` of each item on each GPU, by its dominant problem."""
+    known: dict[tuple[str, str], list[int]] = {}
+    table = np.zeros((len(gpus), len(items)), dtype=np.intp)
+    for column in map(int, np.flatnonzero(by_ratio)):
+        leading = items[column].problems[0]
+        key = leading.operation, leading.dtype
+        if key not in known:
+            known[key] = [KERNEL_RELATIONS.index(kernel_relation(*key, origin, target)) for target in gpus]
+        table[:, column] = known[key]
+    return table
+
+
+def kernel_relation(operation: str, dtype: str, origin: Gpu, target: Gpu) -> KernelRelation:
+    """Return the relation between an operation's kernels on two GPUs."""
+    if operation_spec(operation).units != "tensor":
+        return "same code"
+    return "same units" if _on_matrix_units(dtype, origin) == _on_matrix_units(dtype, target) else "other units"
+
+
+def _on_matrix_units(dtype: str, gpu: Gpu) -> bool:
+    """Return whether tensor cores compute the dtype, instead of CUDA cores."""
+    if dtype == "float64":
+        return (gpu.peak(dtype) or 0.0) > gpu.lanes_peak(dtype)
+    if dtype == "tf32":
+        return dtype in gpu.peak_flops_per_second
+    return dtype != "float32" and not uses_float32_fallback(dtype, gpu)
+
+
+def _wave_scaled(
+    items: Sequence[WorkItem],
+    kernels: Sequence[tuple[Kernel, ...]],
+    gpus: Sequence[Gpu],
+    origin: Gpu,
+    trace: Trace,
+    method: Method,
+) -> Array:
+    """Scale the measured seconds of each item by waves, shape (gpus, items); equal launches are computed once.
+
+    Kernels outside the dispatcher's operations that do matrix work by their names are scaled by the rates of large
+    products, unless the method is `wave`.
+    """
+    factors: dict[tuple[object, ...], Array] = {}
+    seconds = np.zeros((len(gpus), len(items)))
+    by_name = set() if method == "wave" else {index for index, item in enumerate(items) if _is_outside(trace, item)}
+    for index, (item, launched) in enumerate(zip(items, kernels, strict=True)):
+        intensity, dtype = _intensity(item.problems)
+        for kernel in launched:
+            if index in by_name and (matrix := _matrix_seconds(kernel, gpus, origin, trace.flags)) is not None:
+                seconds[:, index] += matrix
+                continue
+            key = (kernel.grid, kernel.block, kernel.registers_per_thread, kernel.shared_memory_bytes, intensity, dtype)
+            if key not in factors:
+                factors[key] = np.array([_wave_factor(kernel, intensity, dtype, origin, target) for target in gpus])
+            seconds[:, index] += kernel.seconds * factors[key]
+    return seconds
+
+
+def _is_outside(trace: Trace, item: WorkItem) -> bool:
+    """Return whether no operation of torch's own launched the kernels: a CUDA graph, an extension, a user's kernel."""
+    return not any(trace.operations[index].name.startswith("aten::") for index in item.operations)
+
+
+def _matrix_seconds(kernel: Kernel, gpus: Sequence[Gpu], origin: Gpu, flags: Flags) -> list[float] | None:
+    from lightning_predict.kernels.kernel_names import by_matrix_rates, matrix_dtype
+
+    dtype = matrix_dtype(kernel.name, tf32=flags.matmul_tf32)
+    return None if dtype is None else [by_matrix_rates(kernel, dtype, origin, target) for target in gpus]
+
+
+def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:
+    from lightning_predict.kernels.wave_scaling import memory_boundedness, ridge_of, scaled_seconds
+
+    gamma = memory_boundedness(intensity=intensity, ridge=ridge_of(target, dtype))
+    if kernel.seconds <= 0:
+        return 1.0
+    return scaled_seconds(kernel, origin=origin, destination=target, gamma=gamma) / kernel.seconds
+
+
+def _intensity(problems: Sequence[OperationShape]) -> tuple[float, str]:
+    """Return FLOPs per byte of an item, and its compute dtype; unknown work counts as memory-bound."""
+    flops = moved = 0.0
+    dtype = "float32"
+    for problem in problems:
+        batch = batch_shapes([problem])
+        flops += float(batch.flops[0])
+        moved += float(batch.bytes_moved[0])
+        dtype = problem.dtype if batch.spec.units == "tensor" else dtype
+    return (flops / moved if moved else 0.0), dtype

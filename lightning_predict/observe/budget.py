@@ -1,0 +1,482 @@
+"""Budget of a run: used amounts over all fits, limits, and decisions. Independent of the Trainer.
+
+`Ledger` adds up the used time and money. A `Limit` is an amount of dollars, hours or CO2, or a deadline, used up at a
+constant rate. `price_of_run` finds the hourly price. `BudgetWatch` decides when to check the limits, and checks them.
+Example::
+
+    >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour; $2 already spent
+    >>> limit.used(3600.0)
+    3.0
+    >>> check_forecast([limit], 600.0, Interval(40_000.0, 50_000.0, 60_000.0)).action
+    'stop'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.cost.offers import Offer, load_offers, offers_for
+from lightning_predict.errors import UnknownGpuError, UnknownOfferError
+from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.interval import Interval
+from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun
+from lightning_predict.reports.format import duration, significant
+from lightning_predict.reports.format import usd_of_steps as dollars
+from lightning_predict.reports.format import usd_per_hour as price_in_words
+from lightning_predict.units import hours_to_seconds, seconds_to_hours
+
+if TYPE_CHECKING:
+    import torch
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RunPrice:
+    """Hourly price of a run, with its source.
+
+    Attributes:
+        usd_per_hour: Price of all machines of the run; None if unknown.
+        warning: Caveat for the user, if any.
+        source: Source and date of the price; None if there is no price, or if the warning names it.
+    """
+
+    usd_per_hour: float | None
+    warning: str | None = None
+    source: str | None = None
+
+
+def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
+    """Find the newest offer of this name: the machine name, with or without the provider's name before it.
+
+    Args:
+        name: For example `g5.xlarge` or `AWS g5.xlarge`.
+        offers: Offers to choose from; None takes those that come with the package.
+
+    Raises:
+        UnknownOfferError: No offer has this name; the message names the nearest.
+    """
+    offers = load_offers() if offers is None else offers
+    found = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]
+    if not found:
+        names = sorted({f"{offer.provider} {offer.instance}" for offer in offers})
+        near = get_close_matches(name, [*names, *(offer.instance for offer in offers)], n=3, cutoff=0.5) or names[:3]
+        raise UnknownOfferError(
+            f"offer={name!r} is not listed. Nearest: {', '.join(dict.fromkeys(near))}. "
+            "Name one that is, or give your own price with usd_per_hour."
+        )
+    providers = sorted({offer.provider for offer in found})
+    if len(providers) > 1:
+        choices = " or ".join(f"'{provider} {name}'" for provider in providers)
+        raise UnknownOfferError(f"offer={name!r} is listed by {' and '.join(providers)}; say {choices}.")
+    return max(found, key=lambda offer: offer.date)
+
+
+def gpu_name_in_use(device: torch.device) -> str | None:
+    """Find the catalogue name of the GPU in use; None without CUDA or if the catalogue lacks the GPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        return find_gpu(properties.name, memory_bytes=properties.total_memory).name
+    except UnknownGpuError:
+        return None
+
+
+def price_of_run(
+    *,
+    usd_per_hour: float | None,
+    offer: Offer | None,
+    gpu: str | None,
+    world_size: int,
+    num_nodes: int,
+    offers: Sequence[Offer] | None = None,
+) -> RunPrice:
+    """Find the hourly price of the run.
+
+    Args:
+        usd_per_hour: The user's own price of all machines; it takes precedence.
+        offer: The offer that the user named; whole machines are charged.
+        gpu: The GPU in use; None if unknown.
+        world_size: Processes of the run, each with one GPU.
+        num_nodes: Machines of the run.
+        offers: Offers for the GPU in use; None takes those that come with the package.
+    """
+    if usd_per_hour is not None:
+        return RunPrice(usd_per_hour, source="your own price")
+    if offer is not None:
+        machines = max(num_nodes, math.ceil(world_size / offer.num_gpus))
+        return RunPrice(offer.usd_per_hour * machines, source=offer.label)
+    if gpu is None:
+        return RunPrice(
+            None, "the price of this machine is unknown, so usd has no effect; give usd_per_hour or an offer"
+        )
+    listed = offers_for(gpu, offers)
+    if not listed:
+        return RunPrice(None, f"no price of {gpu} is listed, so usd has no effect; give usd_per_hour")
+    dearest = max(listed, key=lambda one: one.usd_per_gpu_hour)
+    if len({one.usd_per_gpu_hour for one in listed}) == 1:
+        return RunPrice(dearest.usd_per_gpu_hour * world_size, source=dearest.label)
+    low, high = (price_in_words(one.usd_per_gpu_hour) for one in (listed[0], dearest))
+    return RunPrice(
+        dearest.usd_per_gpu_hour * world_size,
+        f"{gpu} prices range from {low} to {high}. The highest price is used ({dearest.label}); choose another with "
+        "offer=... or usd_per_hour",
+    )
+
+
+WARNING_SHARE: Final = 0.8
+"""Used share of a limit at which a warning is shown."""
+
+CHECK_SECONDS: Final = 30.0
+"""Seconds between two checks of the used amounts if several ranks must agree on the result."""
+
+REFRESH_SECONDS: Final = 60.0
+"""Seconds between two forecasts during training."""
+
+
+CLEAR_EXCESS: Final = 2.0
+"""A single forecast stops the run only if its low end exceeds a limit by this factor. Otherwise a second forecast must
+confirm it, because noise can hide a warm-up that is still going on."""
+
+
+@final
+class Ledger:
+    """Time and money used by a run, over all its fits.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.usd_per_second = 0.0
+        self.seconds_before = 0.0
+        self.usd_before = 0.0
+        self._clock = clock
+        self._start: float | None = None
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds of the current fit; 0 outside a fit."""
+        return 0.0 if self._start is None else self._clock() - self._start
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all fits."""
+        return self.seconds_before + self.elapsed_seconds
+
+    @property
+    def usd(self) -> float:
+        """Dollars of all fits, each at its own price; fits without a price are not included."""
+        return self.usd_before + self.elapsed_seconds * self.usd_per_second
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle the used amounts without the clock, which has no meaning in another process."""
+        return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
+
+    def open(self, *, forget: bool) -> None:
+        """Start a fit; `forget` resets the amounts of earlier fits."""
+        self.close()
+        if forget:
+            self.seconds_before = self.usd_before = 0.0
+        self.usd_per_second = 0.0
+        self._start = self._clock()
+
+    def close(self) -> None:
+        """End the fit, if there is one."""
+        self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
+
+    def resume(self, *, seconds: float, usd: float) -> None:
+        """Restore the amounts of a checkpoint, unless this process has measured more."""
+        self.seconds_before = max(self.seconds_before, seconds)
+        self.usd_before = max(self.usd_before, usd)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Limit of a run.
+
+    Attributes:
+        name: The argument that set it: `usd`, `hours` or `deadline`.
+        total: The allowed amount, in the limit's unit.
+        per_second: The amount that one second of the run uses up.
+        show: Formats an amount as text.
+        before: The amount used before this fit.
+    """
+
+    name: str
+    total: float
+    per_second: float
+    show: Callable[[float], str]
+    before: float = 0.0
+
+    def used(self, elapsed_seconds: float) -> float:
+        """Return the amount used after this many seconds of the fit."""
+        return self.before + elapsed_seconds * self.per_second
+
+    def reached_seconds(self, share: float) -> float:
+        """Return the seconds of this fit after which this share of the total is used; negative if that was earlier."""
+        return (share * self.total - self.before) / self.per_second
+
+
+def usd_limit(usd: float, *, per_second: float, before: float = 0.0) -> Limit:
+    """Return a limit in dollars."""
+    return Limit(name="usd", total=usd, per_second=per_second, show=dollars, before=before)
+
+
+def hours_limit(name: str, hours: float, *, before: float = 0.0) -> Limit:
+    """Return a limit in hours."""
+    return Limit(name=name, total=hours, per_second=seconds_to_hours(1.0), show=_hours_in_words, before=before)
+
+
+def co2_limit(kilograms: float, *, per_second: float, before: float = 0.0) -> Limit:
+    """Return a limit in kilograms of CO2, from the power of the machines and the carbon intensity of their grid."""
+    return Limit(name="kg_co2", total=kilograms, per_second=per_second, show=_co2_in_words, before=before)
+
+
+def _co2_in_words(kilograms: float) -> str:
+    return f"{significant(kilograms)} kg CO2"
+
+
+def _hours_in_words(hours: float) -> str:
+    return duration(hours_to_seconds(hours))
+
+
+def limits_of_fit(
+    ledger: Ledger,
+    *,
+    usd: float | None,
+    hours: float | None,
+    deadline: datetime | None,
+    spent_usd: float = 0.0,
+    kg_co2: float | None = None,
+    kg_co2_per_second: float | None = None,
+) -> tuple[Limit, ...]:
+    """Return the limits of a fit that has begun.
+
+    Args:
+        ledger: Used amounts and the price; without a price, dollars are no limit.
+        usd: Dollars.
+        hours: Hours.
+        deadline: A time with a time zone.
+        spent_usd: Dollars spent on anything but training; they count as used.
+        kg_co2: Kilograms of CO2.
+        kg_co2_per_second: Emission per second, also of earlier fits; None if unknown, then CO2 is no limit.
+    """
+    limits = []
+    if usd is not None and ledger.usd_per_second > 0:
+        limits.append(usd_limit(usd, per_second=ledger.usd_per_second, before=ledger.usd_before + spent_usd))
+    if kg_co2 is not None and kg_co2_per_second is not None:
+        before = ledger.seconds_before * kg_co2_per_second
+        limits.append(co2_limit(kg_co2, per_second=kg_co2_per_second, before=before))
+    if hours is not None:
+        limits.append(hours_limit("hours", hours, before=seconds_to_hours(ledger.seconds_before)))
+    if deadline is not None:
+        seconds_left = (deadline - datetime.now(timezone.utc)).total_seconds()
+        limits.append(hours_limit("deadline", seconds_to_hours(ledger.elapsed_seconds + seconds_left)))
+    return tuple(limits)
+
+
+BudgetAction = Literal["go on", "warn", "stop"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BudgetVerdict:
+    """Decision about the run, and its reason as text."""
+
+    action: BudgetAction
+    reason: str
+
+
+GO_ON: Final = BudgetVerdict("go on", "within the budget")
+
+
+def check_forecast(
+    limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
+) -> BudgetVerdict:
+    """Stop if even the low end of the forecast exceeds a limit; warn if its middle does.
+
+    Args:
+        limits: The limits.
+        elapsed_seconds: Seconds of this fit.
+        forecast: Remaining seconds.
+        steps: Number of steps behind the forecast, for the message; None omits it.
+    """
+    verdict = GO_ON
+    from_steps = "" if steps is None else f", {steps:,} step{'' if steps == 1 else 's'} measured"
+    for limit in limits:
+        low = limit.used(elapsed_seconds + forecast.low)
+        middle = limit.used(elapsed_seconds + forecast.middle)
+        high = limit.used(elapsed_seconds + forecast.high)
+        reason = (
+            f"forecast {limit.show(middle)} ({limit.show(low)} to {limit.show(high)}) exceeds the budget of "
+            f"{limit.show(limit.total)} ({limit.name}; {limit.show(limit.used(elapsed_seconds))} used{from_steps}, "
+            f"{duration(forecast.middle)} left)"
+        )
+        if low > limit.total:
+            return BudgetVerdict("stop", reason)
+        if middle > limit.total and verdict is GO_ON:
+            verdict = BudgetVerdict("warn", reason)
+    return verdict
+
+
+def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
+    """Stop if a limit is used up, including the time to end the run; warn if 80 % of it is used."""
+    verdict = GO_ON
+    for limit in limits:
+        used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
+        if used < WARNING_SHARE * limit.total and at_end < limit.total:  # called often: build text only if needed
+            continue
+        reason = f"{limit.show(used)} of {limit.show(limit.total)} ({limit.name}) are used"
+        if at_end >= limit.total:
+            end = "" if used >= limit.total else f", and the final validation takes {duration(end_seconds)}"
+            return BudgetVerdict("stop", reason + end)
+        if verdict is GO_ON:
+            verdict = BudgetVerdict("warn", reason)
+    return verdict
+
+
+VALIDATION_OVERRUN_SHARE: Final = 0.05
+"""Share of a limit by which a running validation may exceed it, so that its metrics cover all batches."""
+
+DueCheck = Literal["forecast", "outlook", "use"]
+"""What to judge: a forecast that may stop the run, a forecast that may only warn, or the used amounts only."""
+
+
+@final
+class BudgetWatch:
+    """Decides after which batches to check the budget, and checks it.
+
+    Args:
+        limits: The limits.
+        ledger: The used amounts.
+        moments: When a forecast is reliable enough to act on.
+        warmup_steps: Number of batches before the first forecast.
+
+    Attributes:
+        forecast: Remaining seconds in the last check; None if unknown.
+        end_seconds: Seconds to end the run after a stop: a validation.
+    """
+
+    def __init__(
+        self, limits: Sequence[Limit], ledger: Ledger, *, moments: ForecastSchedule, warmup_steps: int = 1
+    ) -> None:
+        self.limits = tuple(limits)
+        self.forecast: Interval[float] | None = None
+        self.end_seconds = 0.0
+        self._ledger = ledger
+        self._moments = moments
+        self._warmup_steps = warmup_steps
+        self._warned: set[str] = set()
+        self._is_broken = False
+        self._refreshed_seconds = 0.0
+        self._narrow_seconds = 0.0
+        self._narrows()
+
+    def due_check(self, batches: int, seconds: float, *, elapsed: float) -> DueCheck | None:
+        """Return what to judge after this many batches, their seconds, and `elapsed` seconds of the fit."""
+        moments = self._moments
+        if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
+            return "forecast"
+        if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
+            return "outlook"
+        return "use" if elapsed >= self._narrow_seconds else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return values for loggers by name: for each limit the used, allowed and (given a forecast) needed amounts."""
+        values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
+        for limit in self.limits:
+            values[f"{limit.name}_used"], values[f"{limit.name}_limit"] = limit.used(elapsed), limit.total
+            if forecast is not None:
+                values[f"{limit.name}_forecast"] = limit.used(elapsed + forecast.middle)
+                values[f"{limit.name}_forecast_low"] = limit.used(elapsed + forecast.low)
+                values[f"{limit.name}_forecast_high"] = limit.used(elapsed + forecast.high)
+        return values
+
+    def check_use(self) -> BudgetVerdict:
+        """Judge the used amounts, including the time to end the run; warn once."""
+        return self._once("use", check_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
+
+    def check_validation(self, rest_seconds: float | None) -> BudgetVerdict:
+        """Judge a limit that is used up during a validation.
+
+        Warn if the rest of the validation is short; stop if it exceeds the limit by more than the allowed overrun.
+
+        Args:
+            rest_seconds: Rest of the validation; None if unknown.
+        """
+        elapsed = self._ledger.elapsed_seconds
+        use = check_use(self.limits, elapsed)
+        if use.action != "stop":
+            return GO_ON
+        allowed = [replace(limit, total=(1.0 + VALIDATION_OVERRUN_SHARE) * limit.total) for limit in self.limits]
+        is_small = check_use(allowed, elapsed, rest_seconds or 0.0).action != "stop"
+        return BudgetVerdict("warn" if is_small else "stop", use.reason)
+
+    def check(self, question: DueCheck, rest: RestOfRun | None, *, may_end_earlier: bool = False) -> BudgetVerdict:
+        """Judge the used amounts and, if asked for, the rest of the run.
+
+        Args:
+            question: What to judge.
+            rest: The rest of the run; None to judge only the used amounts.
+            may_end_earlier: Early stopping may end the run, so a forecast alone never stops it.
+        """
+        if rest is not None:
+            self._refreshed_seconds = self._ledger.elapsed_seconds
+            self.set_end_seconds(rest.end_seconds)
+        use = self.check_use()
+        if use.action == "stop" or rest is None or rest.forecast is None or rest.batch_times is None:
+            return use
+        self.forecast = rest.forecast
+        outlook = check_forecast(self.limits, self._ledger.elapsed_seconds, rest.forecast, steps=rest.steps)
+        if question == "forecast" and outlook.action != "stop":
+            self._is_broken = False
+        if outlook.action == "go on":
+            return use
+        if may_end_earlier:
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. Early stopping may end the run sooner")
+        elif question == "outlook":
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run continues until more steps confirm this")
+        elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.batch_times.is_settled):
+            outlook = BudgetVerdict("warn", f"{outlook.reason}. The run ends if twice as many steps confirm this")
+        return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
+
+    def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
+        """Return whether to stop on a forecast that exceeds a limit: if it is the second one, or exceeds it by far."""
+        was_broken, self._is_broken = self._is_broken, True
+        elapsed = self._ledger.elapsed_seconds
+        by_far = any(limit.used(elapsed + forecast.low) > CLEAR_EXCESS * limit.total for limit in self.limits)
+        return is_settled and (was_broken or by_far)
+
+    def set_end_seconds(self, seconds: float) -> None:
+        """Set the seconds that the run needs to end after a stop."""
+        self.end_seconds = seconds
+        self._narrows()
+
+    def _once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
+        """Return a warning the first time only."""
+        if verdict.action == "warn":
+            verdict = verdict if self._is_new(name) else GO_ON
+            self._narrows()
+        return verdict
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._warned
+        self._warned.add(name)
+        return is_new
+
+    def _narrows(self) -> None:
+        """Compute the time before which the used amounts need no check."""
+        ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
+        if "use" not in self._warned:
+            ends += [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]
+        self._narrow_seconds = min(ends, default=math.inf)

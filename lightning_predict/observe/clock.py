@@ -1,0 +1,591 @@
+"""`RunClock`: timing of a fit on the machine in use, from two clock readings per batch.
+
+One or several callbacks report the hooks of a fit. The clock adds up the times of batches, waits between them,
+validation, and the gaps between epochs. Right after the capture it has only a few early steps; later, the whole run.
+Within `clock_of_fits`, tests replace the real clock. Example::
+
+    clock = run_clock_of(trainer, device=device)
+    clock.on_batch_start()
+    # ... the batch is trained ...
+    clock.on_batch_end()
+    clock.batch_times(batches_per_window=1)   # None before any step was timed
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
+
+from lightning_predict.interval import Interval
+from lightning_predict.observe.device_pace import DevicePace
+from lightning_predict.observe.optimizer_steps import StepCounter
+from lightning_predict.observe.remaining import CheckpointTimer
+from lightning_predict.observe.steady_state import TimingSamples
+from lightning_predict.tracing.running_loop import BLOCK_BATCHES
+from lightning_predict.tracing.trace import Memory, Trace, measured_seconds
+from lightning_predict.tracing.waiting import wait_for
+
+if TYPE_CHECKING:
+    import torch
+
+
+_Clock = Callable[[], float]
+
+_SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of the host and the device", default=None)
+
+
+@contextmanager
+def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
+    """Replace the clock of all callbacks made, and all fits started, within the context.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+        device: Clock to read after waiting for the device; None takes the same clock.
+    """
+    token = _SHOWN.set((clock, device or clock))
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def host_clock() -> Callable[[], float]:
+    """Return a clock in seconds that does not wait for the device."""
+    shown = _SHOWN.get()
+    return perf_counter if shown is None else shown[0]
+
+
+def ledger_clock() -> Callable[[], float]:
+    """Return the clock for the budget: one that also counts while the machine sleeps, if available."""
+    shown = _SHOWN.get()
+    if shown is not None:
+        return shown[0]
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return monotonic if boot is None else partial(time.clock_gettime, boot)  # callbacks are copied and pickled
+
+
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds that waits for the device, so that queued work is included."""
+    shown = _SHOWN.get()
+    if shown is not None:
+        return shown[1]
+    wait = wait_for(device)
+    if wait is None:
+        return perf_counter
+
+    def synchronized() -> float:
+        wait()
+        return perf_counter()
+
+    return synchronized
+
+
+FIRST_EPOCH_COLD: Final = 3.0
+"""Maximum speedup of the loader from the second epoch on, once the first has filled its caches."""
+
+FIRST_EPOCH_DISCOUNT: Final = 3.2
+"""Discount on first-epoch waits, to predict later epochs: this over their number, a fifth after 16 waits."""
+
+WARM_WAITS: Final = 32
+"""Number of waits in later epochs after which the first epoch adds no uncertainty any more."""
+
+MIN_WAITS_PER_WORKER: Final = 2
+"""Waits per worker before which a later wait may be as long as the first."""
+
+UNSEEN_LONGER: Final = 1.5
+"""Factor by which a time seen only at the start (a sanity check, the first fetch) may increase later."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """Seconds of a batch on the machine in use.
+
+    Attributes:
+        step: Seconds from its start to its end; an optimizer update counts by its share.
+        wait: From its end to the next start: the loader, logging and other callbacks.
+        later_wait: The same in epochs that have not begun.
+        values: Number of batches used.
+        waits: Number of waits used.
+        is_settled: Steps no longer get faster.
+    """
+
+    step: Interval[float]
+    wait: Interval[float]
+    later_wait: Interval[float]
+    values: int
+    waits: int
+    is_settled: bool
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a batch from its start to its end."""
+        return self.step.middle
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds between two batches."""
+        return self.wait.middle
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTimes:
+    """Seconds of a validation run on the machine in use.
+
+    Attributes:
+        around: Before its first batch and after its last: starting workers, metrics.
+        wait: Before each further batch.
+        batch: Seconds of a batch; None if none was timed.
+    """
+
+    overhead: Interval[float]
+    wait: Interval[float]
+    batch: Interval[float] | None
+
+
+NOTHING: Final = Interval(0.0, 0.0, 0.0)
+
+
+@final
+class _ValidationRun:
+    """A validation run in progress.
+
+    Attributes:
+        before: When the last training batch ended.
+        is_check: It is the sanity check.
+    """
+
+    def __init__(self, before: float, *, is_check: bool) -> None:
+        self.before, self.is_check = before, is_check
+        self.start_seconds: float | None = None
+        self.waited = 0.0
+        self.batch_start: float | None = None
+        self.last_end = before
+        self.is_recorded = False
+        self.batch_seconds: list[tuple[float, bool]] = []
+
+    @property
+    def every(self) -> list[float]:
+        """Seconds of each batch."""
+        return [seconds for seconds, _ in self.batch_seconds]
+
+    def plain(self, start: int = 0) -> list[float]:
+        """Return the seconds of batches that were not recorded, from the batch `start` on."""
+        return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
+
+
+@final
+class ValidationTimer:
+    """Timer of the validation runs of a fit, with the sanity check separate.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._run: _ValidationRun | None = None
+        self._check: _ValidationRun | None = None
+        self._batches, self._waits, self._around = TimingSamples(), TimingSamples(), TimingSamples()
+        self._batches_per_run = 1
+
+    @property
+    def is_under_way(self) -> bool:
+        """A run is in progress."""
+        return self._run is not None
+
+    def starts(self, *, before: float, is_check: bool) -> None:
+        """Start a run; the last training batch ended at `before`."""
+        self._run = _ValidationRun(before, is_check=is_check)
+
+    def on_batch_start(self) -> None:
+        """Start timing a batch."""
+        run = self._run
+        if run is None or run.batch_start is not None:
+            return
+        run.batch_start = now = self._clock()
+        if run.start_seconds is None:
+            run.start_seconds = max(0.0, now - run.before)
+        else:
+            run.waited += now - run.last_end
+
+    def batch_is_recorded(self) -> None:
+        """Mark the current batch as recorded, and so slower than others."""
+        if self._run is not None:
+            self._run.is_recorded = True
+
+    def on_batch_end(self) -> None:
+        """Stop timing a batch."""
+        run = self._run
+        if run is None or run.batch_start is None:
+            return
+        run.last_end = self._clock()
+        run.batch_seconds.append((run.last_end - run.batch_start, run.is_recorded))
+        run.batch_start, run.is_recorded = None, False
+
+    def ends(self) -> float | None:
+        """End the run; return the time, or None if there was no run."""
+        run, self._run = self._run, None
+        if run is None:
+            return None
+        now = self._clock()
+        every = run.every
+        if run.is_check:
+            self._check = run
+        elif every:
+            plain = run.plain() or every
+            self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
+            # Use the mean over the run: its first batches are cold and its last is small, in every run.
+            self._batches.add(statistics.fmean(plain))
+            self._batches_per_run = len(plain)
+            if len(every) > 1:
+                self._waits.add(run.waited / len(every))
+        return now
+
+    def times(
+        self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
+    ) -> ValidationTimes | None:
+        """Return the times of validation, from the runs so far or else from the sanity check; None without either.
+
+        Args:
+            batch_seconds: Seconds of a training batch. A sanity check that takes longer was cold or is slow; the result
+                is then the geometric mean of both.
+            made_in: Possible seconds of the workers per validation batch, from the training workers. The few batches of
+                a sanity check were ready before they were requested.
+            ahead: Remaining validation runs.
+        """
+        around = self._around.estimate(ahead=ahead)
+        found = self._batches.estimate(of_each=self._batches_per_run, ahead=ahead)
+        if found is not None and around is not None:
+            waits = self._waits.estimate(ahead=ahead)
+            return ValidationTimes(
+                overhead=around.mean, wait=NOTHING if waits is None else waits.mean, batch=found.mean
+            )
+        check = self._check
+        if check is None or not check.batch_seconds:
+            return None
+        seconds = min(check.plain(1) or check.every)
+        least = seconds if batch_seconds is None else min(seconds, batch_seconds)
+        middle = math.sqrt(least * seconds)
+        waited = check.waited / (len(check.batch_seconds) - 1) if len(check.batch_seconds) > 1 else 0.0
+        start = check.start_seconds or 0.0
+        return ValidationTimes(
+            overhead=Interval(0.0, start, UNSEEN_LONGER * start),
+            wait=Interval(0.0, waited, UNSEEN_LONGER * waited).map(max, made_in.added(-middle)),
+            batch=Interval(least / FIRST_EPOCH_COLD, middle, UNSEEN_LONGER * seconds),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Gap between two batches: its start, whether it is more than a wait, and whether an epoch begins in it."""
+
+    since: float
+    is_pause: bool = False
+    is_new_epoch: bool = False
+
+
+@final
+class RunClock:
+    """Clock of one fit. Several callbacks may report every event; the first report counts.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+        is_asynchronous: The host finishes a batch before the device does.
+
+    Attributes:
+        batches_per_epoch: Batches of the last complete epoch; None before one was complete.
+        windows: Counter of the finished training batches and their windows.
+        checkpoints: Timer of checkpoint files.
+        validation: Timer of validation runs, which also gets their batch events.
+        memory: Sizes of a checkpoint's contents; None before a step was recorded.
+        buffered: Number of batches that the loader's workers have ready after a break.
+        began: When the first batch began; None before.
+        device: Cycles of a host that runs ahead of its device; unused on a CPU.
+    """
+
+    def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
+        self.batches_per_epoch: int | None = None
+        self.windows = StepCounter()
+        self.checkpoints = CheckpointTimer()
+        self.memory: Memory | None = None
+        self.buffered = 0
+        self.began: float | None = None
+        self.device = DevicePace()
+        self.has_begun = False
+        self._clock = clock
+        self._is_asynchronous = is_asynchronous
+        self._batch_start: float | None = None
+        self._gap: _Gap | None = None
+        self._ended = 0.0
+        self._is_recorded = False
+        self._first_waits: int | None = None
+        self._epochs = 0
+        self._epoch_began_at: int | None = None
+        self._waits_to_skip = 0
+        self._steps, self._waits = TimingSamples(), TimingSamples()
+        self._pauses, self._closings = TimingSamples(), TimingSamples()
+        self._last_step = 0.0
+        self._first_pause: float | None = None
+        self.validation = ValidationTimer(clock)
+
+    @property
+    def batches(self) -> int:
+        """Number of finished training batches."""
+        return self.windows.batches
+
+    def now(self) -> float:
+        """Return the seconds on the plain clock."""
+        return self._clock()
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds from the start of the first batch to the end of the last one."""
+        return 0.0 if self.began is None else max(0.0, self._ended - self.began)
+
+    def exclude_interruption(self) -> None:
+        """Exclude a single interruption before the next batch, such as a prediction."""
+        self._gap = None
+        self.device.drain()
+        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is the first of these
+
+    def step_is_measured(self, trace: Trace) -> None:
+        """Set the device time of a batch from a recorded step, if it was timed."""
+        seconds = measured_seconds(trace)
+        if seconds is None:
+            self.device.measured(None)
+            return
+        launches = {
+            id(kernel) if kernel.launch_start_seconds is None else kernel.launch_start_seconds
+            for kernel in trace.kernels
+        }
+        timed = BLOCK_BATCHES if trace.running_step_seconds is not None else len(trace.step_seconds) * trace.batches
+        self.device.measured(
+            seconds / trace.batches, launches=math.ceil(len(launches) / trace.batches), batches=max(1, timed)
+        )
+
+    # Events of training.
+
+    def on_batch_start(self) -> bool:
+        """Note that a batch was fetched and its training begins.
+
+        Returns:
+            Whether it is the first of a new epoch, and the number of finished epochs has doubled.
+        """
+        if self._batch_start is not None:
+            return False
+        now = self._batch_start = self._clock()
+        gap = self._gap
+        if self.began is None or (gap is not None and gap.is_pause):
+            self._gap = None
+            return self._resumes(now, gap)
+        if gap is not None:
+            wait = now - gap.since
+            if self.checkpoints.is_pending:
+                self.device.drain()
+                self.checkpoints.hook_begins(now, waited_seconds=min(wait, self._wait_so_far()))
+            elif self._waits_to_skip:  # prefetched during the interruption, until a wait shows that none is left
+                self._waits_to_skip = self._waits_to_skip - 1 if wait <= self._last_step else 0
+            else:
+                self._waits.add(wait)
+                if self._is_asynchronous:
+                    self.device.add(self._last_step + wait)
+        return False
+
+    def batch_is_recorded(self) -> None:
+        """Mark the current batch as recorded, and so slower than others."""
+        self._is_recorded = True
+
+    def on_batch_end(self, optimizer_steps_done: Callable[[], int] = lambda: 0) -> None:
+        """Note that a batch was trained.
+
+        Args:
+            optimizer_steps_done: Returns the trainer's number of optimizer steps; called only if windows are counted.
+        """
+        start, windows = self._batch_start, self.windows
+        if start is None:
+            return
+        self._batch_start = None
+        if windows.is_followed:
+            windows.on_batch_end(optimizer_steps_done())
+        else:
+            windows.batches += 1
+        now = self._ended = self._clock()
+        if self._is_recorded:
+            self._is_recorded, self._gap = False, None
+            return
+        self._gap, self._last_step = _Gap(now), now - start
+        if not self._is_asynchronous:
+            self._steps.add(now - start)
+
+    def on_epoch_start(self) -> None:
+        """Note that an epoch begins; its loader may start workers."""
+        gap, now = self._breaks()
+        if self._epoch_began_at is None and self.batches:
+            self._closings.add(max(0.0, now - gap.since))
+        self._gap, self._epoch_began_at = replace(gap, is_new_epoch=True), self.batches
+
+    def on_epoch_end(self) -> None:
+        """Note that an epoch has ended."""
+        self._gap, _ = self._breaks()
+        began, self._epoch_began_at = self._epoch_began_at, None
+        if began is not None and self.batches > began:  # unknown for an epoch that was resumed in the middle
+            self.batches_per_epoch = self.batches - began
+
+    def checkpoint_is_collected(self, caller: object) -> None:
+        """Note that a checkpoint's state is being collected; the file is written next."""
+        self.checkpoints.is_collected(self._clock(), caller)
+
+    # Events of validation.
+
+    def on_sanity_check_start(self) -> None:
+        """Note that the sanity check is about to start its loader's workers."""
+        self.has_begun = True
+        self._gap = _Gap(self._clock(), is_pause=True)
+
+    def on_validation_start(self, *, is_check: bool) -> None:
+        """Note that a validation run or the sanity check begins."""
+        self.has_begun = True
+        if self.validation.is_under_way:
+            return
+        now, gap = self._clock(), self._gap
+        before = (now if gap is None else gap.since) + self.device.drain()
+        if self.checkpoints.is_pending:  # written after the last batch; starting validation is short
+            self.checkpoints.hook_begins(now)
+            before = now
+        self._batch_start = None
+        self._gap = gap if gap is not None and gap.is_pause else None
+        self.validation.starts(before=before, is_check=is_check)
+
+    def on_validation_end(self) -> None:
+        """Note that the validation run has ended."""
+        now = self.validation.ends()
+        if now is not None:
+            self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
+
+    # Results.
+
+    def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
+        """Return the times of a batch; None before any step was timed.
+
+        Args:
+            batches_per_window: Number of consecutive batches that differ by position.
+            workers: Number of loader workers, 0 without any. They start together, so one long wait covers a batch of
+                each.
+            ahead: Remaining batches.
+        """
+        waits = self._waits.estimate(together=max(1, workers), turns=1, ahead=ahead)
+        wait = NOTHING if waits is None else waits.mean
+        if (
+            self._waits.count < MIN_WAITS_PER_WORKER * workers
+        ):  # the speed of the workers shows only after their first batches
+            wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
+        # On a GPU the host waits for the loader while the device still computes: only the sum of both is known.
+        found = (
+            self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
+            if self._is_asynchronous
+            else self._steps.estimate(together=batches_per_window, ahead=ahead)
+        )
+        if found is None:
+            return None
+        step = found.mean
+        if self._is_asynchronous:
+            seconds = step.middle if self.device.seconds is None else min(self.device.seconds, step.middle)
+            wait = NOTHING.added(step.middle - seconds)
+            step = step.added(seconds - step.middle).clamp_min(0.0)
+        later = wait
+        if waits is not None:
+            later = self._warm(wait)
+            wait = wait if self._first_waits is None else later
+        return BatchTimes(
+            step=step,
+            wait=wait,
+            later_wait=later,
+            values=(self.device if self._is_asynchronous else self._steps).count,
+            waits=self._waits.count,
+            is_settled=found.is_settled,
+        )
+
+    def _warm(self, wait: Interval[float]) -> Interval[float]:
+        """Return the wait in later epochs, as long as few of their waits are known: the first epoch fills caches."""
+        since = 0 if self._first_waits is None else self._waits.count - self._first_waits
+        doubt = max(0.0, 1 - since / WARM_WAITS)
+        less = max(0.5, 1 - FIRST_EPOCH_DISCOUNT / self._waits.count)
+        low, middle = wait.low / FIRST_EPOCH_COLD, wait.middle * less
+        return Interval(wait.low - doubt * (wait.low - low), wait.middle - doubt * (wait.middle - middle), wait.high)
+
+    def pause(self, *, starts_workers: bool, ahead: float = math.inf) -> Interval[float]:
+        """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
+
+        Args:
+            starts_workers: Each epoch restarts the loader's workers; the first epoch is then representative.
+            ahead: Remaining epochs.
+        """
+        wait = self._wait_so_far()
+        pauses = self._pauses.estimate(ahead=ahead)
+        if pauses is not None:
+            return pauses.mean.added(-wait).clamp_min(0.0)
+        first = max(0.0, (self._first_pause or 0.0) - wait)
+        return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
+
+    def closing(self) -> Interval[float]:
+        """Return the time from the end of an epoch to the next start, which also follows the last one."""
+        closings = self._closings.estimate(ahead=1)
+        return NOTHING if closings is None else closings.mean
+
+    def _wait_so_far(self) -> float:
+        waits = self._waits.estimate()
+        return 0.0 if waits is None else waits.mean.middle
+
+    def _breaks(self) -> tuple[_Gap, float]:
+        """Start a break that is not a wait for a batch; return the gap between the batches, and the time."""
+        self.has_begun, self._batch_start = True, None
+        now = self._clock()
+        gap = self._gap or _Gap(now)
+        if self.checkpoints.is_pending:
+            self.checkpoints.hook_begins(now)
+            gap = replace(gap, since=now)
+        # The device still computes queued work; the break begins when it is done.
+        return replace(gap, since=gap.since + self.device.drain(), is_pause=True), now
+
+    def _resumes(self, now: float, gap: _Gap | None) -> bool:
+        """Record the gap that ends with this batch."""
+        is_new = gap is not None and gap.is_new_epoch
+        is_first, self.began, self.has_begun = self.began is None, self.began or now, True
+        has_doubled = False
+        if is_new and not is_first:
+            self._first_waits = self._waits.count if self._first_waits is None else self._first_waits
+            self._epochs += 1
+            has_doubled = self._epochs.bit_count() == 1
+        if self.checkpoints.is_pending:
+            self.checkpoints.hook_begins(now, waited_seconds=self._wait_so_far())
+            return has_doubled
+        if gap is None or not is_new:
+            return False
+        if is_first:
+            self._first_pause = max(0.0, now - gap.since)
+            return False
+        self._pauses.add(max(0.0, now - gap.since))
+        return has_doubled
+
+
+_CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()
+
+
+def run_clock_of(trainer: object, *, device: torch.device) -> RunClock:
+    """Return the clock of the fit that begins, shared by all callbacks of the Trainer; call it in `setup`."""
+    found = _CLOCKS.get(trainer)
+    if found is None or found.has_begun:
+        found = _CLOCKS[trainer] = RunClock(host_clock(), is_asynchronous=device.type != "cpu")
+    return found

@@ -1,0 +1,352 @@
+"""Rest of a run, in batches and in seconds on the machine in use, for all callers.
+
+Example::
+
+    rest = forecast_rest(facts, clock)
+    rest.forecast      # Interval(low=48.0, middle=52.0, high=60.0); None if no step was timed, or without an end
+    rest.workload      # the same batches, for other GPUs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, final
+
+from lightning_predict.interval import Interval
+from lightning_predict.observe.clock import NOTHING, BatchTimes, RunClock, ValidationTimes
+from lightning_predict.observe.remaining import (
+    CheckpointSchedule,
+    Position,
+    RemainingCounts,
+    batches_so_far,
+    checkpoints_left,
+    remaining,
+    workload,
+)
+from lightning_predict.reports.format import duration_interval, significant
+from lightning_predict.run.workload import Loader, Run, Workload, predict_run
+from lightning_predict.tracing.trace import Memory
+from lightning_predict.units import hours_to_seconds
+
+if TYPE_CHECKING:
+    from lightning_predict.timeline.step_prediction import StepPrediction
+
+FORWARD_SHARE: Final = 1 / 3
+"""Share of a training batch's time in its forward pass; the backward pass computes twice as much."""
+
+STALL_SHARE: Final = 0.1
+"""Minimum wait for a batch, relative to the batch's time, from which workers count as too slow. A shorter wait is only
+the hand-over of a finished batch."""
+
+MIN_WAITS: Final = 16
+"""Minimum number of waits to call the loader the bottleneck."""
+
+STEPS_SAID: Final = 1000
+"""Number of steps whose time is shown if the length of the run is unknown."""
+
+MIN_STEPS: Final = 16
+"""Minimum number of steps for a forecast that recommends or stops."""
+
+MIN_SECONDS: Final = 3.0
+"""Minimum seconds of training that these steps span: other jobs on a machine change within less."""
+
+SECONDS_ENOUGH: Final = 30.0
+"""Seconds of training that are always enough for a forecast that recommends or stops."""
+
+SHARE_ENOUGH: Final = 0.5
+"""Share of the run that is always enough."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts about a run at one moment, from a trainer.
+
+    Attributes:
+        position: Progress and limits.
+        savings: Schedules of checkpoints.
+        workers: Number of loader workers; None if unknown.
+        has_workers: Workers make the batches while it trains.
+        validation_has_workers: Workers make the validation batches.
+        starts_workers: Each epoch restarts the workers.
+        validation_batches: Batches of the final validation; 0 without one.
+        time_limit_seconds: Seconds until a time limit ends the run; None without one.
+    """
+
+    position: Position
+    checkpoint_schedules: Sequence[CheckpointSchedule] = ()
+    workers: int | None = None
+    has_workers: bool = False
+    validation_has_workers: bool = False
+    starts_workers: bool = False
+    validation_batches: int = 0
+    time_limit_seconds: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOfRun:
+    """Rest of a run: counts, and times on the machine in use.
+
+    Attributes:
+        counts: Remaining batches, windows and validation.
+        workload: The same for predictions on any GPU.
+        batch_times: Times of a batch on the machine in use; None before a step was timed.
+        run: The rest on the machine in use; None before a step was timed.
+        forecast: Total remaining seconds; None for a run without an end.
+        end_seconds: Seconds to end the run after a stop: a validation.
+        steps: Number of steps behind the forecast.
+        step: Seconds from a step to the next; None before one was timed.
+    """
+
+    counts: RemainingCounts
+    workload: Workload
+    batch_times: BatchTimes | None
+    run: Run | None
+    forecast: Interval[float] | None
+    end_seconds: float = 0.0
+    steps: int = 0
+    step: Interval[float] | None = None
+
+    @property
+    def pace_in_words(self) -> str | None:
+        """Speed of the steps as text, for a run of unknown length; None before a step was timed."""
+        if self.step is None or not self.step.middle:
+            return None
+        thousand, an_hour = duration_interval(self.step.scaled(STEPS_SAID)), hours_to_seconds(1.0) / self.step.middle
+        return f"{STEPS_SAID:,} steps take {thousand} on this machine ({significant(an_hour)} steps per hour)"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TimedForecast:
+    """Rest of a run, and the clock time when it was computed."""
+
+    rest: RestOfRun
+    at: float
+
+    def left(self, now: float) -> Interval[float] | None:
+        """Return the remaining seconds now; None if the end is unknown."""
+        forecast = self.rest.forecast
+        return None if forecast is None else forecast.added(self.at - now)
+
+    def holds(self, rest: RestOfRun, now: float) -> bool:
+        """Return whether a new forecast (without an end: a new step time) is inside the interval of this one."""
+        left, step = self.left(now), self.rest.step
+        if left is None and rest.forecast is None and step is not None and rest.step is not None:
+            return step.contains(rest.step.middle)
+        if left is None or rest.forecast is None:
+            return left is rest.forecast
+        return left.contains(rest.forecast.middle)
+
+
+def forecast_rest(
+    facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
+) -> RestOfRun:
+    """Compute the rest of a run, from the counts and the times on the machine in use so far.
+
+    Args:
+        facts: Facts from the trainer.
+        clock: Times so far.
+        batches_per_window: Batches of the recorded step; None: the trainer's accumulation.
+        samples: Samples of that step; None if unknown.
+    """
+    counts, position = remaining(facts.position), facts.position
+    size = batches_per_window or position.batches_per_window
+    batch_times = clock.batch_times(
+        batches_per_window=size,
+        workers=facts.workers or 1 if facts.has_workers else 0,
+        ahead=_or_many(counts.batches),
+    )
+    ahead = _or_many(counts.validation_runs)
+    validation = clock.validation.times(ahead=ahead)
+    if batch_times is not None:
+        batch_times = _of_whole_batches(batch_times, position)
+        validation = clock.validation.times(
+            batch_seconds=batch_times.step.middle,
+            made_in=_made_in(batch_times) if facts.validation_has_workers else NOTHING,
+            ahead=ahead,
+        )
+    epochs = counts.epochs or 0
+    pauses = clock.pause(starts_workers=facts.starts_workers, ahead=epochs).scaled(epochs)
+    closing = clock.closing().scaled(1 if counts.batches else 0)
+    around = NOTHING if validation is None else validation.overhead.scaled(counts.validation_runs or 0)
+    work = replace(
+        workload(counts, position, batches_per_window=size, samples=samples),
+        loader=Loader() if batch_times is None else _loader(facts, counts, batch_times),
+        loader_workers=facts.workers,
+        checkpoints=checkpoints_left(
+            facts.checkpoint_schedules, position, seconds=clock.checkpoints.seconds, memory=clock.memory or Memory()
+        ),
+        validation_wait_seconds=0.0 if validation is None else validation.wait.middle,
+        between_seconds=pauses.middle + closing.middle + around.middle,
+        time_limit_seconds=facts.time_limit_seconds,
+    )
+    if batch_times is None:
+        return RestOfRun(counts=counts, workload=work, batch_times=None, run=None, forecast=None)
+    check = _validation_batch(batch_times, validation)
+    here = replace(work, loader=Loader(seconds_per_batch=_wait(facts, counts, batch_times).middle))
+    run = predict_run(_measured(batch_times.step.middle * size), here, _measured(check.middle), batches=size)
+    parts = (
+        batch_times.step.scaled(0.0 if work.training is None else work.training.full_batches),
+        _waits(facts, counts, batch_times),
+        check.scaled(counts.validation_batches or 0),
+        (NOTHING if validation is None else validation.wait).scaled(counts.validation_batches or 0),
+        pauses,
+        closing,
+        around,
+    )
+    forecast, limit = None if run.total_seconds is None else _around(run.total_seconds, parts), facts.time_limit_seconds
+    if limit is not None:
+        # If the length is unknown, the loader may end the last epoch at any time before the limit.
+        unknown = Interval(limit if position.max_epochs is None else 0.0, limit, limit)
+        forecast = unknown if forecast is None else forecast.clamp_max(limit)
+    return RestOfRun(
+        counts=counts,
+        workload=work,
+        batch_times=batch_times,
+        run=run,
+        forecast=forecast,
+        end_seconds=end_seconds(facts.validation_batches, batch_times, validation),
+        steps=max(1, batch_times.values // size),
+        step=batch_times.step.added(batch_times.wait).scaled(size),
+    )
+
+
+@final
+class ForecastSchedule:
+    """Decides after which batches to forecast: once there are enough steps, then each time their number has doubled.
+
+    Args:
+        batches_per_window: Batches of a step.
+        batches: Batches of the run; None if unknown.
+
+    Attributes:
+        has_come: There are enough steps to recommend and to stop; before, forecasts are only rough.
+    """
+
+    def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
+        self.has_come = False
+        self._enough = MIN_STEPS * batches_per_window
+        self._half = math.inf if batches is None else SHARE_ENOUGH * batches
+        self._next = 2
+
+    def is_due(self, batches: int, seconds: float) -> bool:
+        """Return whether a forecast is due.
+
+        Args:
+            batches: Finished batches.
+            seconds: Seconds since the first of them began.
+        """
+        if self.has_come and batches < self._next:  # called per batch
+            return False
+        has_come = self.has_come or (
+            batches > 1
+            and (
+                seconds >= SECONDS_ENOUGH
+                or batches >= self._half
+                or (batches >= self._enough and seconds >= MIN_SECONDS)
+            )
+        )
+        if batches < self._next and has_come == self.has_come:
+            return False
+        self.has_come, self._next = has_come, 2 * batches
+        return True
+
+
+def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
+    """Return a note that the time on the machine in use rests on few steps."""
+    if not is_rough or rest.batch_times is None:
+        return ()
+    steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
+    return (f"Rough first estimate ({steps}). A recommendation follows after more steps.",)
+
+
+def _or_many(count: int | None) -> float:
+    """Return the count; infinity if unknown."""
+    return math.inf if count is None else count
+
+
+def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
+    """Scale the mean batch time to a full-size batch, without the smaller last ones of epochs."""
+    batches, per_epoch = batches_so_far(position), position.batches_per_epoch
+    if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
+        return batch_times
+    missing = (1 - position.last_batch_share) * (batches // per_epoch) / batches
+    return replace(batch_times, step=batch_times.step.scaled(1 / (1 - missing)))
+
+
+def _made_in(batch_times: BatchTimes) -> Interval[float]:
+    """Return the workers' time per batch, bounded by training: at most the time from one batch to the next."""
+    longest = batch_times.step.middle + batch_times.wait.middle
+    waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
+    return Interval(0.0, longest if waits_for_them else 0.0, longest)
+
+
+def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
+    """Return the interval of a sum of parts with independent errors."""
+    down = math.hypot(*(part.middle - part.low for part in parts))
+    up = math.hypot(*(part.high - part.middle for part in parts))
+    return Interval(max(0.0, middle - down), middle, middle + up)
+
+
+def _waits(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+    """Return the sum of all remaining waits, in this epoch and in later ones."""
+    batches, position = counts.batches or 0, facts.position
+    here = batches
+    if position.batches_per_epoch is not None:
+        here = min(batches, max(0, position.batches_per_epoch - position.batches_done))
+    return batch_times.wait.scaled(here).added(batch_times.later_wait.scaled(batches - here))
+
+
+def _wait(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+    """Return the mean remaining wait for a batch."""
+    return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
+
+
+def _loader(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
+    """Estimate the loader's time per batch on any GPU from the waits on this machine."""
+    wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
+    if facts.has_workers and wait.middle > STALL_SHARE * step:
+        loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
+    else:
+        loader = Loader(seconds_per_batch=wait.middle)
+    if not loader.seconds_per_batch:
+        return loader
+    down, up = wait.middle - wait.low, wait.high - wait.middle
+    spread = (1 - down / loader.seconds_per_batch, 1 + up / loader.seconds_per_batch)
+    return replace(loader, spread=spread, is_reliable=batch_times.waits >= MIN_WAITS)
+
+
+def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:
+    """Return the time of a validation batch: as measured, or the forward share of a training batch."""
+    if validation is not None and validation.batch is not None:
+        return validation.batch
+    return Interval(0.0, FORWARD_SHARE * batch_times.step.middle, batch_times.step.high)
+
+
+def end_seconds(batches: int, batch_times: BatchTimes | None, validation: ValidationTimes | None) -> float:
+    """Return the seconds to end a run after a stop.
+
+    Args:
+        batches: Batches of the final validation; 0 without one.
+        batch_times: Times of a training batch; None before one was timed.
+        validation: Times of validation; None before any.
+    """
+    if batches and validation is not None and validation.batch is not None:
+        return validation.overhead.middle + batches * (validation.batch.middle + validation.wait.middle)
+    return 0.0 if batch_times is None else batches * FORWARD_SHARE * batch_times.step.middle
+
+
+def _measured(seconds: float) -> StepPrediction:
+    from lightning_predict.timeline.step_prediction import StepPrediction
+
+    return StepPrediction(
+        gpu="this machine",
+        interval=Interval(seconds, seconds, seconds),
+        device_seconds=seconds,
+        host_seconds=0.0,
+        coverage={},
+    )

@@ -1,0 +1,265 @@
+"""Warnings about later parts of a run that may need more GPU memory than the recorded step.
+
+Three parts may need more: the state of an optimizer without an update so far, a larger validation batch, and the
+longest sequence. If the recorder followed the tensors, the step is scaled and its memory derived again. If the GPU's
+own peak was measured, everything beyond parameters, gradients and optimizer state is scaled. Example::
+
+    for worry in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
+        print(worry.sentence)  # "The first update of another optimizer ..."
+    missing_state_bytes(optimizer)     # of an Adam before its first update: 8 bytes a parameter
+    longest_sequence(loader)           # if a dataset or a sampler has `lengths`, or a column `length`
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from lightning_predict.cost.memory import FITS_FROM, MemoryNeed, memory_need, step_memory
+from lightning_predict.extensions import extension
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.reports.format import gibibytes, share
+from lightning_predict.run.batch_size import samples_per_batch
+from lightning_predict.tracing.recorded_on import gpu_in_use
+from lightning_predict.tracing.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_LENGTHS: Final = 10_000_000
+"""Maximum number of sequence lengths to read; more would delay the training by seconds."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    """Known facts about the rest of a run.
+
+    Attributes:
+        state_bytes: State that optimizers without an update will create.
+        validation: A recorded validation batch; None without one.
+        validation_samples: Samples of the largest validation batch; None if unknown or without validation.
+        length: Length of the recorded sequences; None if unknown or without sequences.
+        longest: Length of the loader's longest sequence; None in the same cases.
+    """
+
+    state_bytes: int = 0
+    validation: Trace | None = None
+    validation_samples: int | None = None
+    length: int | None = None
+    longest: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRisk:
+    """A later part of the run that may not fit.
+
+    Attributes:
+        kind: Which part.
+        gpu: The GPU in use.
+        subject: The part as text.
+        need: Its memory need on this GPU.
+        is_bound: `need` is an upper bound, not an expected value.
+        remedy: Advice.
+    """
+
+    kind: Literal["optimizer", "validation", "sequence"]
+    gpu: str
+    subject: str
+    need: MemoryNeed
+    is_bound: bool
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """Sentence with the part that may not fit, its memory need and a remedy."""
+        need = self.need
+        assert need.process is not None
+        assert need.memory_free_bytes is not None
+        assert need.fit_probability is not None
+        total = need.process.middle + need.memory_free_bytes
+        amount = f"{'at most' if self.is_bound else 'about'} {gibibytes(need.process.middle)} of {gibibytes(total)} GiB"
+        chance = "it may not fit" if self.is_bound else f"it fits with a chance of {share(need.fit_probability)}"
+        return f"{self.subject} needs {amount} on this {self.gpu}: {chance}. {self.remedy}"
+
+
+def memory_risks(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
+    """Yield later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
+
+    Args:
+        trace: The recorded training step; of several kinds, the one with the largest memory need counts.
+        ahead: The rest of the run.
+    """
+    for one in _to_come(trace, ahead):
+        if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
+            yield one
+
+
+def _to_come(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
+    gpu = gpu_in_use(trace)
+    steps = [] if gpu is None else [_Held(kind.trace, gpu) for kind in trace.kinds if step_memory(_held(kind.trace))]
+    if gpu is None or not steps:
+        return
+    step = max(steps, key=lambda one: one.bytes)
+    worry = partial(MemoryRisk, gpu=gpu.name, is_bound=False)
+    if ahead.state_bytes:
+        yield worry(
+            kind="optimizer",
+            subject=f"The first optimizer update ({gibibytes(ahead.state_bytes)} GiB of new state)",
+            need=step.need(step.bytes + ahead.state_bytes),
+            remedy="Use a smaller batch or an optimizer with less state.",
+        )
+    samples, training = ahead.validation_samples, samples_per_batch(step.trace)
+    if samples is not None and samples > training:
+        passing, is_bound = step.validation_bytes(ahead.validation, samples)
+        yield worry(
+            kind="validation",
+            subject=f"A validation batch of {samples:,} samples ({training:,} in training)",
+            need=step.need(step.lasting_bytes + ahead.state_bytes + passing),
+            is_bound=is_bound,
+            remedy="Give the validation loader a smaller batch_size.",
+        )
+    if ahead.length and ahead.longest and ahead.longest > ahead.length:
+        yield worry(
+            kind="sequence",
+            subject=f"A batch with the longest sequence ({ahead.longest:,}, recorded: {ahead.length:,})",
+            need=step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes),
+            remedy="Use shorter sequences, or smaller batches of long ones.",
+        )
+
+
+def _held(trace: Trace) -> Trace:
+    """Return the step without cached segments: torch frees these before it runs out of memory."""
+    if trace.memory.peak_bytes is None:
+        return trace
+    return replace(trace, memory=replace(trace.memory, reserved_bytes=None))
+
+
+@final
+class _Held:
+    """Memory of a step.
+
+    Attributes:
+        trace: The step.
+        bytes: Total.
+        lasting_bytes: Parameters, gradients and optimizer state.
+    """
+
+    def __init__(self, trace: Trace, gpu: Gpu) -> None:
+        found = step_memory(_held(trace))
+        assert found is not None  # checked by the caller
+        memory = trace.memory
+        self.trace, self._gpu, self._relative = trace, gpu, found.relative
+        self.bytes = found.bytes_on(gpu) - found.spare_bytes
+        known = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_state_bytes)
+        self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
+
+    @cached_property
+    def _is_followed(self) -> bool:
+        """The recorder followed the tensors, so that the step can be scaled."""
+        return self.trace.memory.peak_bytes is None and extension("why_no_other_batch")(self.trace) is None
+
+    def need(self, size: float) -> MemoryNeed:
+        """Judge whether this many bytes fit on the GPU."""
+        reported = self.trace.gpu_memory_bytes
+        return memory_need(Layout(self._gpu, 1, 1), size, relative=self._relative, reported_bytes=reported)
+
+    def at(self, factor: float) -> float:
+        """Return the bytes of a step with `factor` times as many samples or as long sequences."""
+        if self._is_followed:
+            samples = math.ceil(factor * samples_per_batch(self.trace))
+            scaled = step_memory(extension("with_samples")(self.trace, samples))
+            assert scaled is not None
+            return scaled.bytes_on(self._gpu) - scaled.spare_bytes
+        return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
+
+    def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
+        """Return the temporary bytes of a validation batch, and whether they are an upper bound.
+
+        Args:
+            validation: A recorded validation batch; None without one.
+            samples: Samples of the batch.
+        """
+        if validation is None and self._is_followed:  # the forward pass only, which keeps nothing for a backward pass
+            forward = tuple(one for one in self.trace.operations if one.phase == "forward")
+            memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
+            validation = replace(self.trace, operations=forward, held=(), memory=memory)
+        if validation is None or validation.samples is None or step_memory(_held(validation)) is None:
+            return self.at(samples / samples_per_batch(self.trace)) - self.lasting_bytes, True
+        own = _Held(validation, self._gpu)
+        return own.at(samples / samples_per_batch(validation)) - own.lasting_bytes, False
+
+
+def missing_state_bytes(optimizer: Any) -> int | None:
+    """Count the bytes of state that an optimizer will create with its first update; None if unknown.
+
+    A copy of the optimizer updates copies of the parameters on the meta device. After the first update, the result is
+    0.
+    """
+    import torch
+
+    try:
+        if optimizer.state:
+            return 0
+        twin = copy.copy(optimizer)
+        twin.state, twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = defaultdict(dict), {}, {}
+        twin.param_groups = [
+            {**group, "params": _without_values(group["params"]), "fused": None, "foreach": None, "capturable": False}
+            for group in optimizer.param_groups
+        ]
+        type(optimizer).step(twin)
+        values = [value for state in twin.state.values() for value in state.values()]
+    except Exception:  # other people's code, which may need real values
+        return None
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+
+
+def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the trainable parameters, with gradients, on the meta device."""
+    import torch
+
+    twins: list[torch.Tensor] = []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            twin = torch.empty_like(parameter, device="meta", requires_grad=True)
+            twin.grad = torch.empty_like(twin, requires_grad=False)
+            twins.append(twin)
+    return twins
+
+
+def longest_sequence(loaders: Any) -> int | None:
+    """Return the length of the longest sequence of the loaders' datasets or samplers; None if unknown."""
+    longest = []
+    for loader in leaves_of(loaders):
+        for part in (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")):
+            lengths = getattr(part, "lengths", None)
+            if part is not None and "length" in (getattr(part, "column_names", None) or ()):
+                lengths = part["length"]
+            if isinstance(lengths, Collection) and 0 < len(lengths) <= MAX_LENGTHS:
+                longest.append(max(int(one) for one in lengths))
+    return max(longest, default=None)
+
+
+def recorded_length(trace: Trace) -> int | None:
+    """Return the sequence length of a recorded step: the second size of its embedding indices; None without any."""
+    looked_up = (
+        tensor
+        for operation in trace.operations
+        if operation.name == "aten::embedding"
+        for tensor in operation.inputs[1:2]
+    )
+    return max((tensor.shape[1] for tensor in looked_up if len(tensor.shape) == 2), default=None)
+
+
+def leaves_of(loaders: Any) -> list[Any]:
+    """Flatten a collection of loaders to a list."""
+    import torch
+
+    return [loader for loader in torch.utils._pytree.tree_leaves(loaders) if loader is not None]

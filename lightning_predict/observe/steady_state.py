@@ -1,0 +1,340 @@
+"""Steady-state estimate of a repeated time (step, loader wait, pause) from the values measured so far.
+
+Recording starts early, but timings only count once they settle:
+
+- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. Values are dropped until
+  the first half of the rest is no slower than the second half, within their standard error.
+- Drift: if values rise (growing sequences, a second job on the machine), only the last ones count, and the interval
+  allows a further rise.
+- Periodic or rare slow values are weighted by their frequency; a single occurrence counts half.
+
+The interval combines Student's interval (variance of the past and of the future values) with a floor for the limits of
+a small sample. Example::
+
+    >>> evidence = TimingSamples()
+    >>> for seconds in (9.0, 1.0, 1.0, 1.0, 1.0):
+    ...     evidence.add(seconds)
+    >>> belief = evidence.estimate()
+    >>> belief.mean.middle, belief.values
+    (1.0, 4)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, final
+
+from lightning_predict.interval import Interval
+
+# The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds and scored on those with odd
+# ones. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
+# include slow transients (GPU clocks, caches, loader workers). The length of a warm-up is therefore not a fixed number
+# of steps: values are dropped from the front as long as the two halves of the rest disagree.
+
+MAX_VALUES: Final = 1024
+"""Maximum number of stored values; when it is reached, neighbours are averaged in pairs."""
+
+SLOW_RATIO: Final = 1.5
+"""A value above this multiple of the median is slow: warm-up if at the beginning, a rare event later."""
+
+KEPT_SHARE: Final = 0.25
+"""Minimum share of the values (the last ones) that count, however slow the others were."""
+
+MIN_KEPT: Final = 4
+"""Minimum number of values that count; half of them if there are fewer than twice as many."""
+
+AGREEMENT: Final = 1.2
+"""Standard errors by which the first half may be slower than the second without being a warm-up. A single slow value in
+the first half adds about one standard error."""
+
+TOLERANCE: Final = 0.01
+"""Relative difference between the halves that never counts as warm-up."""
+
+FLOOR_HIGH: Final = 1.4
+"""Floor of the upper half width, relative to the mean: this over sqrt(n). Covers slow events not seen so far."""
+
+FLOOR_LOW: Final = 0.2
+"""Floor of the lower half width, relative to the mean: this over sqrt(n)."""
+
+FLOOR_SETTLING: Final = 0.92
+"""Further lower half width, relative to the mean: this over n**1.2. Covers a warm-up hidden in a small sample."""
+
+MIN_SHARE: Final = 0.25
+"""Minimum of the low end, as a share of the mean."""
+
+EVENTS_SHARE: Final = 0.25
+"""Share of slow values above which they are a regular kind of value, not rare events."""
+
+MAX_PART: Final = 0.9
+"""Maximum ratio of successive falls. Without it, a linear fall would never come to rest."""
+
+FALLS_ON: Final = 0.5
+"""Share of the fall so far that unsettled values may still fall."""
+
+FALLS_HIDDEN: Final = 0.4
+"""Share of the difference between the halves of settled values by which they may still fall, hidden by noise."""
+
+SETTLED_SHARE: Final = 0.55
+"""Share of the values that must agree before they count as settled; in a smaller share, noise hides a slow fall."""
+
+SETTLED_VALUES: Final = 32
+"""Number of agreeing values that is always enough."""
+
+RISE_AGREEMENT: Final = 3.0
+"""Standard errors by which the second half must be slower than the first to count as a rise. The threshold is stricter
+than for a warm-up, because a rise has no such obvious cause."""
+
+RISE_TOLERANCE: Final = 0.02
+"""Relative difference between the halves that never counts as a rise."""
+
+RISES_ON: Final = 3.0
+"""Maximum duration of a further rise, as a multiple of the duration seen."""
+
+CHUNKS: Final = 8
+"""Number of chunks whose means show the variation over longer times."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MeanEstimate:
+    """Estimate of a repeated time.
+
+    Attributes:
+        mean: Mean of the future values, with its 90 % interval.
+        values: Number of values used.
+        is_settled: The used values no longer fall (the warm-up is over).
+    """
+
+    mean: Interval[float]
+    values: int
+    is_settled: bool
+
+
+@final
+class TimingSamples:
+    """Measured values in order of arrival, stored in bounded memory."""
+
+    __slots__ = ("_means", "_size", "_sum", "_summed", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._size = 1
+        self._sum, self._summed = 0.0, 0
+        self._means: list[float] = []
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self.count += 1
+        if self._size == 1 and len(self._means) < MAX_VALUES - 1:  # called per batch: keep it fast
+            self._means.append(value)
+            return
+        self._sum += value
+        self._summed += 1
+        if self._summed == self._size:
+            self._means.append(self._sum / self._size)
+            self._sum, self._summed = 0.0, 0
+            if len(self._means) == MAX_VALUES:
+                pairs = zip(self._means[::2], self._means[1::2], strict=True)
+                self._means = [(one + other) / 2 for one, other in pairs]
+                self._size *= 2
+
+    def estimate(
+        self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
+    ) -> MeanEstimate | None:
+        """Estimate the future values; None before the first value.
+
+        Args:
+            together: Number of consecutive values that belong together, such as the batches of an accumulation window
+                or the batches that several workers deliver at once. Their mean counts as one value.
+            turns: Minimum number of such means; with fewer, single values are used.
+            of_each: Number of measurements averaged in each value.
+            ahead: Number of future values.
+        """
+        values, size = self._means, self._size
+        if size < together and len(values) >= turns * together:
+            each = together // size
+            starts = range(len(values) % each, len(values), each)
+            values = [statistics.fmean(values[start : start + each]) for start in starts]
+            size *= each
+        return estimate_mean(values, measurements_per_value=size * of_each, remaining=ahead / size) if values else None
+
+
+def estimate_mean(
+    values: Sequence[float], *, measurements_per_value: int = 1, remaining: float = math.inf
+) -> MeanEstimate:
+    """Estimate the future values from the measured ones.
+
+    Args:
+        values: At least one value, in order of arrival.
+        measurements_per_value: Number of measurements averaged in each value.
+        remaining: Number of future values; the fewer, the more their own mean varies.
+    """
+    remaining = max(remaining, 1.0)
+    start, is_settled = warmup_end(values)
+    later, kept = values[min(1, start) :], values[start:]
+    all_kept, (risen, slope) = kept, rise_end(kept)
+    kept = kept[risen:]
+    typical = statistics.median(kept)
+    at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
+    if len(at) > EVENTS_SHARE * len(kept):
+        at = []  # not rare events: there are several kinds of values, or they vary widely
+    usual = [value for value in kept if value <= SLOW_RATIO * typical] if at else kept
+    middle, low, high = statistics.fmean(usual), 0.0, 0.0
+    reached = least = middle
+    if not is_settled:
+        reached = _reached(kept)
+        now = statistics.fmean(kept[-3:])
+        least = min(reached, now - FALLS_ON * (statistics.fmean(later[:3]) - now))
+    deviation = _mean_deviation(usual, ahead=remaining)
+    if at:
+        excess = statistics.fmean(kept[place] for place in at) - middle
+        rate = _rate(at, len(kept), of=len(later), ahead=remaining)
+        middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
+        low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
+    number = len(kept) * measurements_per_value
+    mean = (middle + reached) / 2
+    fall = FALLS_HIDDEN * _fall(usual) if is_settled else 0.0
+    down = math.hypot(low, deviation, fall, mean * FLOOR_LOW / math.sqrt(number))
+    down += mean * FLOOR_SETTLING / number**1.2
+    up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
+    ends = max(MIN_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
+    if risen:  # the mean stays at the level reached last, and the high end allows a further rise
+        now, count = mean + slope * len(kept) / 2, len(all_kept)
+        overall = (now - statistics.fmean(all_kept[:risen])) / (count - risen / 2)
+        high = ends[1] + now - mean + overall * min(remaining, RISES_ON * count) / 2
+        mean = now + min(slope, overall) * min(remaining, count) / 4
+        ends = min(ends[0], statistics.fmean(all_kept)), max(high, mean)
+    return MeanEstimate(Interval(ends[0], mean, ends[1]), number, is_settled)
+
+
+def warmup_end(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tuple[int, bool]:
+    """Find the end of the warm-up.
+
+    Args:
+        values: In order of arrival.
+        tolerance: Relative difference by which the first half of the rest may be slower than the second.
+
+    Returns:
+        The number of warm-up values, and whether the values after them no longer fall.
+    """
+    first = min(1, len(values) - 1)  # the first value always includes compilation and allocation
+    if first < 0:
+        return 0, False
+    later = len(values) - first
+    most = len(values) - max(min(MIN_KEPT, math.ceil(later / 2)), math.ceil(KEPT_SHARE * later))
+    start = first
+    while start < most and values[start] > SLOW_RATIO * statistics.median(values[start + 1 :]):
+        start += 1
+    while True:
+        kept = values[start:]
+        half = len(kept) // 2
+        if half < 2:
+            return start, max(kept) <= (1 + tolerance) * min(values)  # two or three values must all agree
+        limit = SLOW_RATIO * statistics.median(kept)  # rare slow values must not hide a fall
+        before, after = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
+        if not before or not after:
+            return start, True
+        error = math.hypot(_standard_error(before), _standard_error(after))
+        mean = statistics.fmean(after)
+        if statistics.fmean(before) - mean <= max(AGREEMENT * error, tolerance * mean):
+            return start, len(kept) >= min(SETTLED_SHARE * later, SETTLED_VALUES)
+        if start >= most:
+            return start, False
+        start = min(most, start + max(1, len(kept) // 8))
+
+
+def rise_end(values: Sequence[float]) -> tuple[int, float]:
+    """Find the end of a rise.
+
+    Returns:
+        The number of values before the end of the rise, and the slope per value after it (0 if it has ended).
+    """
+    most, start = len(values) - max(MIN_KEPT, math.ceil(KEPT_SHARE * len(values))), 0
+    while True:
+        kept = values[start:]
+        size = len(kept)
+        rises = (_rise(kept[:split], kept[split:]) for split in (size // 2, size - max(2 * MIN_KEPT, size // 8)))
+        rise = next((one for one in rises if one is not None), None)
+        if rise is None or start >= most:
+            return start, 0.0 if rise is None else rise / (size / 2)
+        start = min(most, start + max(1, size // 8))
+
+
+def _rise(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """Return the increase from the first to the second part; None if it may be chance."""
+    if min(len(before), len(after)) < MIN_KEPT:
+        return None
+    rise = statistics.fmean(after) - statistics.fmean(before)
+    error = math.hypot(_standard_error(before), _standard_error(after))
+    return rise if rise > max(RISE_AGREEMENT * error, RISE_TOLERANCE * statistics.fmean(before)) else None
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
+    """Return half the width of Student's 90 % interval for the mean of the future values.
+
+    Chunk means account for autocorrelation. The interval covers the errors of both the past and the future mean.
+    """
+    if len(values) < 2:
+        return 0.0
+    again = len(values) / ahead
+    alone = _student(len(values) - 1) * _standard_error(values) * math.sqrt(1 + again)
+    if len(values) < 4 * CHUNKS:
+        return alone
+    size = len(values) // CHUNKS
+    chunks = [statistics.fmean(values[start : start + size]) for start in range(0, CHUNKS * size, size)]
+    return max(alone, _student(CHUNKS - 1) * _standard_error(chunks) * math.sqrt(1 + min(again, CHUNKS)))
+
+
+def _student(freedom: int) -> float:
+    """Return the 95 % quantile of Student's t distribution, accurate to 2 %."""
+    return 1.645 + 1.52 / freedom + 1.5 / freedom**2 + 1.65 / freedom**3
+
+
+def _fall(values: Sequence[float]) -> float:
+    """Return the difference of the first half's mean to the second's; 0 if the first is not slower."""
+    half = len(values) // 2
+    return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
+
+
+def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[float]:
+    """Estimate the future frequency of a rare slow value, per value.
+
+    Args:
+        at: Positions of the slow values among those kept.
+        count: Number of values kept.
+        of: Number of values including the dropped warm-up.
+        ahead: Number of future values, in which it may occur once more or less, or more often by chance.
+    """
+    times = len(at)
+    if times == 1:
+        return Interval(0.0, 0.5 / of, max(2.5 / count, 1 / ahead))
+    gaps = [after - before for before, after in pairwise(at)]
+    if times > 2 and max(gaps) - min(gaps) <= 1 and count <= at[-1] + max(gaps) + 1:  # an overdue event is not periodic
+        found = Interval.from_factor((times - 1) / (at[-1] - at[0]), 1 + 1 / count)
+        return Interval(max(0.0, found.low - 1 / ahead), found.middle, found.high + 1 / ahead)
+    rate = times / count
+    less, more = (rate * math.hypot(width / math.sqrt(times), width / math.sqrt(rate * ahead)) for width in (1.3, 1.6))
+    return Interval(max(0.0, rate - less), rate, rate + more)
+
+
+def _reached(kept: Sequence[float]) -> float:
+    """Extrapolate the level at which falling values come to rest, assuming a geometric decay."""
+    third = len(kept) // 3
+    if third == 0:
+        return min(kept)
+    first, second, last = (
+        statistics.fmean(kept[len(kept) - number * third : len(kept) - (number - 1) * third]) for number in (3, 2, 1)
+    )
+    before, now = first - second, second - last
+    if now <= 0 or before <= 0:
+        return min(last, second)
+    part = min(now / before, MAX_PART)
+    return max(MIN_SHARE * last, last - now * part / (1 - part))

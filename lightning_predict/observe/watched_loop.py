@@ -1,0 +1,470 @@
+"""`watch`: predictions, a budget and an outcome for your own training loop in plain torch or Fabric.
+
+Example::
+
+    with lp.watch(total_steps=10_000, usd=5.0, model=model, optimizers=[optimizer]) as run:
+        for batch in run.batches(loader):
+            train(batch)              # up to and including optimizer.step()
+            run.step()
+            if run.should_stop:
+                break
+    print(run.outcome.sentence)
+
+It is event-driven: each `step()` ends one step and begins the next. A trainer that knows of validation, checkpoints or
+the beginnings of steps reports these to the `clock` and replaces `facts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.prediction import UserPrice
+from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_sentence, wrap_exit
+from lightning_predict.interval import Interval
+from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
+from lightning_predict.observe.clock import RunClock, device_clock, host_clock, ledger_clock
+from lightning_predict.observe.forecast import (
+    Facts,
+    ForecastSchedule,
+    RestOfRun,
+    TimedForecast,
+    forecast_rest,
+    rough_note,
+)
+from lightning_predict.observe.memory_risks import (
+    MemoryFacts,
+    MemoryRisk,
+    longest_sequence,
+    memory_risks,
+    missing_state_bytes,
+    recorded_length,
+)
+from lightning_predict.observe.predicted_vs_actual import (
+    Outcome,
+    OutcomeTimer,
+    expected_outcome,
+    with_current_step_time,
+)
+from lightning_predict.observe.recorder import Session, StepRecorder
+from lightning_predict.observe.remaining import Position
+from lightning_predict.prediction import predict_workload
+from lightning_predict.reports.format import duration_interval
+from lightning_predict.reports.ranking import lines_of_run
+from lightning_predict.reports.table import print_text
+from lightning_predict.run.history import read_history
+from lightning_predict.units import seconds_to_hours
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.tracing.trace import Trace
+
+Batch = TypeVar("Batch")
+
+
+def watch(
+    *,
+    total_steps: int | None = None,
+    usd: float | None = None,
+    hours: float | None = None,
+    gpus: Sequence[str] = DEFAULT_GPUS,
+    model: torch.nn.Module | None = None,
+    optimizers: Sequence[Optimizer] = (),
+    device: torch.device | str | None = None,
+    usd_per_hour: float | None = None,
+    on_exceed: Literal["stop", "raise"] = "stop",
+    warmup_steps: int = 3,
+    samples_per_step: int | None = None,
+    print_table: bool = True,
+) -> WatchedRun:
+    """Watch a training loop: use the result in a `with` statement, and call its `step()` after each step.
+
+    Args:
+        total_steps: Optimizer steps of the loop; None if unknown: then steps are predicted, but no total.
+        usd: Budget in US dollars; needs a price, either yours or a listed one of the GPU in use.
+        hours: Budget in hours.
+        gpus: Names of the GPUs and layouts to predict.
+        model: The trained model, for its memory and the names of its modules.
+        optimizers: Its optimizers.
+        device: The training device; None takes the device of the model's parameters, or the CPU.
+        usd_per_hour: Your price of the machine in use.
+        on_exceed: If the budget is exceeded, set `should_stop` or raise a BudgetExceededError.
+        warmup_steps: Number of steps to time before one is recorded.
+        samples_per_step: Samples per step, to get throughputs.
+        print_table: Print the table, the advice and the outcome.
+
+    Raises:
+        UnknownGpuError: A name that the catalogue does not contain.
+        InvalidArgumentError: A number that is not positive, or an unknown choice.
+    """
+    for name, amount in (("total_steps", total_steps), ("usd", usd), ("hours", hours), ("usd_per_hour", usd_per_hour)):
+        if amount is not None and not amount > 0:
+            raise InvalidArgumentError(f"{name}={amount!r}; expected a number above 0, or None.")
+    if on_exceed not in ("stop", "raise"):
+        raise InvalidArgumentError(f"on_exceed={on_exceed!r} is not known; expected 'stop' or 'raise'.")
+    return WatchedRun(
+        total_steps=total_steps,
+        usd=usd,
+        hours=hours,
+        gpus=gpus,
+        model=model,
+        optimizers=optimizers,
+        device=device,
+        usd_per_hour=usd_per_hour,
+        raises=on_exceed == "raise",
+        warmup_steps=warmup_steps,
+        samples=samples_per_step,
+        show=print if print_table else None,
+    )
+
+
+def _say_failure(error: Exception) -> None:
+    log_sentence(f"watch stopped predicting; the loop continues: {type(error).__name__}: {error}")
+
+
+@final
+class WatchedRun:
+    """Watched training loop.
+
+    Attributes:
+        clock: Times of the loop so far; report validation and checkpoints to it.
+        predictions: The predictions; None before the first.
+        trace: The recorded step; None before.
+        outcome: Predicted and actual time; None before the end.
+        should_stop: The budget is exceeded.
+        stopping_reason: The reason as text; None if the budget is not exceeded.
+        facts: Returns the facts about the run after a number of steps; a trainer may replace it.
+        prices: Prices of GPUs, by name or one for all; None takes listed offers.
+        deadline_hours: Allowed time for the rest of the run, for the ranking; None for no limit.
+        optimizers: The optimizers, for their memory.
+        verbose: Also show the methods, the sources of prices and every note.
+        batches_per_step: Batches per step, if a trainer accumulates gradients.
+        world_size: Processes of the run.
+        notes: Returns notes about costs missing from the totals; a trainer may replace it.
+        worries: Later parts of the run that may not fit the memory of the GPU in use; each is logged, too.
+        ahead: Returns the facts about these parts; a trainer may replace it.
+        tell: Called with every prediction.
+        fails: Called with the error if a prediction fails; nothing more is predicted then.
+    """
+
+    def __init__(
+        self,
+        *,
+        total_steps: int | None,
+        usd: float | None,
+        hours: float | None,
+        gpus: Sequence[str],
+        model: Any,
+        optimizers: Sequence[Optimizer],
+        device: torch.device | str | None,
+        usd_per_hour: float | None,
+        raises: bool,
+        warmup_steps: int,
+        samples: int | None,
+        show: Callable[[str], None] | None,
+    ) -> None:
+        import torch
+
+        found = next(iter(model.parameters()), None) if model is not None else None
+        self._device = torch.device(device if device is not None else ("cpu" if found is None else found.device))
+        self._layouts = layouts_of(gpus)
+        self._model, self.optimizers = model, tuple(optimizers)
+        self._total_steps, self._samples = total_steps, samples
+        self._terms = (usd, hours, usd_per_hour)
+        self._raises, self._print = raises, show
+        self.clock = RunClock(host_clock(), is_asynchronous=self._device.type != "cpu")
+        self.predictions: Predictions | None = None
+        self.trace: Trace | None = None
+        self.outcome: Outcome | None = None
+        self.should_stop = False
+        self.stopping_reason: str | None = None
+        self.facts: Callable[[int], Facts] = self._plain_facts
+        self.prices: UserPrice = None
+        self.deadline_hours: float | None = None
+        self.verbose = False
+        self.batches_per_step = 1
+        self.world_size = 1
+        self.notes: Callable[[], tuple[str, ...]] = tuple
+        self.worries: tuple[MemoryRisk, ...] = ()
+        self.ahead: Callable[[], MemoryFacts] = self._plain_ahead
+        self._loader: Any = None
+        self.tell: Callable[[Predictions], None] = lambda _: None
+        self.fails: Callable[[Exception], None] = _say_failure
+        self._steps = 0
+        self._recorder: StepRecorder | None = StepRecorder(
+            warmup_steps=warmup_steps,
+            capture_steps=1,
+            clock=device_clock(self._device),
+            host_clock=None if self._device.type == "cpu" else host_clock(),
+            new_session=self._new_session,
+            optimizers=self.optimizers,
+            count=self.clock.windows,
+        )
+        self._moments, self._has_advised = ForecastSchedule(batches=total_steps), False
+        self._ledger = Ledger(ledger_clock())
+        self._watch: BudgetWatch | None = None
+        self._outlook: TimedForecast | None = None
+        self._said: TimedForecast | None = None
+        self._is_in_step = self._is_off = False
+        self._timer: OutcomeTimer | None = None
+        self._waits_outside = False
+
+    def __enter__(self) -> WatchedRun:
+        self._opens()
+        return self
+
+    @log_exceptions
+    def _opens(self) -> None:
+        """Start the clocks and the budget."""
+        usd, hours, price = self._terms
+        self._ledger.open(forget=True)
+        if usd is not None:
+            of_run = price_of_run(
+                usd_per_hour=price, offer=None, gpu=gpu_name_in_use(self._device), world_size=1, num_nodes=1
+            )
+            self._ledger.usd_per_second = seconds_to_hours(of_run.usd_per_hour or 0.0)
+            if of_run.warning is not None:
+                log_sentence(f"watch: {of_run.warning}")
+        limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
+        self._watch = (
+            BudgetWatch(limits, self._ledger, moments=ForecastSchedule(batches=self._total_steps)) if limits else None
+        )
+        self.clock.on_epoch_start()
+
+    @log_exceptions
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._timer is not None and kind is None:
+            self.outcome = self._timer.compare(batches_seen=self.clock.batches)
+        if self.outcome is not None:
+            self._show(f"{self.outcome.sentence}.")
+
+    @log_exceptions
+    def stop(self) -> None:
+        """Stop the recording, and the budget's clock."""
+        self._ledger.close()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+
+    def give_up(self, error: Exception) -> None:
+        """Stop recording, predicting and budgeting after an error, and report it once; the loop continues."""
+        if self._is_off:
+            return
+        recorder, self._recorder = self._recorder, None
+        self._is_off, self._timer = True, None
+        with contextlib.suppress(*CAUGHT):  # an error while stopping is a consequence of the first one
+            if recorder is not None:
+                recorder.stop()
+        self.fails(error)
+        if self._terms[:2] != (None, None):
+            log_sentence("watch failed: the budget is no longer enforced.")
+
+    @property
+    @fallback_on_error(lambda: None, give_up)
+    def remaining(self) -> Interval[float] | None:
+        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown so far."""
+        left = None if self._outlook is None else self._outlook.left(self.clock.now())
+        return None if left is None else left.clamp_min(0.0)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield a loader's batches, and time the waits for them separately; a step may take several batches."""
+        self._waits_outside, self._loader = True, loader
+        iterator = iter(loader)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.starts()
+            yield batch
+
+    @log_exceptions
+    def step(self) -> None:
+        """End an optimizer step and begin the next.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
+        """
+        self.ends()
+        if not self._waits_outside:
+            self.starts()
+
+    @log_exceptions
+    def starts(self) -> None:
+        """Begin a step, unless one has begun."""
+        if self._is_in_step or self._is_off:
+            return
+        self._is_in_step = True
+        self.clock.on_batch_start()
+        recorder = self._recorder
+        if recorder is not None:
+            left = None if self._total_steps is None else max(0, self._total_steps - self._steps - 1)
+            with self._guarded():
+                recorder.on_batch_start(full_windows_after=left, next_is_short=False)
+                if recorder.is_recording:
+                    self.clock.batch_is_recorded()
+
+    @log_exceptions
+    def ends(self) -> None:
+        """End a step.
+
+        Raises:
+            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
+        """
+        if self._is_off:
+            return
+        self._is_in_step = False
+        self._steps += 1
+        self.clock.on_batch_end(lambda: self._steps)
+        with self._guarded():
+            self._record()
+        with self._guarded():
+            if self.trace is not None and self._moments.is_due(self.clock.batches, self.clock.training_seconds):
+                self._predict() if self._moments.has_come else self._rest_now()
+        self._check_budget()
+
+    def _record(self) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            return
+        trace = recorder.on_batch_end(samples=self._samples)
+        self._recorder = None if recorder.is_finished else recorder
+        if trace is None:
+            return
+        self.trace, self._recorder = replace(trace, world_size=self.world_size), None
+        self.clock.memory = trace.memory
+        self.clock.step_is_measured(trace)
+        self._moments.is_due(self.clock.batches, self.clock.training_seconds)
+        self._predict()
+        self.worries = tuple(memory_risks(replace(self.trace, batches=self.batches_per_step), self.ahead()))
+        for one in self.worries:
+            log_sentence(f"watch, memory: {one.sentence}")
+
+    def _plain_ahead(self) -> MemoryFacts:
+        """Return the facts from the optimizers and the loader passed to `batches`."""
+        assert self.trace is not None
+        length = recorded_length(self.trace)
+        return MemoryFacts(
+            state_bytes=sum(missing_state_bytes(optimizer) or 0 for optimizer in self.optimizers),
+            length=length,
+            longest=None if length is None else longest_sequence(self._loader),
+        )
+
+    def _rest_now(self) -> RestOfRun:
+        rest = forecast_rest(self.facts(self._steps), self.clock, samples=self._samples)
+        self._outlook = TimedForecast(rest, self.clock.now())
+        return rest
+
+    def _predict(self) -> None:
+        """Predict the rest of the run; show the table first, then the recommendation, and later each new forecast."""
+        assert self.trace is not None
+        is_rough = not self._moments.has_come
+        rest, began = self._rest_now(), self.clock.now()
+        if self.predictions is not None and rest.counts.batches == 0:
+            return
+        if self._has_advised and self._said is not None and self._said.holds(rest, began):
+            return
+        assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
+        found = predict_workload(
+            with_current_step_time(self.trace, rest.batch_times),
+            self._layouts,
+            rest.workload,
+            assumptions,
+            forecast=rest.forecast,
+        )
+        subject = "" if rest.forecast is None else "Rest of this run: "
+        heading = None if found.heading is None else f"{subject}{found.heading}"
+        is_first, self.predictions = (
+            self.predictions is None,
+            replace(
+                found,
+                is_running=True,
+                heading=heading,
+                notes=(*found.notes, *self.notes(), *rough_note(rest, is_rough=is_rough)),
+            ),
+        )
+        if is_first:
+            self._show(self.predictions.text(verbose=self.verbose))
+        if not is_rough:
+            when = f"After {self._steps:,} steps"
+            left = rest.pace_in_words if rest.forecast is None else f"{duration_interval(rest.forecast)} are left"
+            news = f"{when}: {left}"
+            ranking = None if self._has_advised else self.predictions.ranking(deadline_hours=self.deadline_hours)
+            lines = () if ranking is None else lines_of_run(ranking, when=f"{when}: ", news=f"{news}.")
+            self._show("\n".join(lines or (f"{news}.",)))
+            self._has_advised = True
+        self.tell(self.predictions)
+        self._said = TimedForecast(rest, self.clock.now())
+        expected = expected_outcome(self.trace, rest, self.predictions, num_gpus=1)
+        if expected is not None and (self._timer is None or not is_rough):
+            self._timer = OutcomeTimer(expected, clock=self.clock.now, batches_seen=self.clock.batches)
+        if self._timer is not None:
+            self._timer.exclude_since(since=began)
+        self.clock.exclude_interruption()
+
+    def _show(self, text: str) -> None:
+        failure = None if self._print is None else print_text(lambda: text, self._print)
+        if failure is not None:
+            log_sentence(f"watch could not print its prediction: {failure}")
+
+    def _prices(self) -> UserPrice:
+        """Return the given prices, or the price of the GPU in use."""
+        name, price = gpu_name_in_use(self._device), self._terms[2]
+        return self.prices if self.prices is not None or name is None or price is None else {name: price}
+
+    def _check_budget(self) -> None:
+        watch = self._watch
+        if watch is None or self.should_stop:
+            return
+        elapsed = self._ledger.elapsed_seconds
+        question = watch.due_check(self.clock.batches, self.clock.training_seconds, elapsed=elapsed)
+        if question is None:
+            return
+        verdict = watch.check(question, None if question == "use" else self._rest_now())
+        if verdict.action == "warn":
+            log_sentence(f"watch: {verdict.reason}.")
+        elif verdict.action == "stop":
+            self.should_stop, self.stopping_reason = True, verdict.reason
+            if self._raises:
+                raise BudgetExceededError(f"watch: {verdict.reason}.")
+            log_sentence(f"watch: {verdict.reason}. Stop this loop.")
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Catch errors in predicting, so that the loop continues: report once, then predict nothing more."""
+        try:
+            yield
+        except CAUGHT as error:
+            recorder, self._recorder, self.trace = self._recorder, None, None
+            if recorder is not None:
+                recorder.stop()
+            self.fails(wrap_exit(error))
+
+    def _plain_facts(self, steps: int) -> Facts:
+        position = Position(
+            epoch=0,
+            batches_done=steps,
+            batches_per_epoch=None,
+            optimizer_steps_done=steps,
+            max_steps=self._total_steps,
+            accumulation={0: 1},
+        )
+        return Facts(position=position)
+
+    def _new_session(self) -> Session:
+        from lightning_predict.tracing.session import CaptureSession
+
+        return CaptureSession(device=self._device, model=self._model, optimizers=self.optimizers)

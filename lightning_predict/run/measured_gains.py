@@ -1,0 +1,173 @@
+"""Measured speed-ups of single changes, from pairs of the user's own runs of one model on one GPU.
+
+A finished run stores its settings in the history, as far as its trace shows them, with the speed-ups that advice
+predicted. If a later run differs in exactly one setting, the two are compared, and later advice reports the measured
+speed-up. Example::
+
+    settings_of(trace)                       # {'precision': 'bf16-mixed', 'tf32': 'off', ...}
+    own_gain(records, record)                # MeasuredGain(change='bf16-mixed', gain=1.83, ...), of the latest such run
+    measured_gains(records, "T4", trace)     # {'bf16-mixed': (1.83, 1.79)}: what this step would gain, as measured
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.memory_bound import FUSED_OPTIMIZERS
+from lightning_predict.run.history import RUNS_THAT_COUNT, HistoryRecord
+from lightning_predict.timeline.host import WAITING_OPERATIONS
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST
+from lightning_predict.tracing.trace import Trace
+
+_TRUE: Final = {"bfloat16": "bf16-true", "float16": "half"}
+_MIXED: Final = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+
+_CHANGES: Final[Mapping[tuple[str, str, str], str]] = {
+    **{("precision", "32", name): name for name in (*_TRUE.values(), *_MIXED.values())},
+    ("tf32", "off", "on"): "tf32",
+    ("compiled", "off", "on"): "compile",
+    ("images", "channels first", "channels last"): "channels_last",
+    ("optimizer", "one by one", "fused"): "fused_optimizer",
+    ("attention", "written out", "one call"): "sdpa",
+    ("waits", "each step", "none"): "fewer_waits",
+}
+"""Name of each change by (setting, value before, value after)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGain:
+    """Measured speed-up of one change, from two runs.
+
+    Attributes:
+        change: Name of the change.
+        gain: Throughput with the change over throughput without.
+        before: The run without it.
+        after: The run with it.
+    """
+
+    change: str
+    gain: float
+    before: HistoryRecord
+    after: HistoryRecord
+
+    @property
+    def predicted_gain(self) -> Interval[float] | None:
+        """Speed-up that advice predicted in the run without the change; None if advice gave no number."""
+        ends = self.before.foretold.get(self.change)
+        return None if ends is None else Interval(*ends)
+
+    def sentence(self, now: HistoryRecord) -> str:
+        """Describe the measured and the predicted speed-up for the run that ends now, which is one of the two."""
+        is_with = now is self.after
+        other = self.before if is_with else self.after
+        told = self.predicted_gain
+        said = "no prediction, because that run asked for no advice"
+        if told is not None:
+            ends = "" if told.low == told.high else f" ({told.low:.2f} to {told.high:.2f})"
+            said = f"predicted {told.middle:.2f}{ends}"
+        return (
+            f"{self.change} made steps {self.gain:.2f} times as fast on {now.layout}, compared with the run "
+            f"of {other.date} {'without' if is_with else 'with'} it ({said})"
+        )
+
+
+def settings_of(trace: Trace) -> dict[str, str]:
+    """Read the settings of a step that advice knows changes for."""
+    names = {one.name for one in trace.operations}
+    dtypes = Counter(one.dtype for one in trace.parameters).most_common(1)
+    dtype = dtypes[0][0] if dtypes else "float32"
+    autocast = trace.flags.autocast_dtype
+    found = {
+        "precision": _TRUE.get(dtype, "32") if autocast is None else _MIXED.get(autocast, autocast),
+        "tf32": "on" if trace.flags.matmul_tf32 else "off",
+        "compiled": "on" if trace.compiled else "off",
+        "batch": str(trace.samples),
+        "accumulated": str(trace.batches),
+    }
+    if not names.isdisjoint({"aten::convolution", "aten::cudnn_convolution"}):
+        is_last = any(one.arguments.get(CHANNELS_LAST) for one in trace.operations)
+        found["images"] = "channels last" if is_last else "channels first"
+    if any(one.phase == "optimizer" for one in trace.operations):
+        found["optimizer"] = "one by one" if names.isdisjoint(FUSED_OPTIMIZERS) else "fused"
+    if any("scaled_dot_product" in name or "flash" in name for name in names):
+        found["attention"] = "one call"
+    elif "aten::_softmax" in names:
+        found["attention"] = "written out"
+    reads = any(one.name in WAITING_OPERATIONS and one.phase != "optimizer" for one in trace.operations)
+    found["waits"] = "each step" if reads else "none"
+    return found
+
+
+def architecture_of(trace: Trace) -> str | None:
+    """Return a hash of the parameters' shapes, which no setting changes; None if the trace has no module."""
+    if not trace.parameters:
+        return None
+    shapes = [(list(one.shape), one.requires_grad) for one in trace.parameters]
+    return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:32]
+
+
+def own_gain(records: Sequence[HistoryRecord], now: HistoryRecord) -> MeasuredGain | None:
+    """Measure the speed-up against the latest earlier run that differs by exactly one change; None without one."""
+    for earlier in reversed(records):
+        if _is_alike(earlier, now):
+            for before, after in ((earlier, now), (now, earlier)):
+                change = _change(before.settings, after.settings)
+                if change is not None:
+                    return MeasuredGain(change=change, gain=_gain(before, after), before=before, after=after)
+    return None
+
+
+def measured_gains(records: Sequence[HistoryRecord], layout: str, trace: Trace) -> dict[str, tuple[float, ...]]:
+    """Collect the measured speed-ups of changes to this step in earlier runs on a layout, latest last.
+
+    Args:
+        records: Runs, oldest first.
+        layout: GPU name, with the count if there are several, as in `HistoryRecord.layout`.
+        trace: The step without the changes.
+    """
+    architecture, settings = architecture_of(trace), settings_of(trace)
+    runs = [one for one in records if one.layout == layout and one.architecture == architecture is not None]
+    without = [one for one in runs if one.settings == settings][-RUNS_THAT_COUNT:]
+    found: dict[str, list[float]] = {}
+    for after in runs:
+        change = _change(settings, after.settings)
+        if change is not None and without:
+            found.setdefault(change, []).extend(_gain(before, after) for before in without)
+    return {change: tuple(gains) for change, gains in found.items()}
+
+
+def _is_alike(one: HistoryRecord, other: HistoryRecord) -> bool:
+    return one.layout == other.layout and one.architecture == other.architecture is not None
+
+
+def _gain(before: HistoryRecord, after: HistoryRecord) -> float:
+    return (before.step_seconds / (before.samples or 1)) / (after.step_seconds / (after.samples or 1))
+
+
+def _change(before: Mapping[str, str], after: Mapping[str, str]) -> str | None:
+    """Return the name of the only change between two settings; None without exactly one known change."""
+    different = list(_different(before, after))
+    if len(different) == 1 and different[0] in _CHANGES:
+        return _CHANGES[different[0]]
+    by_name = {name: (one, other) for name, one, other in different}
+    if set(by_name) <= {"batch", "accumulated"} and by_name and all(_is_twice(*pair) for pair in by_name.values()):
+        return "accumulation" if "accumulated" in by_name else "batch_size"
+    return None
+
+
+def _different(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in dict.fromkeys((*before, *after)):
+        one, other = before.get(name, ""), after.get(name, "")
+        if one != other:
+            yield name, one, other
+
+
+def _is_twice(one: str, other: str) -> bool:
+    return one.isdecimal() and other.isdecimal() and int(other) == 2 * int(one)

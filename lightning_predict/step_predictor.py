@@ -1,0 +1,365 @@
+"""`StepPredictor`: predictor of a recorded step, timed once on every GPU, then for any layout with any strategy.
+
+`predict` loops over layouts, `best_layouts` searches strategies; both make their `Prediction` here. Example::
+
+    step = StepPredictor(trace, [gpu("H100-SXM-80GB")], Assumptions())
+    step.predict_layout(layout_of("8xH100-SXM-80GB"), parse_strategy("fsdp")).iteration_seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, final
+
+from lightning_predict.assumptions import Assumptions
+from lightning_predict.cost.memory import MemoryNeed, StepMemory, memory_need, step_memory
+from lightning_predict.cost.prediction import Prediction, on_offered_network, price_of
+from lightning_predict.distributed.single_gpu import PredictionContext, SingleSteps, single_steps
+from lightning_predict.distributed.strategy import Strategy
+from lightning_predict.extensions import extension
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.models import kernel_models
+from lightning_predict.kernels.translation import translation_notes
+from lightning_predict.memory.libraries import context_bytes, nccl_bytes
+from lightning_predict.run.history import (
+    Correction,
+    HistoryRecord,
+    correction_for,
+    fingerprint_of,
+    model_fingerprint_of,
+    run_correction,
+)
+from lightning_predict.run.workload import (
+    Run,
+    Workload,
+    accumulated_workload,
+    predict_run,
+    workload_per_replica,
+    workload_with_shared_cores,
+)
+from lightning_predict.timeline.same_gpu_check import kinds_note, mean_check, mean_step
+from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.tracing.collectives import without_collectives
+from lightning_predict.tracing.recorded_on import (
+    check_predictable,
+    code_path_notes,
+    for_torch_release,
+    gpu_in_use,
+    release_of,
+    unknown_gpu_note,
+)
+from lightning_predict.tracing.trace import Trace, measured_seconds, weighted_kinds
+
+if TYPE_CHECKING:
+    from lightning_predict.distributed.layout_steps import MultiGpuStep
+    from lightning_predict.extensions.embeddings.whole_step import ShardedEmbeddings
+
+
+@final
+class StepPredictor:
+    """Predictor of a recorded step on any layout.
+
+    Args:
+        trace: One training step.
+        gpus: The GPUs of all layouts to predict.
+        assumptions: The assumptions.
+        workload: Remaining work on each GPU of the recorded run; None predicts only the step.
+        validation: One validation batch; None takes the forward share of the training step.
+        forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
+
+    Attributes:
+        trace: The step, changed by the assumptions.
+        setting: The GPUs, models and assumptions for its parts.
+        kinds: The kinds of step, each on one of each GPU.
+        in_use: The GPUs that it was recorded on; None without CUDA, or if the catalogue lacks them.
+
+    Raises:
+        TraceError: A trace that cannot be predicted.
+        WeightsError: Weights that cannot be found or trusted.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        gpus: Sequence[Gpu],
+        assumptions: Assumptions,
+        workload: Workload | None = None,
+        *,
+        validation: Trace | None = None,
+        forecast: Interval[float] | None = None,
+    ) -> None:
+        check_predictable(trace)
+        if assumptions.release is not None:
+            of_release = partial(for_torch_release, release=assumptions.release)
+            trace = trace.changed(of_release)
+            validation = None if validation is None else validation.changed(of_release)
+        if assumptions.zipf_alpha is not None:
+            skewed = partial(extension("with_skew"), skew=assumptions.zipf_alpha)
+            trace = trace.changed(skewed)
+        self.trace = trace
+        self._assumptions = assumptions
+        self._workload = workload or Workload(training_iterations=None)
+        targets = tuple(dict.fromkeys(gpus))
+        origin = gpu_in_use(trace)
+        self.in_use = None if origin is None else layout_in_use(trace, origin)
+        needed = targets if origin is None else (*targets, origin)
+        models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)
+        self.setting = PredictionContext(
+            targets, origin, models, assumptions.method, assumptions.host_assumed, assumptions.links
+        )
+        self._model_notes = () if models is None else models.notes
+        kinds, self._shares = weighted_kinds(trace)
+        self.kinds = tuple(single_steps(kind, self.setting) for kind in kinds)
+        self._validation = None if validation is None else single_steps(validation, self.setting)
+        alone = [mean_step(steps, self._shares) for steps in zip(*(one.steps for one in self.kinds), strict=True)]
+        plain = trace.changed(without_collectives)
+        self._learnt = _learnt(plain, alone, assumptions.history, origin)
+        self._forecast = forecast
+        self._run_factor = None
+        if self.in_use is not None and trace.measured_steps and assumptions.history:
+            self._run_factor = run_correction(assumptions.history, fingerprint_of(plain), self.in_use.name)
+        self._memory = [(kind, one) for kind in kinds if (one := step_memory(kind)) is not None]
+        self._ready: dict[int, MultiGpuStep] = {}
+        self._tables: dict[Strategy, ShardedEmbeddings] = {}
+
+    def with_offered_network(self, layout: Layout) -> Layout:
+        """Return a layout with the network of the machines whose price it has; the one in use has its own."""
+        if layout == self.in_use:
+            return layout
+        own = self._assumptions
+        return on_offered_network(layout, offers=own.offers, usd_per_hour=own.usd_per_hour)
+
+    def predict_layout(self, layout: Layout, strategy: Strategy | None = None) -> Prediction:
+        """Predict the step and the rest of the run on a layout.
+
+        Args:
+            layout: A layout of the GPUs given at construction.
+            strategy: How they share the work; None takes the assumptions'.
+
+        Raises:
+            InvalidArgumentError: A strategy that is impossible for the layout or the model.
+        """
+        strategy = self._assumptions.strategy if strategy is None else strategy
+        step = self.iteration(layout, strategy)
+        reported = self.trace.gpu_memory_bytes if layout.gpu == self.setting.origin else None
+        return self.prediction(layout, strategy, step, self.memory_need(layout, strategy, reported_bytes=reported))
+
+    def prediction(self, layout: Layout, strategy: Strategy, step: StepPrediction, memory: MemoryNeed) -> Prediction:
+        """Combine a step on a layout with its run and price.
+
+        Args:
+            layout: The GPUs.
+            strategy: How they share the work.
+            step: The step on them.
+            memory: Memory need of each of them.
+        """
+        run = self._run(layout, strategy, step)
+        price = price_of(
+            run,
+            layout,
+            offers=self._assumptions.offers,
+            usd_per_hour=self._assumptions.usd_per_hour,
+            charges=None if layout == self.in_use else self._assumptions.charges,
+        )
+        return Prediction(layout, step, run, price, memory)
+
+    def iteration(self, layout: Layout, strategy: Strategy) -> StepPrediction:
+        """Predict the step on a layout, corrected by earlier runs, and as measured on the layout in use."""
+        row = self.setting.gpus.index(layout.gpu)
+        correction = self._learnt[row]
+        by_kind = []
+        for kind in self.kinds:
+            steps = list(kind.steps)
+            if correction is not None:
+                steps[row] = steps[row].scaled(correction.step, note=correction.note(steps[row].gpu))
+            step = self._shared(kind, steps, layout, strategy)
+            if layout == self.in_use and layout.count > 1:
+                step = step.with_measured_steps(kind.recorded.measured_steps)
+            by_kind.append(step)
+        step = mean_step(by_kind, self._shares)
+        if layout == self.in_use:
+            check = mean_check([kind.check for kind in self.kinds], self._shares)
+            unmeasured = None if check is None else check.predicted_seconds
+            step = replace(step, measured_seconds=measured_seconds(self.trace), unmeasured_seconds=unmeasured)
+        return step.accumulated(strategy.accumulate) if layout.count == 1 else step
+
+    def memory_need(self, layout: Layout, strategy: Strategy, *, reported_bytes: float | None = None) -> MemoryNeed:
+        """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
+
+        Args:
+            layout: The GPUs.
+            strategy: How they share the work.
+            reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
+        """
+        return memory_need_of(self._memory, layout, strategy, self._embeddings(strategy), reported_bytes=reported_bytes)
+
+    def shared(self, kind: SingleSteps) -> MultiGpuStep:
+        """Return the cached simulation of a kind of step, ready to be shared over GPUs."""
+        if id(kind) not in self._ready:
+            from lightning_predict.distributed.layout_steps import MultiGpuStep
+
+            setting = self.setting
+            self._ready[id(kind)] = MultiGpuStep(
+                kind.trace,
+                kind.timed,
+                setting.gpus,
+                origin=setting.origin,
+                models=setting.models,
+                host=kind.host,
+            )
+        return self._ready[id(kind)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes about the trace and the models, without repetition."""
+        unknown_gpu = unknown_gpu_note(self.trace)
+        return (
+            *([] if unknown_gpu is None else [unknown_gpu]),
+            *_notes(self.kinds),
+            *kinds_note(self.trace),
+            *self._model_notes,
+            *(() if self._run_factor is None or self.in_use is None else (self._run_factor.note(self.in_use.name),)),
+        )
+
+    def _embeddings(self, strategy: Strategy) -> ShardedEmbeddings | None:
+        if strategy.embedding is None:
+            return None
+        if strategy not in self._tables:
+            self._tables[strategy] = extension("ShardedEmbeddings")(strategy, self.setting)
+        return self._tables[strategy]
+
+    def _shared(
+        self, kind: SingleSteps, steps: Sequence[StepPrediction], layout: Layout, strategy: Strategy
+    ) -> StepPrediction:
+        """Return one kind of step on a layout, from the steps on one of each GPU."""
+        tables, row = self._embeddings(strategy), self.setting.gpus.index(layout.gpu)
+        if tables is not None:
+            return tables.steps(kind, steps, [layout])[0]
+        if layout.count == 1:
+            return steps[row]
+        return self.shared(kind).on(layout, steps[row], row, strategy, self.setting.interconnect)
+
+    def _checked(self, layout: Layout, strategy: Strategy) -> StepPrediction | None:
+        """Predict one validation batch; replicas work independently, the GPUs of one replica together."""
+        one = self._validation
+        if one is None:
+            return None
+        if strategy.embedding is None and strategy.model_parallel == 1:
+            return one.steps[self.setting.gpus.index(layout.gpu)]
+        own = strategy if strategy.embedding is not None else replace(strategy, micro_batches=None)
+        return self._shared(one, one.steps, layout, own)  # a validation batch has its own size
+
+    def _run(self, layout: Layout, strategy: Strategy, step: StepPrediction) -> Run:
+        """Predict the rest of the run; replicas share the work, and loaders share the cores."""
+        trace, workload = self.trace, self._workload
+        replicas, batches = strategy.replicas(layout), trace.batches * strategy.accumulate
+        own = workload_with_shared_cores(
+            accumulated_workload(
+                workload_per_replica(workload, replicas=replicas, recorded=trace.world_size), strategy.accumulate
+            ),
+            gpus_per_node=layout.gpus_per_node,
+            recorded=trace.world_size // trace.num_nodes,
+            cores_per_node=self._assumptions.cores_per_node,
+        )
+        groups = replicas * strategy.accumulate  # number of recorded batches per step
+        run = predict_run(step, own, self._checked(layout, strategy), batches=batches, replicas=groups)
+        return self.corrected(run, layout)
+
+    def corrected(self, run: Run, layout: Layout | None) -> Run:
+        """Correct a run by its own progress if known, and by earlier runs, and cut it off at its time limit."""
+        if layout == self.in_use and self._forecast is not None:
+            run = replace(run, total=self._forecast)
+        factor = self._run_factor
+        return (run if factor is None else run.scaled(factor.run)).cut_off(self._workload.time_limit_seconds)
+
+
+def layout_in_use(trace: Trace, origin: Gpu) -> Layout:
+    """Return the layout of the recorded processes."""
+    return Layout(origin, max(trace.world_size // trace.num_nodes, 1), trace.num_nodes)
+
+
+def _learnt(
+    trace: Trace, steps: Sequence[StepPrediction], history: Sequence[HistoryRecord], origin: Gpu | None
+) -> list[Correction | None]:
+    """Return the correction from earlier runs for the step on each GPU."""
+    if not history:
+        return [None] * len(steps)
+    fingerprint, model = fingerprint_of(trace), model_fingerprint_of(trace)
+    return [
+        correction_for(
+            history,
+            fingerprint,
+            step,
+            is_measured=False,
+            model=model,
+            samples=trace.samples,
+        )
+        if origin is None or step.gpu != origin.name or not trace.measured_steps
+        else None
+        for step in steps
+    ]
+
+
+def memory_need_of(
+    memory: Sequence[tuple[Trace, StepMemory]],
+    layout: Layout,
+    sharing: Strategy,
+    tables: ShardedEmbeddings | None = None,
+    *,
+    reported_bytes: float | None = None,
+) -> MemoryNeed:
+    """Judge whether the kind of step with the largest memory need fits on each GPU; empty if no need is known.
+
+    Args:
+        memory: Kinds of step, each with its memory need on one GPU.
+        layout: The GPUs.
+        sharing: How they share the work.
+        tables: Sharded embedding tables; None without.
+        reported_bytes: Memory of the GPU, as reported by its driver; None if unknown.
+    """
+    found = []
+    needed: float | None
+    for kind, one in memory:
+        if layout.count == 1:
+            needed = one.bytes_on(layout.gpu)
+        elif tables is not None:
+            needed = tables.needed_bytes(kind, layout)
+        else:
+            from lightning_predict.distributed.memory import shared_memory_bytes
+
+            needed = shared_memory_bytes(one.bytes_on(layout.gpu), kind, layout, sharing)
+        if needed is not None:
+            found.append((needed, one, kind))
+    if not found:
+        return MemoryNeed()
+    needed, one, kind = max(found, key=lambda each: each[0])
+    part = needed / max(one.bytes_on(layout.gpu), 1)
+    return memory_need(
+        layout,
+        needed,
+        relative=one.relative,
+        allocated_bytes=part * one.allocated_on(layout.gpu),
+        spare_bytes=part * one.spare_bytes,
+        context=_beside_the_allocator(kind, layout, sharing),
+        reported_bytes=reported_bytes,
+    )
+
+
+def _beside_the_allocator(kind: Trace, layout: Layout, sharing: Strategy) -> Interval[float]:
+    """Estimate a process's GPU memory outside torch's allocator."""
+    peers = min(sharing.expert, layout.gpus_per_node) - 1
+    buffers = nccl_bytes(layout.gpu, communicators=sharing.communicators(layout), all_to_all_peers=peers)
+    return context_bytes(layout.gpu, release_of(kind.software)).added(buffers)
+
+
+def _notes(singles: Sequence[SingleSteps]) -> tuple[str, ...]:
+    """Collect the notes about the kinds of step, without repetition."""
+    notes: dict[str, None] = {}
+    for single in singles:
+        kind, untranslated = single.recorded, translation_notes(single.trace, single.timed.items)
+        notes |= dict.fromkeys((*kind.notes, *code_path_notes(kind), *untranslated))
+    return tuple(notes)

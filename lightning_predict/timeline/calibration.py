@@ -1,0 +1,300 @@
+"""Calibrates the simulation of a recorded step with measured times, and transfers the corrections to other GPUs.
+
+The step is simulated on the GPU that it was recorded on, with the measured kernel times. The result is compared with
+three times measured without a recorder. These are the times at which the host and the device are done with a step, and
+the step time in a running loop. The last one is the quantity to predict.
+
+- The host's speed is calibrated with the host's measured time, which removes the profiler's overhead.
+- A measured step that is longer than the simulation contains host time that no operation of the trace explains. It does
+  not depend on the GPU, so it is added unchanged for each GPU.
+- If the measured step is shorter, either the profiler slowed the host, or gaps between kernels were shorter, or the
+  device ran slightly faster. The first is assumed if the host is the bottleneck and its own time was not measured.
+
+Predictions are therefore continuous and increasing in the measured step time. Example::
+
+    own = calibrate_step(trace, timed, gpu("V100-SXM2-32GB"), Host())
+    own.residual_seconds       # 0.030 if a training_step takes 130 ms and its operations explain 100 ms
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, final
+
+import numpy as np
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.measured_scaling import WorkTimes
+from lightning_predict.ties import less
+from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
+from lightning_predict.timeline.simulation import (
+    STEADY_STEPS,
+    HostOperation,
+    LaunchSchedule,
+    SimulatedTimeline,
+    host_operations,
+    host_timeline,
+    launch_schedule,
+    main_queue,
+    queue_of,
+    simulate_timeline,
+)
+from lightning_predict.tracing.trace import Kernel, Trace
+from lightning_predict.units import MICROSECOND
+
+GAP_SECONDS: Final = 1 * MICROSECOND
+"""Default gap between two kernels that are queued in the same stream, if the trace does not show it. Medians of public
+recordings: V100 0.8-1.0 us, A100 1.0-1.2, H100 1.2-1.4; on a B200, where kernels may overlap, 0.4."""
+
+LARGEST_GAP_SECONDS: Final = 3 * MICROSECOND
+"""Upper bound on a gap; longer pauses of a busy stream are waits for another stream."""
+
+MIN_GAPS: Final = 20
+"""Minimum number of gaps for a median."""
+
+HOST_BOUND_SHARE: Final = 0.05
+"""Share of the device's span spent waiting for late launches from which the host counts as the bottleneck. In public
+recordings it is 0-4 % for device-bound steps and 8-96 % for host-bound ones."""
+
+SLOWEST_PROFILER: Final = 20.0
+"""Upper bound on the slowdown of the host by a profiler."""
+
+HOST_TOLERANCE: Final = 0.02
+"""Relative tolerance: a step this close to the device's own time carries no information about the host."""
+
+PROFILED_SPREAD: Final = 2.0
+"""Maximum speedup of the host without the profiler. This is an assumption: no published run has both times. The
+profiler's events alone take a third of the host's time in recordings of ResNet-50."""
+
+STACKS_SPREAD: Final = 5.0
+"""Maximum speedup of the host without the profiler if it recorded Python stacks. A ResNet-50 of 1,715 operations took
+the host 44 ms without and 192 ms with stacks, on two machines."""
+
+MACHINE_SPREAD: Final = 1.25
+"""Factor up and down around a measured host time, since machines with other GPUs have other CPUs. An assumption."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCalibration:
+    """Calibrated host and corrections, which apply to every GPU.
+
+    Attributes:
+        host: Host model.
+        gap_seconds: Gap between two queued kernels of a stream; 0 if kernel times include it.
+        device_factor: Measured device time over the sum of recorded kernel times, at most 1.
+        residual_seconds: Measured step time that the trace does not explain.
+        device_seconds: Device time of the step on the recorded GPU; 0 without measurements.
+        added_host_seconds: Host work per step that is missing from the recording, placed before the first operation.
+        running_share: Step time in a running loop over the measured step time. It is below 1 if the measured steps
+            waited for the device at their ends, and 1 if the overlapping launches were not recorded.
+        is_host_assumed: Whether the host is a median one because neither its launches nor a host-bound step was timed.
+    """
+
+    host: HostModel
+    gap_seconds: float = 0.0
+    device_factor: float = 1.0
+    residual_seconds: float = 0.0
+    device_seconds: float = 0.0
+    added_host_seconds: float = 0.0
+    running_share: float = 1.0
+    is_host_assumed: bool = False
+
+
+def calibrate_step(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
+    """Calibrate the host and the corrections with the measured step.
+
+    Args:
+        trace: The trace.
+        timed: Its work.
+        origin: GPU that the trace was recorded on; None if unknown.
+        target: Assumptions about the host of the predicted GPUs.
+    """
+    if not trace.has_measured_kernels:
+        return _of_shapes(trace, timed, origin, target)
+    is_recorded = has_recorded_launches(trace)
+    slower = STACKS_SPREAD if trace.has_python_stacks else PROFILED_SPREAD
+    host = HostModel(low_factor=1 / slower / MACHINE_SPREAD, high_factor=MACHINE_SPREAD) if is_recorded else HostModel()
+    gap = recorded_gap(trace)
+    if origin is None or not trace.measured_steps:
+        own = replace(host, factor=target.measured_factor) if is_recorded else target.default_model
+        return StepCalibration(host=own, gap_seconds=gap, is_host_assumed=not is_recorded)
+    return _held_against(trace, timed, host, gap, target.measured_factor)
+
+
+def with_host_work(work: Sequence[HostOperation], seconds: float) -> tuple[HostOperation, ...]:
+    """Add host time, on the recording machine's scale, before the first operation."""
+    if not work or seconds <= 0:
+        return tuple(work)
+    first, *others = work
+    return replace(first, python_seconds=first.python_seconds + seconds), *others
+
+
+def _of_shapes(trace: Trace, timed: WorkTimes, origin: Gpu | None, target: Host) -> StepCalibration:
+    """Calibrate the host from its measured time; waits in the middle of a step are unknown without recorded kernels."""
+    host = target.default_model
+    if origin is None or not trace.host_seconds_unprofiled or trace.device == "cpu":
+        return StepCalibration(host=host, is_host_assumed=True)
+    order = launch_schedule(host_operations(trace, timed, np.zeros((1, len(timed.items)))), gpus=1)
+    walked = host_timeline(order, HostModel()).seconds
+    if order.waits or walked <= 0:
+        return StepCalibration(host=host, is_host_assumed=True)
+    own = target.measured_factor * statistics.median(trace.host_seconds_unprofiled) / walked
+    return StepCalibration(host=HostModel(factor=own, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD))
+
+
+@final
+class RecordedSimulation:
+    """Simulation of the recorded step on its own GPU, with a variable host speed, gap and added host work."""
+
+    def __init__(self, trace: Trace, timed: WorkTimes, host: HostModel, gap: float) -> None:
+        kernels = [
+            [kernel for index in item.operations for kernel in trace.operations[index].kernels] for item in timed.items
+        ]
+        seconds = np.array([[sum(kernel.seconds for kernel in launched) for launched in kernels]])  # (1, items)
+        self._work = host_operations(trace, timed, seconds)
+        self._host = host
+        self.gap_seconds = gap
+        self._order = self._ordered(0.0)
+
+    def add_host_work(self, seconds: float) -> None:
+        """Set the host work before the first operation."""
+        self._order = self._ordered(seconds)
+
+    def _ordered(self, added: float) -> LaunchSchedule:
+        return launch_schedule(with_host_work(self._work, added), gpus=1, gap_seconds=self.gap_seconds)
+
+    def simulate(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> SimulatedTimeline:
+        """Simulate `steps` consecutive steps with a host that takes `own` times as long."""
+        order = self._order if gap is None else replace(self._order, gap_seconds=gap)
+        return simulate_timeline(order, replace(self._host, factor=own), steps=steps)
+
+    def seconds(self, *, own: float = 1.0, gap: float | None = None, steps: int = STEADY_STEPS) -> float:
+        """Return the time of the last of `steps` consecutive steps."""
+        return float(self.simulate(own=own, gap=gap, steps=steps).seconds[0])
+
+    def host_seconds(self, own: float) -> float:
+        """Return the time at which the host is done with a step, waits included, if the device is idle at the start."""
+        return float(self.simulate(own=own, steps=1).host_ends[0])
+
+
+def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, factor: float) -> StepCalibration:
+    replay = RecordedSimulation(trace, timed, host, gap)
+    read = _unprofiled(trace, replay)
+    own, added = (1.0, 0.0) if read is None else read
+    replay.add_host_work(added)
+    found = replay.simulate(own=own, steps=1)
+    running = replay.seconds(own=own)
+    step = measured = statistics.median(trace.measured_steps)
+    steps = STEADY_STEPS
+    if trace.running_step_seconds is None:
+        # The measured step waited for the device at its ends. Any time between a running step of the replay and an
+        # isolated one is consistent with the recording.
+        standing = float(found.seconds[0])
+        step, steps = (min(step, running), STEADY_STEPS) if step <= standing else (step, 1)
+    late = late_launch_share(trace) if read is None else None
+    is_host_bound = (
+        late >= HOST_BOUND_SHARE
+        if late is not None
+        else less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
+    )
+    recorded = running if steps > 1 else float(found.seconds[0])
+    own_gap = gap
+    if step < recorded and is_host_bound:
+        least = (1 + HOST_TOLERANCE) * replay.seconds(own=own / SLOWEST_PROFILER, steps=steps)
+        if least < recorded:
+            own = _solve(lambda one: replay.seconds(own=one, steps=steps), max(step, least), highest=own)
+    elif step < recorded:
+        least = replay.seconds(own=own, gap=0.0, steps=steps)
+        own_gap = gap * max(step - least, 0.0) / (recorded - least) if recorded > least else 0.0
+    explained = replay.seconds(own=own, gap=own_gap, steps=steps)
+    overlap = explained - replay.seconds(own=own, gap=own_gap) if steps == 1 else 0.0
+    share = (step - overlap) / measured if measured > 0 and has_recorded_launches(trace) else 1.0
+    if is_host_bound or read is not None:
+        host = replace(host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
+    return StepCalibration(
+        host=replace(host, factor=own * factor),
+        gap_seconds=own_gap,
+        device_factor=min(step / explained, 1.0),
+        residual_seconds=max(step - explained, 0.0),
+        device_seconds=float(found.active_with_gaps_seconds[0]),
+        added_host_seconds=added,
+        running_share=share if share < 1 - HOST_TOLERANCE else 1.0,
+        is_host_assumed=not (is_host_bound or read is not None or has_recorded_launches(trace)),
+    )
+
+
+def _unprofiled(trace: Trace, replay: RecordedSimulation) -> tuple[float, float] | None:
+    """Return (host factor, additional host seconds) that reproduce the host time measured without the profiler.
+
+    None if it was not measured, or if the host waits for the device until the end of the step at any speed.
+    """
+    if not trace.host_seconds_unprofiled:
+        return None
+    read = statistics.median(trace.host_seconds_unprofiled)
+    recorded = replay.host_seconds(1.0)
+    if read >= recorded:
+        return 1.0, read - recorded
+    least = (1 + HOST_TOLERANCE) * replay.host_seconds(1 / SLOWEST_PROFILER)
+    return (_solve(replay.host_seconds, read, highest=1.0), 0.0) if least < min(read, recorded) else None
+
+
+def _solve(seconds: Callable[[float], float], wanted: float, *, highest: float) -> float:
+    """Find by bisection the host factor, up to `highest`, at which an increasing time equals `wanted`."""
+    low, high = highest / SLOWEST_PROFILER, highest
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        if seconds(middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def recorded_gap(trace: Trace) -> float:
+    """Measure the median gap between two kernels of the main stream, if the second one is already queued."""
+    gaps = [
+        later.start_seconds - _end(earlier)
+        for earlier, later in pairwise(_on_main_stream(trace))
+        if (launched := _launched(later)) is not None and launched <= _end(earlier)
+    ]
+    if len(gaps) < MIN_GAPS:
+        return GAP_SECONDS
+    return min(max(statistics.median(gaps), 0.0), LARGEST_GAP_SECONDS)
+
+
+def late_launch_share(trace: Trace) -> float | None:
+    """Return the share of the main stream's span in which it waits for a launch that ends after the previous kernel.
+
+    None if fewer than two launches were timed.
+    """
+    kernels = _on_main_stream(trace)
+    pairs = [(earlier, later) for earlier, later in pairwise(kernels) if _launched(later) is not None]
+    if not pairs:
+        return None
+    span = max(map(_end, kernels)) - kernels[0].start_seconds
+    idle = sum(
+        max(later.start_seconds - _end(earlier), 0.0)
+        for earlier, later in pairs
+        if (_launched(later) or 0.0) > _end(earlier)
+    )
+    return idle / span if span > 0 else 0.0
+
+
+def _on_main_stream(trace: Trace) -> list[Kernel]:
+    main = main_queue(trace)
+    return sorted((kernel for kernel in trace.kernels if queue_of(kernel) == main), key=lambda one: one.start_seconds)
+
+
+def _end(kernel: Kernel) -> float:
+    return kernel.start_seconds + kernel.seconds
+
+
+def _launched(kernel: Kernel) -> float | None:
+    """Return the end of the launch call of a kernel; None if it was not recorded."""
+    if kernel.launch_start_seconds is None or kernel.launch_seconds is None:
+        return None
+    return kernel.launch_start_seconds + kernel.launch_seconds

@@ -1,0 +1,247 @@
+"""Whole steps: the mean over kinds of steps, and the same-GPU check that corrects other GPUs.
+
+Steps of several kinds alternate, for example in a GAN whose generator is trained every fifth batch. Each kind is
+predicted separately. Totals use the mean of their Iterations, weighted by frequency.
+
+The same-GPU check predicts the GPU in use as if it were unmeasured, and compares the prediction with the measured step.
+It shows the error on the user's own model before the rows of other GPUs are trusted. Part of this error depends on the
+model, not on the GPU (kernels without a table, work outside the trace). The other GPUs are corrected by this part,
+estimated on held-out data. Example::
+
+    kinds, weights = weighted_kinds(trace)
+    mean_step([critic_on_t4, both_on_t4], weights).seconds     # 4/5 of the first and 1/5 of the second
+
+    >>> check = SameGpuCheck(gpu="T4", measured_seconds=0.060, predicted_seconds=0.050, bound_by="device")
+    >>> f"{check.error:+.0%}", round(check.device_factor, 3)
+    ('-17%', 1.147)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, final
+
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.kernels.timing import KernelModels
+from lightning_predict.note import Note
+from lightning_predict.ties import greatest, less, ordered
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
+from lightning_predict.timeline.verdict import Verdict
+from lightning_predict.tracing.trace import Trace
+
+# --- The same-GPU check
+
+CORRECTION_EXPONENT: Final = 0.75
+"""Exponent of measured / predicted on the GPU in use; the device time on other GPUs is multiplied by this power.
+
+Chosen on 876 pairs of GPUs that ran the same NVIDIA training benchmark in the same container.
+Leave-one-model-family-out selects 0.75 every time. The median error of held-out pairs is 9.2 %; 13.2 % without
+correction (exponent 0) and 9.9 % with full correction (exponent 1). To print this study: `python -m benchmarks.accuracy
+FOLDER`.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameGpuCheck:
+    """Measured and predicted step on the GPU in use.
+
+    Attributes:
+        gpu: Name of the GPU.
+        measured_seconds: Median of the measured steps.
+        predicted_seconds: Prediction from shapes only, without any measurement.
+        bound_by: Bottleneck of the predicted step.
+        python_seconds: Host time outside operations, included in both.
+    """
+
+    gpu: str
+    measured_seconds: float
+    predicted_seconds: float
+    bound_by: Literal["device", "host"]
+    python_seconds: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction: predicted / measured - 1."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def device_factor(self) -> float:
+        """Factor on the device time of other GPUs; 1 if the step is not device-bound."""
+        measured, predicted = (own - self.python_seconds for own in (self.measured_seconds, self.predicted_seconds))
+        if self.bound_by == "host" or min(measured, predicted) <= 0:
+            return 1.0
+        return float((measured / predicted) ** CORRECTION_EXPONENT)
+
+    @property
+    def host_factor(self) -> float:
+        """Factor on the host time with other GPUs; 1 if the step is not host-bound."""
+        return self.measured_seconds / self.predicted_seconds if self.bound_by == "host" else 1.0
+
+    @property
+    def note(self) -> str:
+        """Description of the correction for the user."""
+        factor = self.device_factor if self.bound_by == "device" else self.host_factor
+        return (
+            f"Other GPUs: the {self.bound_by}'s time is corrected by a factor of {factor:.2f}, as the step takes "
+            f"{self.measured_seconds / self.predicted_seconds:.2f} times as long on {self.gpu} as predicted."
+        )
+
+
+def same_gpu_check(trace: Trace, origin: Gpu | None, models: KernelModels | None) -> SameGpuCheck | None:
+    """Return the check; None if the GPU is unknown, the step was not timed, or the code is compiled."""
+    if origin is None or not trace.measured_steps or trace.compiled:
+        return None
+    shapes = replace(
+        trace.untimed(),
+        profiled_seconds=trace.profiled_seconds,
+        host_seconds_unprofiled=trace.host_seconds_unprofiled,
+        operations=tuple(replace(operation, kernels=()) for operation in trace.operations),
+    )
+    (step,) = predict_steps(shapes, predict_work_times(shapes, [origin], origin=None, models=models), [origin])
+    return SameGpuCheck(
+        gpu=origin.name,
+        measured_seconds=statistics.median(trace.measured_steps),
+        predicted_seconds=step.seconds,
+        bound_by=step.bound_by,
+        python_seconds=math.fsum(recorded_host(shapes).python_seconds),
+    )
+
+
+def corrected_iterations(
+    trace: Trace,
+    timed: WorkTimes,
+    gpus: Sequence[Gpu],
+    *,
+    origin: Gpu | None,
+    check: SameGpuCheck | None,
+    host: Host = UNKNOWN_HOST,
+) -> tuple[StepPrediction, ...]:
+    """Return one StepPrediction per GPU, corrected by the check unless kernels were measured.
+
+    Measured kernels are more accurate: each is scaled from its own measurement, and the host is calibrated with the
+    step.
+    """
+    work, factor = corrected_work(trace, timed, check)
+    is_corrected = check is not None and not trace.has_measured_kernels
+    steps = predict_steps(
+        trace,
+        work,
+        gpus,
+        origin=origin,
+        host=host.scaled(factor),
+        is_host_measured=check is not None and is_corrected and check.bound_by == "host",
+    )
+    if check is None or not is_corrected:
+        return steps
+    return tuple(
+        step if step.gpu == check.gpu else replace(step, notes=(*step.notes, Note(check.note, is_detail=True)))
+        for step in steps
+    )
+
+
+def corrected_work(trace: Trace, timed: WorkTimes, check: SameGpuCheck | None) -> tuple[WorkTimes, float]:
+    """Return the corrected work and the factor of the host time; unchanged and 1 without a correction."""
+    if check is None or trace.has_measured_kernels:
+        return timed, 1.0
+    return replace(timed, interval=timed.interval.scaled(check.device_factor)), check.host_factor
+
+
+# --- Mean over kinds of steps
+
+
+def mean_step(steps: Sequence[StepPrediction], weights: Sequence[float]) -> StepPrediction:
+    """Average the kinds of step on one GPU or layout. Interval ends are averaged, too, since errors are correlated."""
+    if len(steps) == 1:
+        return steps[0]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+    coverage = _mean_shares(
+        [step.coverage for step in steps],
+        [weight * step.device_seconds for weight, step in zip(weights, steps, strict=True)],
+    )
+    return StepPrediction(
+        gpu=steps[0].gpu,
+        interval=Interval(
+            low=mean([step.low_seconds for step in steps]),
+            middle=mean([step.seconds for step in steps]),
+            high=mean([step.high_seconds for step in steps]),
+        ),
+        device_seconds=mean([step.device_seconds for step in steps]),
+        host_seconds=mean([step.host_seconds for step in steps]),
+        coverage=coverage,
+        forward_seconds=mean([step.forward_seconds for step in steps]),
+        optimizer_seconds=mean([step.optimizer_seconds for step in steps]),
+        verdict=_mean_verdict(steps, weights),
+        communication_seconds=mean([step.communication_seconds for step in steps]),
+        added_seconds=mean([step.added_seconds for step in steps]),
+        notes=tuple(dict.fromkeys(note for step in steps for note in step.notes)),
+    )
+
+
+def mean_check(checks: Sequence[SameGpuCheck | None], weights: Sequence[float]) -> SameGpuCheck | None:
+    """Average the checks of all kinds; None if a kind has none."""
+    known = [check for check in checks if check is not None]
+    if len(known) < len(checks):
+        return None
+    if len(known) == 1:
+        return known[0]
+    longest, _ = greatest(zip(known, weights, strict=True), lambda one: one[1] * one[0].predicted_seconds)
+    return SameGpuCheck(
+        gpu=longest.gpu,
+        measured_seconds=sum(weight * one.measured_seconds for one, weight in zip(known, weights, strict=True)),
+        predicted_seconds=sum(weight * one.predicted_seconds for one, weight in zip(known, weights, strict=True)),
+        bound_by=longest.bound_by,
+    )
+
+
+def kinds_note(trace: Trace) -> tuple[str, ...]:
+    """Note that the step is a mean over kinds; empty if there is only one."""
+    if not trace.other_steps:
+        return ()
+    shares = " and ".join(f"{100 * kind.share:.0f} %" for kind in trace.kinds)
+    return (f"Iteration: the mean of {len(trace.kinds)} kinds of step that take turns, {shares} of all steps.",)
+
+
+def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> Verdict | None:
+    """Average verdicts weighted by step time; the bottleneck is the one with the larger total time."""
+    found = [
+        (step.verdict, weight * step.seconds)
+        for step, weight in zip(steps, weights, strict=True)
+        if step.verdict is not None
+    ]
+    if len(found) < len(steps):
+        return None
+    total = sum(seconds for _, seconds in found)
+    if total <= 0:
+        return found[0][0]
+    by_host = sum(seconds for verdict, seconds in found if verdict.bound_by == "host")
+    doubtful = sum(seconds for verdict, seconds in found if verdict.is_doubtful)
+    parts = _mean_shares([verdict.critical_path for verdict, _ in found], [seconds for _, seconds in found])
+    return Verdict(
+        bound_by="host" if less(total / 2, by_host) else "device",
+        idle_share=sum(seconds * verdict.idle_share for verdict, seconds in found) / total,
+        gain=sum(seconds * verdict.gain for verdict, seconds in found) / total,
+        critical_path=dict(ordered(parts.items(), lambda part: part[1], reverse=True)),
+        is_doubtful=less(total / 2, doubtful),
+    )
+
+
+def _mean_shares(shares: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
+    """Average shares by name, each mapping summing to 1; kinds of weight 0 are ignored."""
+    total = sum(weights)
+    if total <= 0:
+        return dict(shares[0])
+    names = dict.fromkeys(name for one in shares for name in one)
+    return {
+        name: sum(weight * one.get(name, 0.0) for one, weight in zip(shares, weights, strict=True)) / total
+        for name in names
+    }

@@ -1,0 +1,567 @@
+"""Predicts a `StepPrediction`, the time of one step, by simulating the trace's operations on a host and its device.
+
+Every operation takes host time, even a view. Work that a GPU runs as one launch (`WorkItem`) is launched once. If the
+trace was recorded on a known GPU, the simulation is calibrated with the measured step (`anchoring.py`). The step ends
+when both the host and the device are done.
+
+Intervals have two parts. The intervals of single operations come from isolated measurements, many on the same machine.
+In a whole step on another machine, operations also share errors, which do not average out (`StepSpread`). Causes are
+clocks and power limit of its GPU, library versions, and work that no table of operations contains. Both parts were
+calibrated on published steps of held-out GPUs and sources (`benchmarks/accuracy/step_calibration.py`; `python -m
+benchmarks.accuracy FOLDER --of steps`). A GPU without any measurement has an additional shared error (`UNKNOWN_GPU`).
+Example::
+
+    work = predict_work_times(trace, gpus, origin=None, models=models)
+    steps = predict_steps(trace, work, gpus)
+    steps[0].seconds, steps[0].bound_by
+
+    >>> spread = StepSpread(kept=0.5, log_half_width=0.3)
+    >>> low, high = spread.widened(0.8, 1.25)  # sqrt((0.5 * 0.223)**2 + 0.3**2) = 0.32
+    >>> round(float(low), 2), round(float(high), 2)
+    (0.73, 1.38)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, final, overload
+
+import numpy as np
+
+from lightning_predict import checked
+from lightning_predict.errors import WeightsFormatError
+from lightning_predict.gpus.records import NVIDIA, Gpu
+from lightning_predict.interval import Interval, ends_of_later
+from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD, WorkTimes
+from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
+from lightning_predict.kernels.timing import summed_by_owner, uses_float32_fallback
+from lightning_predict.kernels.translation import unknown_operation_notes
+from lightning_predict.note import decisive, details
+from lightning_predict.ties import less
+from lightning_predict.timeline.calibration import (
+    MACHINE_SPREAD,
+    PROFILED_SPREAD,
+    STACKS_SPREAD,
+    StepCalibration,
+    calibrate_step,
+    with_host_work,
+)
+from lightning_predict.timeline.host import UNKNOWN_HOST, Host, HostModel
+from lightning_predict.timeline.simulation import SimulatedTimeline, host_operations, launch_schedule, simulate_timeline
+from lightning_predict.timeline.verdict import COMPARED_SPEED, Verdict, verdicts
+from lightning_predict.tracing.trace import PHASES, Phase, Trace
+from lightning_predict.units import seconds_to_milliseconds
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrediction:
+    """Prediction of one step on one GPU.
+
+    Attributes:
+        gpu: Name of the GPU.
+        interval: Step time in seconds with its 90 % interval.
+        device_seconds: Compute time of the device.
+        host_seconds: Host time for all launches and the Python work of the step.
+        coverage: Share of the device time by method; sums to 1. Methods: `measured`, a kernel recorded on this GPU;
+            `wave`, wave-scaled from another GPU; `mlp`, a network trained on this operation and dtype; `proxy`, a
+            related operation or dtype; `bytes`, as a copy; `formula`, a formula of the operation's family; `roofline`,
+            from peaks only.
+        forward_seconds: Device time of the forward phase, to estimate validation.
+        optimizer_seconds: Device time of the optimizer, which does not shrink in a short accumulation window.
+        verdict: The bottleneck, and time by module; None without a simulated timeline.
+        communication_seconds: Time of all collectives of a step between GPUs; 0 on one.
+        added_seconds: Difference to the time of a GPU's own work: exposed communication, and waits for other stages and
+            the slowest rank. Negative if sharding the optimizer update saves more than that.
+        notes: Notes for the user about missing coverage.
+        base_share: Share of the device time from networks without measurements of this GPU.
+        measured_seconds: Measured step time; None except on the GPU in use.
+        unmeasured_seconds: Step time predicted without any measurement; None except on the GPU in use.
+    """
+
+    gpu: str
+    interval: Interval[float]
+    device_seconds: float
+    host_seconds: float
+    coverage: Mapping[str, float]
+    forward_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+    verdict: Verdict | None = None
+    communication_seconds: float = 0.0
+    added_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    extrapolated_share: float = 0.0
+    measured_seconds: float | None = None
+    unmeasured_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Predicted step time in seconds (middle of the interval)."""
+        return self.interval.middle
+
+    @property
+    def low_seconds(self) -> float:
+        """Lower end of the 90 % interval of the step time."""
+        return self.interval.low
+
+    @property
+    def high_seconds(self) -> float:
+        """Upper end of the 90 % interval of the step time."""
+        return self.interval.high
+
+    @property
+    def bound_by(self) -> Literal["device", "host"]:
+        """Queue that ends last. A faster GPU does not speed up a host-bound step."""
+        return "host" if less(self.device_seconds, self.host_seconds) else "device"
+
+    def scaled(self, factor: float, *, note: str) -> StepPrediction:
+        """Multiply all times by a factor."""
+        return replace(
+            self,
+            interval=self.interval.scaled(factor),
+            device_seconds=self.device_seconds * factor,
+            host_seconds=self.host_seconds * factor,
+            forward_seconds=self.forward_seconds * factor,
+            optimizer_seconds=self.optimizer_seconds * factor,
+            notes=(*self.notes, note),
+        )
+
+    def accumulated(self, batches: int) -> StepPrediction:
+        """Return the step with gradients accumulated over `batches` of its batches, and one update, on one GPU.
+
+        The update's share of the step time is assumed equal to its share of the device time.
+        """
+        if batches == 1:
+            return self
+        update = self.optimizer_seconds / self.device_seconds if self.device_seconds > 0 else 0.0
+        factor = batches - (batches - 1) * update
+        note = f"A step is {batches} batches as large as the recorded one, whose gradients add up."
+        return replace(
+            self.scaled(factor, note=note),
+            forward_seconds=self.forward_seconds * batches,
+            optimizer_seconds=self.optimizer_seconds,
+            measured_seconds=None if self.measured_seconds is None else self.measured_seconds * factor,
+            unmeasured_seconds=None if self.unmeasured_seconds is None else self.unmeasured_seconds * factor,
+        )
+
+    def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
+        """Replace the interval by steps measured on this machine; unchanged without measurements."""
+        if not step_seconds:
+            return self
+        return replace(self, interval=Interval(min(step_seconds), statistics.median(step_seconds), max(step_seconds)))
+
+
+FAMILY_CORRELATION: Final = 0.25
+"""Correlation between the errors of two operation families on one GPU. All operations were timed alone and in short
+bursts. Lower clocks under a long load, a hotter card or another library version therefore shift all of them.
+
+This is the smallest of 0, 1/4, 1/2, 3/4 and 1 for which the 90 % interval covers 90 % of published iterations. The
+choice is the same for any model family left out, except that 0 suffices without Transformer-XL. It covers 92 % of the
+held-out iterations. To print this study: `python -m benchmarks.accuracy FOLDER --of correlations`.
+"""
+
+
+PROBLEM_CORRELATION: Final = 0.5
+"""Correlation between the errors of two problems of one family. Models with many shapes have smaller errors than
+modules with one shape. If errors simply added up, intervals would be too wide for models and too narrow for modules.
+
+The factor on the operations' half-widths that covers 90 % of the steps of a table depends on this correlation. It
+ranges from training benchmarks to KernelBench's modules: 0.44 to 1.04 with 1, 0.54 to 1.06 with 1/2, 0.67 to 1.16 with
+1/4, and 0.8 to 1.24 with 1/10. With 1/10, the tables agree best. We use 1/2, which gives wider intervals. Other
+constants were chosen on rows of these tables, so errors on other data will be larger (`python -m benchmarks.accuracy
+FOLDER --of steps`).
+"""
+
+
+SMALLEST_SHARE: Final = 0.01
+"""Minimum share of unexplained step time that is reported in a note."""
+
+
+def predict_steps(
+    trace: Trace,
+    timed: WorkTimes,
+    gpus: Sequence[Gpu],
+    *,
+    origin: Gpu | None = None,
+    host: Host = UNKNOWN_HOST,
+    is_host_measured: bool = False,
+    correlation: float = FAMILY_CORRELATION,
+    spread: StepSpread | None = None,
+) -> tuple[StepPrediction, ...]:
+    """Return one StepPrediction per GPU from timed work.
+
+    Args:
+        trace: The trace that was timed.
+        timed: Its work with device seconds, rows in the order of `gpus`.
+        gpus: The GPUs.
+        origin: GPU that the trace was recorded on; its own row is the measured step.
+        host: Assumptions about the host of the GPUs.
+        is_host_measured: Whether the host's factor comes from a measured host-bound step, so that it is not an
+            assumption.
+        correlation: See `interval_of_sum`.
+        spread: Scatter of whole steps around predictions from shapes only; None uses the bundled one. It is not applied
+            to steps with measured kernels: these are predicted by ratios, in which shared errors cancel.
+    """
+    own = calibrate_step(trace, timed, origin, host)
+    if is_host_measured:
+        measured = replace(own.host, low_factor=1 / MACHINE_SPREAD, high_factor=MACHINE_SPREAD)
+        own = replace(own, host=measured, is_host_assumed=False)
+    work = with_host_work(
+        host_operations(trace, timed, timed.seconds), own.added_host_seconds
+    )  # of seconds (gpus, items)
+    order = launch_schedule(work, gpus=len(gpus), gap_seconds=own.gap_seconds)
+    middle = simulate_timeline(order, own.host, speed=1 / own.device_factor)
+    faster = simulate_timeline(order, own.host, speed=COMPARED_SPEED / own.device_factor)
+    python = own.host.factor * math.fsum(operation.python_seconds for operation in work)
+    host_ends = _host_ends(trace, own.host, middle.host_seconds, python)
+    beyond_operations = UNCALIBRATED if trace.has_measured_kernels else spread or bundled_spread()
+    wider = np.array([OTHER_MAKERS_SPREAD if gpu.vendor != NVIDIA else 1.0 for gpu in gpus])
+    besides = beyond_operations.of_unknown(gpus, timed.is_measured)
+    least, most = beyond_operations.widened(*_spread(timed, correlation), besides)
+    low, high = _ends(middle, own, (least / wider, most * wider), host_ends)
+    device = [float(busy) for busy in middle.active_with_gaps_seconds]
+    doubtful = [own.is_host_assumed and less(host_ends[0], busy) and less(busy, host_ends[1]) for busy in device]
+    middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
+    beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
+    phases = np.array(timed.phases, dtype=np.str_)  # (items,)
+    by_phase = {phase: timed.seconds[:, phases == phase].sum(axis=1) for phase in PHASES}
+    dtypes = frozenset([tensor.dtype for operation in trace.operations for tensor in operation.inputs])
+    unknown = unknown_operation_notes(timed.items, timed.seconds, _unmeasured(timed))
+    steps = (
+        _iteration(
+            timed,
+            row,
+            middle,
+            Interval(float(low[row]), float(middle.seconds[row]), float(high[row])),
+            by_phase=by_phase,
+            gpu=target.name,
+            verdict=replace(verdict, is_doubtful=doubtful[row]),
+            notes=(
+                *details(_assumed(own, host, host_ends, middle.host_seconds, device[row])),
+                *decisive(_notes(dtypes, target)),
+                *decisive(_untimed(trace, timed, row)),
+                *decisive(unknown),
+                *details(beyond),
+                *details(_profiled(trace, own, is_bound=less(device[row], middle.host_seconds - python))),
+            ),
+        )
+        for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
+    )
+    own_steps = tuple(own.running_share * seconds for seconds in trace.measured_steps)
+    waited = details(_waited(trace, own))
+    return tuple(
+        replace(step.with_measured_steps(own_steps), notes=(*step.notes, *waited)) if target == origin else step
+        for target, step in zip(gpus, steps, strict=True)
+    )
+
+
+def interval_of_sum(
+    timed: WorkTimes, correlation: float = FAMILY_CORRELATION, *, within: float = PROBLEM_CORRELATION
+) -> tuple[Array, Array]:
+    """Return the ends of the interval of the device time, each of shape (gpus,).
+
+    Half-widths of the same problem add up over its repetitions. Families have a correlation r (the same model, the same
+    bias), so their half-widths combine as standard deviations do: h² = (1 - r) Σ h_f² + r (Σ h_f)². The problems of a
+    family combine by the same formula.
+
+    Args:
+        timed: The work.
+        correlation: From 0 (errors of families are independent) to 1 (fully correlated).
+        within: Correlation between the problems of one family.
+    """
+    problems: dict[tuple[str, object], int] = {}
+    owners = np.array(
+        [
+            problems.setdefault((family, item.problems), len(problems))
+            for family, item in zip(timed.families, timed.items, strict=True)
+        ],
+        dtype=np.intp,
+    )  # (items,)
+    families: dict[str, int] = {}
+    family_of = np.array([families.setdefault(family, len(families)) for family, _ in problems], dtype=np.intp)
+    every = np.zeros(len(families), dtype=np.intp)
+
+    def half_width(own: Array) -> Array:
+        """Combine half-widths of items, (gpus, items), to the half-width of their sum, (gpus,)."""
+        by_problem = summed_by_owner(own, owners, len(problems))
+        by_family = _added(by_problem, family_of, len(families), within)
+        return _added(by_family, every, 1, correlation)[:, 0]
+
+    device = timed.seconds.sum(axis=1)
+    return device - half_width(timed.seconds - timed.interval.low), device + half_width(
+        timed.interval.high - timed.seconds
+    )
+
+
+def _added(half_widths: Array, owners: IndexArray, count: int, correlation: float) -> Array:
+    """Combine half-widths, (gpus, parts), to half-widths of the sums per owner, (gpus, count)."""
+    apart, together = summed_by_owner(half_widths**2, owners, count), summed_by_owner(half_widths, owners, count) ** 2
+    added: Array = np.sqrt((1 - correlation) * apart + correlation * together)
+    return added
+
+
+def _spread(timed: WorkTimes, correlation: float) -> tuple[Array, Array]:
+    """Return the ends of the device time over its middle, each (gpus,), at least as wide as run-to-run variation."""
+    device = timed.seconds.sum(axis=1)
+    low, high = interval_of_sum(timed, correlation)
+    is_known = device > 0
+    return (
+        np.minimum(np.divide(low, device, out=np.ones_like(device), where=is_known), 1 / MEASURED_SPREAD),
+        np.maximum(np.divide(high, device, out=np.ones_like(device), where=is_known), MEASURED_SPREAD),
+    )
+
+
+def _host_ends(trace: Trace, host: HostModel, seconds: float, python: float) -> tuple[float, float]:
+    """Return the ends of the host time. Only a profiler with stacks slows Python code between operations."""
+    low = host.low_factor if trace.has_python_stacks else max(host.low_factor, 1 / MACHINE_SPREAD)
+    high = min(host.high_factor, MACHINE_SPREAD)
+    launching = seconds - python
+    return launching * host.low_factor + python * low, launching * host.high_factor + python * high
+
+
+def _ends(
+    middle: SimulatedTimeline, own: StepCalibration, spread: tuple[Array, Array], host_ends: tuple[float, float]
+) -> tuple[Array, Array]:
+    """Return the ends of the step's interval, from the slower queue and the overlap of the middle prediction.
+
+    The unexplained time ranges from 0, if device work hides it, to its value scaled by the device's slowdown.
+    """
+    device, host = middle.active_with_gaps_seconds, middle.host_seconds
+    exposed = middle.seconds - np.maximum(device, host)  # alternating waits, in neither queue's own time
+    launched = Interval(*(np.full_like(device, seconds) for seconds in (host_ends[0], host, host_ends[1])))
+    computed = Interval(device * spread[0], device, device * spread[1])
+    low, high = (end + exposed for end in ends_of_later(computed, launched))
+    slower = np.maximum(device / own.device_seconds, 1.0) if own.device_seconds else np.ones_like(device)
+    return np.minimum(low, middle.seconds), np.maximum(high, middle.seconds) + own.residual_seconds * slower
+
+
+def _iteration(
+    timed: WorkTimes,
+    row: int,
+    simulated: SimulatedTimeline,
+    interval: Interval[float],
+    *,
+    by_phase: Mapping[Phase, Array],
+    gpu: str,
+    verdict: Verdict,
+    notes: tuple[str, ...],
+) -> StepPrediction:
+    total = float(timed.seconds[row].sum())
+    shares = {name: float((share[row] * timed.seconds[row]).sum()) for name, share in timed.shares.items()}
+    return StepPrediction(
+        gpu=gpu,
+        interval=interval,
+        device_seconds=float(simulated.active_seconds[row]),
+        host_seconds=simulated.host_seconds,
+        coverage={name: share / total for name, share in shares.items() if share > 0} if total else {},
+        forward_seconds=float(by_phase["forward"][row]),
+        optimizer_seconds=float(by_phase["optimizer"][row]),
+        verdict=verdict,
+        notes=notes,
+        extrapolated_share=_share_of(timed.extrapolated_share, timed.seconds, row),
+    )
+
+
+def _unmeasured(timed: WorkTimes) -> Array:
+    """Return the share of each item's time that does not come from measured kernels, shape (gpus, items)."""
+    return np.ones_like(timed.seconds) - sum(timed.shares.get(method, 0.0) for method in ("measured", "wave"))
+
+
+def _share_of(part: Array | None, seconds: Array, row: int) -> float:
+    """Average a share per item over one GPU's device time."""
+    total = float(seconds[row].sum())
+    return 0.0 if part is None or not total else float((part[row] * seconds[row]).sum()) / total
+
+
+def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
+    """List notes about dtypes that the target emulates or computes at float32's rate."""
+    stood_in = sorted(dtype for dtype in dtypes & {"float16", "bfloat16"} if uses_float32_fallback(dtype, target))
+    notes = [
+        f"No {dtype} hardware: emulation is assumed."
+        if dtype in target.emulated_dtypes or target.peak(dtype) is None
+        else f"{dtype} products accumulate in float32: predicted at float32's rate."
+        for dtype in stood_in
+    ]
+    if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
+        notes.append("No float8 hardware: predicted at float32's rate.")
+    return tuple(notes)
+
+
+def _untimed(trace: Trace, timed: WorkTimes, row: int) -> tuple[str, ...]:
+    """Note kernels of unknown work without a measurement to scale; they count as zero."""
+    zero = np.flatnonzero(timed.seconds[row] <= 0)
+    names = sorted({trace.operations[timed.items[int(index)].operations[0]].name for index in zero})
+    if not names:
+        return ()
+    return (f"{len(names)} operations could not be timed and count as zero: {', '.join(names[:5])}.",)
+
+
+def _beyond_operations(trace: Trace, own: StepCalibration, python: float) -> Iterator[str]:
+    """Note the host time outside operations, if it is a relevant part of the step."""
+    seconds = python + own.residual_seconds
+    is_measured = own.device_seconds > 0
+    step = statistics.median(trace.measured_steps) if is_measured else trace.profiled_seconds
+    if seconds <= 0 or (step is not None and seconds < SMALLEST_SHARE * step):
+        return
+    share = f" ({seconds / step:.0%})" if step is not None and trace.device == "cuda" else ""
+    yield (
+        f"The {'measured' if is_measured else 'recorded'} step has {seconds_to_milliseconds(seconds):.3g} ms{share} "
+        "outside operations (Python work, data, waits). This counts as host time on every GPU."
+    )
+
+
+FAR_SHORTER: Final = 0.8
+"""Minimum ratio of the measured step to its simulation with recorded kernel times. A shorter measured step is not the
+recorded one: device-bound public recordings on their own GPU are within 10 % of the simulation."""
+
+
+def _too_short(trace: Trace, own: StepCalibration) -> Iterator[str]:
+    """Note that the measured step is too short for the recorded kernels."""
+    if not trace.measured_steps or own.device_factor >= FAR_SHORTER:
+        return
+    step = seconds_to_milliseconds(statistics.median(trace.measured_steps))
+    kernels = seconds_to_milliseconds(own.device_seconds)
+    yield (
+        f"The measured step of {step:.3g} ms is {1 / own.device_factor:.1f} times shorter than its recorded kernels "
+        f"({kernels:.3g} ms). Times are scaled to the measured step. Record again: the recording may contain another "
+        "step or process."
+    )
+
+
+def _waited(trace: Trace, own: StepCalibration) -> Iterator[str]:
+    """Note how much shorter a step of the running loop is than steps that were timed one by one."""
+    if own.running_share == 1:
+        return
+    alone = seconds_to_milliseconds(statistics.median(trace.measured_steps))
+    yield (
+        f"Steps were timed with a synchronization after each: {alone:.3g} ms. A training loop takes "
+        f"{own.running_share * alone:.3g} ms, by the recorded launches and kernels."
+    )
+
+
+def _assumed(
+    own: StepCalibration, target: Host, host_ends: tuple[float, float], host: float, device: float
+) -> Iterator[str]:
+    """Note that the host was assumed, if it is or may be the bottleneck."""
+    if not own.is_host_assumed or not less(device, host_ends[1]):
+        return
+    low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
+    yield (
+        f"Host assumed: the CPU was not measured. A {target.name} CPU needs {middle} ms ({low} to {high} ms) to launch "
+        "the step, possibly more than the GPU."
+    )
+
+
+def _profiled(trace: Trace, own: StepCalibration, *, is_bound: bool) -> Iterator[str]:
+    """Note by how much the profiler may have slowed the host, if the host is the bottleneck."""
+    if not is_bound or own.is_host_assumed or own.host.low_factor >= 1 / PROFILED_SPREAD:
+        return
+    if trace.has_python_stacks:
+        yield (
+            "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step "
+            f"may be up to {STACKS_SPREAD:.0f} times as fast without them."
+        )
+    else:
+        yield (
+            "The host was timed under a profiler, which slows it. A host-bound step may be up to "
+            f"{PROFILED_SPREAD:.0f} times as fast without one."
+        )
+
+
+# --- Scatter of whole steps
+
+OTHER_MAKERS_SPREAD: Final = 2.0
+"""Factor by which the device time is less certain, in both directions, for vendors other than NVIDIA: an assumption."""
+
+UNMEASURED_GPU_HALF_WIDTH: Final = 0.09
+"""Extra log-scale half-width shared by all operations on a GPU without measured operations or published steps. It
+covers unknown clocks, power limits and library efficiency.
+
+Six chips, each with all of its boards, were left out of the training one by one. Steps of whole models then deviate by
+0.077. This is the root mean square over chips of the mean log(measured / predicted) of a board in a table.
+`StepSpread.log_half_width` covers 0.055 of it, and 1.645 times the remainder is this constant. With each chip's value
+from the other five, the interval covers 94 % of 31 transformers (77 % without it) and 95 % of 106 training benchmarks
+(93 % without it). Its ratio of upper to lower end is 1.70 and 1.68 instead of 1.64 and 1.61 (`python -m
+benchmarks.accuracy FOLDER --of unseen`). A chip with measured matmul rates deviates by about as much (0.072); these
+rates leave less uncertainty for matmuls (`roofline.sustained_rate_uncertainty`).
+"""
+
+SPREAD_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "whole_steps.json"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """Half-width of a step's interval in log(seconds), as two parts whose squares add up.
+
+    Attributes:
+        kept: Factor on the half-width from the operations' own intervals.
+        log_half_width: Half-width that all operations of a step share.
+        unknown_gpu: Additional shared half-width on a GPU without measurements.
+        known_gpus: GPUs with published steps.
+    """
+
+    kept: float
+    log_half_width: float
+    unknown_gpu: float = 0.0
+    known_gpus: frozenset[str] = frozenset()
+
+    def of_unknown(self, gpus: Sequence[Gpu], is_measured: BoolArray | None) -> Array:
+        """Return the additional half-width of each GPU without measurements, shape (gpus,); 0 for the others.
+
+        Args:
+            gpus: The GPUs.
+            is_measured: Whether operations of each GPU were measured; None if unknown, which adds nothing.
+        """
+        known = np.array([gpu.name in self.known_gpus for gpu in gpus], dtype=np.bool_)
+        return np.where(known | (True if is_measured is None else is_measured), 0.0, self.unknown_gpu)
+
+    @overload
+    def widened(self, low: float, high: float, besides: float = 0.0) -> tuple[float, float]: ...
+    @overload
+    def widened(self, low: Array, high: Array, besides: Array | float = 0.0) -> tuple[Array, Array]: ...
+    def widened(
+        self, low: float | Array, high: float | Array, besides: float | Array = 0.0
+    ) -> tuple[float | Array, float | Array]:
+        """Return the ends of a step's interval from those of its operations, both relative to the middle.
+
+        Args:
+            low: Lower end, above 0 and at most 1.
+            high: Upper end, at least 1.
+            besides: Additional half-width in log(seconds), for an unknown GPU.
+        """
+        common = np.hypot(self.log_half_width, besides)
+        below, above = (np.hypot(self.kept * np.log(end), common) for end in (low, high))
+        return np.exp(-below), np.exp(above)
+
+
+UNCALIBRATED: Final = StepSpread(kept=1.0, log_half_width=0.0)
+"""No calibration: keeps the operations' own intervals."""
+
+
+@cache
+def bundled_spread() -> StepSpread:
+    """Return the spread that is bundled with the weights."""
+    return read_spread(SPREAD_FILE)
+
+
+def read_spread(path: Path) -> StepSpread:
+    """Read a spread from a file written by `write_spread` of the accuracy study.
+
+    Raises:
+        WeightsFormatError: The file does not contain a spread.
+        OSError: The file cannot be read.
+    """
+    content = checked.read_json(path, WeightsFormatError)
+    spread = content.member("spread")
+    return StepSpread(
+        kept=spread.member("kept").number(),
+        log_half_width=spread.member("log_half_width").number(),
+        unknown_gpu=UNMEASURED_GPU_HALF_WIDTH,
+        known_gpus=frozenset(content.member("provenance").member("gpus").texts()),
+    )

@@ -1,0 +1,89 @@
+"""`within`: run some work with a timeout.
+
+Work that cannot be interrupted (a DNS lookup, a slow server, a hanging disk) runs in a separate thread, which is
+abandoned after the timeout. Example::
+
+    >>> run_with_timeout(1.0, lambda: 6 * 7)
+    42
+    >>> run_with_timeout(0.01, lambda: __import__("time").sleep(0.2))
+    Traceback (most recent call last):
+    ...
+    TimeoutError: not done within 0.01 s
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Final, Generic, TypeVar, final
+
+Result = TypeVar("Result")
+
+
+@final
+class BackgroundTask(Generic[Result]):
+    """Work in a daemon thread, which does not keep the process alive."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+        context = copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="lightning-predict", daemon=True)
+        self._thread.start()
+
+    def is_done(self, *, wait_seconds: float = 0.0) -> bool:
+        """Return whether the work has ended."""
+        self._thread.join(wait_seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> Result:
+        """Return the result of the finished work, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # raised when the result is read
+            self._error = error
+
+
+def run_with_timeout(seconds: float, work: Callable[[], Result]) -> Result:
+    """Run some work with a timeout; return its result or raise its error.
+
+    Raises:
+        TimeoutError: It is not done; its thread goes on.
+    """
+    background = BackgroundTask(work)
+    if not background.is_done(wait_seconds=seconds):
+        raise TimeoutError(f"not done within {seconds:g} s")
+    return background.result()
+
+
+_UNANSWERED: Final[dict[str, BackgroundTask[Any]]] = {}
+"""Work that timed out, by its `asked`."""
+
+
+def run_unless_hanging(seconds: float, asked: str, work: Callable[[], Result]) -> Result:
+    """Run some work with a timeout, unless the same resource timed out before and still hangs.
+
+    Args:
+        seconds: Timeout.
+        asked: Name of the resource, such as a file or a server.
+        work: Uses the resource.
+
+    Raises:
+        TimeoutError: It is not done, or an earlier call is not done yet.
+    """
+    before = _UNANSWERED.get(asked)
+    if before is not None and not before.is_done():
+        raise TimeoutError(f"{asked} has not answered yet")
+    _UNANSWERED.pop(asked, None)
+    background = BackgroundTask(work)
+    if not background.is_done(wait_seconds=seconds):
+        _UNANSWERED[asked] = background
+        raise TimeoutError(f"{asked} did not answer within {seconds:g} s")
+    return background.result()

@@ -1,0 +1,92 @@
+"""Combines a GPU profile with the same step seen by the dispatch recorder, which knows the data flow.
+
+The profiler times operations but does not see their results. The dispatch recorder sees results but slows the step. On
+a GPU, one more step is therefore run under the dispatch recorder, or the same step is captured on the meta device. Both
+list the same calls in the same order, except calls that only one of them sees. Operations are matched by name and
+shapes, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from typing import Final
+
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.tracing.trace import Operation, Trace
+
+MIN_MATCHED: Final = 0.9
+"""Minimum share of the operations with kernels that must be matched."""
+
+
+def with_data_flow(trace: Trace, followed: Trace) -> Trace:
+    """Add tensors and modules to a profile, from the same step captured by the dispatch recorder.
+
+    Args:
+        trace: A profile of a GPU.
+        followed: The same step, with tensor ids.
+
+    Raises:
+        InvalidArgumentError: `followed` has no output tensors, or is a different step.
+    """
+    if not any(one.outputs for one in followed.operations):
+        raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")
+    matched = _matched(trace.operations, followed.operations)
+    launching = [place for place, one in enumerate(trace.operations) if one.kernels] or range(len(trace.operations))
+    share = sum(place in matched for place in launching) / max(len(launching), 1)
+    if share < MIN_MATCHED:
+        raise InvalidArgumentError(
+            f"Of the operations that ran on the GPU only {share:.0%} are in the followed step, by names and shapes; "
+            "capture the same step: the same model, batch and precision."
+        )
+    operations = tuple(
+        _married(one, followed.operations[matched[place]]) if place in matched else one
+        for place, one in enumerate(trace.operations)
+    )
+    return replace(
+        trace,
+        operations=operations,
+        held=followed.held,
+        buffers=followed.buffers,
+        parameters=trace.parameters or followed.parameters,
+        samples=trace.samples if trace.samples is not None else followed.samples,
+        memory=trace.memory
+        if trace.memory.parameter_bytes is not None
+        else replace(followed.memory, peak_bytes=trace.memory.peak_bytes),
+    )
+
+
+def has_data_flow(trace: Trace) -> bool:
+    """Return whether the trace contains the data flow between operations."""
+    return any(one.outputs for one in trace.operations)
+
+
+def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
+    """Map indices of recorded operations to indices of followed operations."""
+    one, other = ([_key(operation) for operation in side] for side in (recorded, followed))
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    return {a + step: b + step for a, b, length in matcher.get_matching_blocks() for step in range(length)}
+
+
+def _key(operation: Operation) -> tuple[object, ...]:
+    return operation.name, tuple(tensor.shape for tensor in operation.inputs if tensor.shape)
+
+
+def _married(recorded: Operation, followed: Operation) -> Operation:
+    device = next((tensor.device for tensor in recorded.inputs if tensor.device), "cuda")
+
+    def there(operation: Operation) -> Operation:
+        inputs = tuple(replace(one, device=device) for one in operation.inputs)
+        outputs = tuple(replace(one, device=device) for one in operation.outputs)
+        return replace(operation, inputs=inputs, outputs=outputs)
+
+    own = there(followed)
+    return replace(
+        recorded,
+        inputs=own.inputs,
+        outputs=own.outputs,
+        freed=followed.freed,
+        arguments={**own.arguments, **recorded.arguments},
+        module=recorded.module or followed.module,
+    )

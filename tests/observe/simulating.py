@@ -1,0 +1,60 @@
+"""The forecasts of a scenario, from the events of a run on a virtual clock."""
+
+from __future__ import annotations
+
+from lightning_predict.observe.clock import RunClock
+from lightning_predict.observe.forecast import Facts, RestOfRun, forecast_rest
+from lightning_predict.observe.remaining import Position, Validation
+from tests.observe.scenarios import Scenario, Score, moments, told
+
+
+def facts_of(scenario: Scenario, batches: int) -> Facts:
+    """What a trainer would tell after so many batches."""
+    epoch, done = divmod(batches, scenario.batches)
+    if epoch and not done:
+        epoch, done = epoch - 1, scenario.batches
+    validation = len(scenario.validation(0))
+    return Facts(
+        position=Position(
+            epoch=epoch,
+            batches_done=done,
+            batches_per_epoch=scenario.batches,
+            max_epochs=scenario.epochs,
+            accumulation={0: scenario.accumulation},
+            last_batch_share=scenario.last_share,
+            validation=Validation(batches=validation, every_batches=scenario.batches) if validation else None,
+        ),
+        workers=scenario.workers,
+        has_workers=scenario.workers > 0,
+        validation_has_workers=scenario.workers > 0,
+        starts_workers=scenario.workers > 0,
+    )
+
+
+def forecasts(scenario: Scenario, at: set[int]) -> tuple[dict[int, tuple[float, RestOfRun]], float]:
+    """Return what was believed after so many batches, with the time by then, and when the run ended."""
+    now = 0.0
+    clock = RunClock(lambda: now)
+    clock.buffered = scenario.buffered
+    found: dict[int, tuple[float, RestOfRun]] = {}
+
+    def advance(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def after(batch: int) -> None:
+        if batch in at:
+            found[batch] = (now, forecast_rest(facts_of(scenario, batch), clock))
+
+    told(scenario, clock, advance, after)
+    return found, now
+
+
+def scores(scenario: Scenario) -> list[Score]:
+    """Score what is believed at some moments."""
+    names = moments(scenario)
+    found, end = forecasts(scenario, set(names))
+    return [
+        Score(moment=names[batch], believed=rest.forecast, actual=end - now, spent=now)
+        for batch, (now, rest) in found.items()
+    ]

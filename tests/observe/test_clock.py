@@ -1,0 +1,310 @@
+"""The clock of a run, told of events at times of the tests' own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_predict.interval import Interval
+from lightning_predict.observe.clock import BatchTimes, RunClock, device_clock, run_clock_of
+from lightning_predict.observe.optimizer_steps import Pace
+
+
+class Fit:
+    """A clock and the events of a fit, in the order in which a Trainer tells them."""
+
+    def __init__(self, *, is_asynchronous: bool = False) -> None:
+        self.seconds = 0.0
+        self.clock = RunClock(lambda: self.seconds, is_asynchronous=is_asynchronous)
+
+    def passes(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def batch(self, seconds: float = 1.0, *, wait: float = 0.25, is_recorded: bool = False, steps: int = 0) -> bool:
+        self.passes(wait)
+        is_new = self.clock.on_batch_start()
+        if is_recorded:
+            self.clock.batch_is_recorded()
+        self.passes(seconds)
+        self.clock.on_batch_end(lambda: steps)
+        return is_new
+
+    def validate(self, batches: list[float], *, start: float = 0.0, wait: float = 0.0, is_check: bool = False) -> None:
+        if is_check:
+            self.clock.on_sanity_check_start()
+        self.clock.on_validation_start(is_check=is_check)
+        self.passes(start)
+        for number, seconds in enumerate(batches):
+            self.passes(wait if number else 0.0)
+            self.clock.validation.on_batch_start()
+            self.passes(seconds)
+            self.clock.validation.on_batch_end()
+        self.clock.on_validation_end()
+
+    def batch_times(self, *, workers: int = 0, together: int = 1) -> BatchTimes:
+        found = self.clock.batch_times(batches_per_window=together, workers=workers)
+        assert found is not None
+        return found
+
+
+def test_before_a_step_was_timed_nothing_is_known() -> None:
+    assert RunClock().batch_times(batches_per_window=1) is None
+    assert RunClock().validation.times() is None
+    assert RunClock().training_seconds == 0.0
+
+
+def test_steps_and_waits_are_timed_from_the_first_batch_on() -> None:
+    fit = Fit()
+    for seconds in (9.0, 2.0, 2.0):
+        fit.batch(seconds)
+    found = fit.batch_times()
+    assert (found.step_seconds, found.wait_seconds) == (2.0, 0.25)
+    assert (found.values, found.waits) == (3, 2)  # the first batch was not waited for
+    assert fit.clock.training_seconds == 9.0 + 2.0 + 2.0 + 2 * 0.25
+
+
+def test_a_batch_that_is_recorded_counts_neither_itself_nor_what_follows_it() -> None:
+    fit = Fit()
+    for number in range(6):
+        fit.batch(50.0 if number == 3 else 1.0, wait=30.0 if number == 4 else 0.25, is_recorded=number == 3)
+    found = fit.batch_times()
+    assert (found.step.middle, found.step.high < 3.0, found.wait_seconds) == (1.0, True, 0.25)
+    assert fit.clock.batches == 6
+
+
+def test_a_prediction_is_no_wait_and_what_workers_have_in_store_after_it_neither() -> None:
+    fit = Fit()
+    fit.clock.buffered = 4
+    for _ in range(8):
+        fit.batch(wait=0.5)
+    fit.clock.exclude_interruption()
+    fit.passes(100.0)
+    for _ in range(4):
+        fit.batch(wait=0.0)
+    for _ in range(20):
+        fit.batch(wait=0.5)
+    found = fit.batch_times(workers=2)
+    assert found.waits == 7 + 20
+    assert found.wait_seconds == pytest.approx(0.5)
+
+
+def test_a_wait_longer_than_a_step_shows_that_nothing_is_left_in_store() -> None:
+    # Four may be in store, but the second has to be waited for: what follows counts, here one wait of 2 s for each two.
+    fit = Fit()
+    fit.clock.buffered = 4
+    for _ in range(2):
+        fit.batch()
+    fit.clock.exclude_interruption()
+    fit.batch(wait=0.0)
+    fit.batch(wait=1.5)
+    for _ in range(4):
+        fit.batch(wait=0.0)
+        fit.batch(wait=2.0)
+    assert fit.batch_times(workers=2).waits == 1 + 8
+    assert fit.batch_times(workers=2).wait_seconds == pytest.approx(1.0)
+
+
+def test_until_what_was_made_beforehand_is_used_up_a_wait_may_be_as_long_as_the_first() -> None:
+    fit = Fit()
+    fit.clock.buffered = 4
+    fit.clock.on_epoch_start()
+    fit.batch(wait=8.0)  # two workers start, and each makes a batch
+    for _ in range(3):
+        fit.batch(wait=0.0)
+    assert fit.batch_times(workers=2).wait == Interval(0.0, 0.0, 4.0)
+    for _ in range(8):
+        fit.batch(wait=0.0)
+    assert fit.batch_times(workers=2).wait.high < 0.1
+
+
+def test_on_a_gpu_a_wait_that_the_device_works_through_is_not_added() -> None:
+    # Steps of 1 s for the device; the host is done with one after 0.2 s, waits 0.3 s for the loader, and then for the
+    # device: from batch to batch a second passes, of which the wait adds nothing.
+    fit = Fit(is_asynchronous=True)
+    fit.clock.device.measured(1.0)
+    for _ in range(40):
+        fit.batch(0.7, wait=0.3)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.batch_times().wait_seconds == pytest.approx(0.0)
+    fit.clock.device.measured(0.6)  # the loader is the slower: of a second the device computes 0.6 s
+    for _ in range(40):
+        fit.batch(0.7, wait=0.3)
+    assert (fit.batch_times().step_seconds, fit.batch_times().wait_seconds) == pytest.approx((0.6, 0.4))
+
+
+def test_what_the_device_still_computes_when_an_epoch_ends_is_no_part_of_the_pause() -> None:
+    # A device of 1 s a batch, a host of 0.2 s that may be 4 batches ahead. It waits 3.2 s for the device at the end of
+    # the epoch (4 batches of 1 s, less the 0.8 s that it needs for them) and then 2 s for its workers.
+    fit = Fit(is_asynchronous=True)
+    fit.clock.device.measured(1.0, launches=100, batches=8)
+    for _ in range(2):
+        fit.clock.on_epoch_start()
+        for number in range(24):
+            fit.batch(0.2 if number < 5 else 1.0, wait=0.0)
+        fit.clock.on_epoch_end()
+        fit.passes(4 * 0.8 + 2.0)
+    fit.clock.on_epoch_start()
+    fit.batch(0.2, wait=0.0)
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.clock.pause(starts_workers=True).middle == pytest.approx(2.0, abs=0.81)
+
+
+def test_waits_of_the_first_epoch_say_little_of_later_ones() -> None:
+    fit = Fit()
+    fit.clock.on_epoch_start()
+    for _ in range(21):
+        fit.batch(wait=0.5)
+    found = fit.batch_times()
+    assert found.wait.middle == 0.5
+    assert found.later_wait.low == pytest.approx(found.wait.low / 3)
+    assert found.later_wait.middle < 0.5
+    fit.clock.on_epoch_end()
+    fit.clock.on_epoch_start()
+    for _ in range(40):
+        fit.batch(wait=0.5)
+    assert fit.batch_times().later_wait == fit.batch_times().wait
+    assert fit.batch_times().wait.middle == pytest.approx(0.5)
+
+
+def test_two_callbacks_tell_it_as_one_does() -> None:
+    fit = Fit()
+    for _ in range(10):
+        fit.passes(0.5)
+        fit.clock.on_batch_start()
+        fit.passes(0.1)
+        fit.clock.on_batch_start()
+        fit.passes(0.9)
+        fit.clock.on_batch_end()
+        fit.passes(0.1)
+        fit.clock.on_batch_end()
+    assert fit.clock.batches == 10
+    assert fit.batch_times().step_seconds == pytest.approx(1.0)
+    assert fit.batch_times().wait_seconds == pytest.approx(0.6)
+
+
+def test_an_epoch_costs_what_lies_between_beside_validation_checkpoints_and_the_wait() -> None:
+    fit, caller = Fit(), object()
+    for _ in range(10):
+        fit.batch()
+    fit.validate([2.0, 2.0], start=7.0)
+    fit.clock.on_epoch_end()
+    fit.clock.checkpoint_is_collected(caller)
+    fit.clock.checkpoint_is_collected(object())  # The same file, told by another callback.
+    fit.passes(30.0)
+    fit.clock.on_epoch_start()
+    fit.passes(4.0)  # Workers start.
+    assert fit.batch()
+    assert fit.clock.pause(starts_workers=False).middle == pytest.approx(4.0)
+    assert fit.clock.checkpoints.seconds == 30.0
+    assert fit.batch_times().waits == 9  # none of these is one
+
+
+def test_before_an_epoch_has_ended_the_first_start_tells_of_the_next() -> None:
+    fit = Fit()
+    fit.validate([1.0, 1.0], is_check=True)
+    fit.passes(3.0)  # The loader's workers start before training does.
+    fit.clock.on_epoch_start()
+    fit.batch(wait=1.0)
+    fit.batch(wait=0.5)
+    seconds = 3.0 + 1.0 - 0.5
+    assert fit.clock.pause(starts_workers=True) == Interval(0.0, seconds, 1.5 * seconds)
+    assert fit.clock.pause(starts_workers=False) == Interval(0.0, seconds / 2, 1.5 * seconds)
+
+
+def test_the_sanity_check_gives_a_batch_of_validation_without_its_first_or_a_recorded_one() -> None:
+    fit = Fit()
+    fit.validate([9.0, 2.0], start=5.0, wait=0.5, is_check=True)
+    found = fit.clock.validation.times()
+    assert found is not None
+    assert found.batch is not None
+    assert (found.overhead.middle, found.wait.middle, found.batch.middle) == (5.0, 0.5, 2.0)
+    assert found.batch.low < 1.0  # it was cold
+    assert found.batch.high > 2.0
+
+    fit = Fit()
+    fit.clock.on_validation_start(is_check=True)
+    for seconds in (6.0, 9.0):
+        fit.clock.validation.on_batch_start()
+        if seconds == 9.0:
+            fit.clock.validation.batch_is_recorded()
+        fit.passes(seconds)
+        fit.clock.validation.on_batch_end()
+    fit.clock.on_validation_end()
+    found = fit.clock.validation.times()
+    assert found is not None
+    assert found.batch is not None
+    assert found.batch.middle == 6.0  # Both are too long; the shorter is nearer.
+
+
+def test_a_sanity_check_that_takes_longer_than_training_is_doubted() -> None:
+    fit = Fit()
+    fit.validate([4.0, 4.0], is_check=True)
+    found = fit.clock.validation.times(batch_seconds=1.0)
+    assert found is not None
+    assert found.batch is not None
+    assert found.batch.middle == 2.0  # the geometric mean
+    assert found.batch.contains(4.0)
+    assert found.batch.contains(0.4)
+
+
+def test_validation_runs_are_timed_whole() -> None:
+    fit = Fit()
+    fit.validate([9.0, 9.0], is_check=True)
+    for batches in ([2.0, 2.0], [2.0, 2.0]):
+        fit.batch()
+        fit.passes(1.5)  # Its workers start before any event is told.
+        fit.validate(batches, start=0.5, wait=0.25)
+    found = fit.clock.validation.times()
+    assert found is not None
+    assert found.batch is not None
+    assert (found.overhead.middle, found.wait.middle) == (2.0, 0.125)  # a wait of 0.25 s for two batches
+    assert found.batch.middle == 2.0
+
+
+def test_steps_are_read_only_while_somebody_asks_for_windows() -> None:
+    def refuse() -> int:
+        raise AssertionError("nobody asked")
+
+    fit = Fit()
+    fit.clock.windows.start_training(optimizer_steps_done=0, is_manual=False)
+    fit.clock.on_batch_start()
+    fit.clock.on_batch_end(refuse)
+    fit.clock.windows.is_followed = True
+    fit.batch(steps=1)
+    assert (fit.clock.batches, fit.clock.windows.windows) == (2, 1)
+    fit.clock.windows.stop_following()
+    fit.clock.on_batch_start()
+    fit.clock.on_batch_end(refuse)
+    assert fit.clock.batches == 3
+
+
+@pytest.mark.parametrize("before", [0, 30])
+def test_windows_are_counted_for_those_who_step_their_optimizers_themselves(before: int) -> None:
+    fit = Fit()
+    fit.clock.windows.start_training(
+        optimizer_steps_done=before, is_manual=True
+    )  # a run that is resumed goes on counting
+    for number in range(1, 7):
+        fit.batch(steps=before + 3 * (number // 2))
+    assert fit.clock.windows.pace == Pace(batches_per_window=2, steps_per_window=3)
+    fit.clock.windows.start_training(optimizer_steps_done=before, is_manual=False)
+    assert fit.clock.windows.pace == Pace()
+
+
+def test_callbacks_of_one_trainer_share_a_clock_until_a_fit_has_begun() -> None:
+    class Trainer:
+        pass
+
+    trainer, device = Trainer(), torch.device("cpu")
+    clock = run_clock_of(trainer, device=device)
+    assert run_clock_of(trainer, device=device) is clock
+    clock.on_batch_start()
+    assert run_clock_of(trainer, device=device) is not clock
+
+
+def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    clock = device_clock(torch.device("cuda", 1))
+    assert clock() <= clock()
+    assert waited == [torch.device("cuda", 1)] * 2

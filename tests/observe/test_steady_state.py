@@ -1,0 +1,154 @@
+"""What is believed of a time from the values seen so far."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_predict.observe.steady_state import MAX_VALUES, MeanEstimate, TimingSamples, estimate_mean
+
+
+def believed(values: list[float], **options: int) -> MeanEstimate:
+    evidence = TimingSamples()
+    for value in values:
+        evidence.add(value)
+    found = evidence.estimate(**options)
+    assert found is not None
+    return found
+
+
+def test_nothing_seen_is_nothing_believed() -> None:
+    assert TimingSamples().estimate() is None
+
+
+def test_the_first_value_is_left_out_where_there_is_another() -> None:
+    assert believed([9.0]).mean.middle == 9.0
+    assert believed([9.0, 2.0]).mean.middle == 2.0
+
+
+def test_a_slow_beginning_is_left_out_however_long_it_is() -> None:
+    assert believed([9.0, 3.0, 2.0, 2.0, *[1.0] * 12]).mean.middle == pytest.approx(1.0)
+    assert believed([2.0] * 20 + [1.0] * 20).mean.middle == pytest.approx(1.0, rel=0.05)
+
+
+def test_values_that_still_fall_are_not_settled_and_may_fall_further() -> None:
+    falling = [1.0 + 0.9**number for number in range(12)]  # to 1
+    found = believed(falling)
+    assert not found.is_settled
+    assert found.mean.low < 1.0 < found.mean.middle < falling[-1]
+    assert believed([1.0] * 12).is_settled
+
+
+def test_noise_may_hide_a_fall_which_the_low_end_admits() -> None:
+    # The halves differ by 0.1, less than 1.2 standard errors: settled. The same values in another order fall nowhere.
+    falling, level = [1.3, 0.9] * 8 + [1.2, 0.8] * 8, [1.3, 0.8] * 8 + [1.2, 0.9] * 8
+    one, other = estimate_mean(falling), estimate_mean(level)
+    assert one.is_settled
+    assert one.mean.middle == pytest.approx(other.mean.middle, rel=0.01)
+    assert one.mean.low < other.mean.low - 0.005
+
+
+def test_one_slow_value_is_half_an_accident_and_two_are_not() -> None:
+    once, twice = [1.0] * 21, [1.0] * 21
+    once[10] = twice[5] = twice[12] = 11.0
+    assert believed(once).mean.middle == pytest.approx(1 + 10 / 20 / 2)
+    assert believed(once).mean.low < 1.0  # it may never come again
+    assert believed(twice).mean.middle == pytest.approx(1 + 2 * 10 / 20)
+
+
+def test_what_comes_with_a_period_counts_by_the_period_and_not_by_where_it_was_asked() -> None:
+    values = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
+    for number in (45, 49, 50, 55):
+        mean = believed(values[:number]).mean
+        assert mean.middle == pytest.approx(1.4)
+        # It comes once in ten, or in nine to eleven, and by as much as values themselves scatter less or more.
+        assert mean.low > 1.3
+
+
+def test_what_is_overdue_has_no_period() -> None:
+    # Three slow ones, two and one apart, and none in the 40 that follow: three of 44, not two of three.
+    values = [1.0, 1.0, 3.0, 1.0, 3.0, 3.0, *[1.0] * 40]
+    assert believed(values).mean.middle == pytest.approx(1 + 2 * 3 / 45, rel=0.01)
+
+
+def test_what_comes_rarely_may_be_to_come() -> None:
+    # 16 alike: one in 25 that takes ten times as long would make 1.36.
+    assert believed([1.0] * 17).mean.contains(1.35)
+    assert not believed([1.0] * 400).mean.contains(1.1)
+
+
+def test_batches_of_a_window_are_one_value_together() -> None:
+    # Windows of 1 + 1 + 1 + 3 s: 1.5 s a batch, without a spread.
+    values = [1.0, 1.0, 1.0, 3.0] * 8
+    assert believed(values, together=4).mean.middle == 1.5
+
+
+def test_what_workers_hand_over_together_is_one_value_from_the_first_turn_on() -> None:
+    # Two workers, a second for each batch: every other wait takes it, and half a second is the mean.
+    assert believed([0.0, 1.0, 0.0], together=2, turns=1).mean.middle == 0.5
+    assert believed([0.0, 1.0, 0.0]).mean.middle < 0.5
+
+
+def test_any_number_of_values_is_kept_in_bounds() -> None:
+    evidence = TimingSamples()
+    for number in range(8 * MAX_VALUES):
+        evidence.add(float(number % 2))
+    assert evidence.count == 8 * MAX_VALUES
+    assert len(evidence._means) < MAX_VALUES
+    found = evidence.estimate()
+    assert found is not None
+    assert found.mean.middle == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("number", [8, 32, 128])
+def test_the_interval_holds_the_mean_of_noise(number: int) -> None:
+    draws = random.Random(number)
+    held = 0
+    for _ in range(200):
+        values = [draws.gauss(1.0, 0.2) for _ in range(number)]
+        held += estimate_mean(values).mean.contains(1.0)
+    assert held >= 0.9 * 200
+
+
+@pytest.mark.parametrize("ahead", [4, 32, 128])
+def test_the_interval_holds_the_mean_of_as_many_as_are_to_come(ahead: int) -> None:
+    draws = random.Random(ahead)
+    held = 0
+    for _ in range(200):
+        values = [draws.gauss(1.0, 0.2) for _ in range(128)]
+        to_come = statistics.fmean(draws.gauss(1.0, 0.2) for _ in range(ahead))
+        held += estimate_mean(values, remaining=ahead).mean.contains(to_come)
+    assert held >= 0.9 * 200
+
+
+def test_what_comes_at_times_may_come_once_more_or_less_in_the_few_to_come() -> None:
+    # Every tenth takes five times as long, so that ten to come may hold two of them or none: 1.8 or 1.0.
+    every_tenth = [5.0 if number % 10 == 9 else 1.0 for number in range(200)]
+    found = estimate_mean(every_tenth, remaining=10).mean
+    assert found.contains(1.01)
+    assert found.contains(1.79)
+    assert not estimate_mean(every_tenth, remaining=1000).mean.contains(1.79)
+
+
+def test_the_interval_narrows_with_the_number_of_values() -> None:
+    draws = random.Random(1)
+    values = [draws.gauss(1.0, 0.1) for _ in range(512)]
+    widths = [one.high / one.low for one in (estimate_mean(values[:number]).mean for number in (4, 16, 64, 256))]
+    assert widths == sorted(widths, reverse=True)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3))
+def test_the_ends_lie_around_the_middle_and_a_unit_changes_nothing(values: list[float], unit: float) -> None:
+    one, other = estimate_mean(values), estimate_mean([value * unit for value in values])
+    assert 0 <= one.mean.low <= one.mean.middle <= one.mean.high
+    assert min(values) * 0.2 <= one.mean.middle <= max(values) * 1.001
+    assert one.values == other.values
+    assert other.mean.middle == pytest.approx(unit * one.mean.middle)
+
+
+def test_alike_values_are_believed_to_be_what_they_are() -> None:
+    assert estimate_mean([0.25] * 7).mean.middle == statistics.fmean([0.25] * 7)

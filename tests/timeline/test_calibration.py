@@ -1,0 +1,432 @@
+"""Recorded steps held against measured ones: what of a difference is carried to other GPUs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_predict.kernels.measured_scaling import predict_work_times
+from lightning_predict.timeline.calibration import (
+    GAP_SECONDS,
+    HOST_BOUND_SHARE,
+    HOST_TOLERANCE,
+    MACHINE_SPREAD,
+    PROFILED_SPREAD,
+    STACKS_SPREAD,
+    RecordedSimulation,
+    StepCalibration,
+    calibrate_step,
+    late_launch_share,
+    recorded_gap,
+)
+from lightning_predict.timeline.host import PROFILER_EVENT_SECONDS, Host, HostModel
+from lightning_predict.timeline.simulation import START_SECONDS, main_queue
+from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
+from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_models import half_speed
+
+DATA = TensorInfo((1024, 1024), "float32")
+MODELS = half_speed("linear/float32")
+LAUNCH, START, GAP, EVENT = 6e-6, START_SECONDS, GAP_SECONDS, PROFILER_EVENT_SECONDS
+LIKE_SMALL = replace(SMALL, name="LIKE-SMALL", reported_names=())
+
+
+def recorded(
+    products: int,
+    kernel_seconds: float,
+    *,
+    steps: tuple[float, ...] = (),
+    every: float = 12e-6,
+    python: float = 0.0,
+    has_launches: bool = True,
+    gap: float = GAP,
+) -> Trace:
+    """A step of products on SMALL as a profiler sees it: a launch every so often, a queue that runs them in order.
+
+    `python` is what the host does before the first of them. BIG takes half as long for each.
+    """
+    operations = []
+    free = 0.0
+    for number in range(products):
+        begins = python + number * every
+        launched = begins + 4e-6
+        start = max(launched + LAUNCH + START, free + gap if number else 0.0)
+        free = start + kernel_seconds
+        kernel = Kernel(
+            name="gemm",
+            seconds=kernel_seconds,
+            grid=(10_000, 1, 1),
+            block=(256, 1, 1),
+            registers_per_thread=64,
+            shared_memory_bytes=0,
+            stream=7,
+            start_seconds=start,
+            launch_start_seconds=launched if has_launches else None,
+            launch_seconds=LAUNCH if has_launches else None,
+        )
+        operations.append(
+            Operation(
+                name="aten::mm",
+                phase="forward",
+                inputs=(DATA, DATA),
+                outputs=(DATA,),
+                kernels=(kernel,),
+                host_start_seconds=begins if has_launches else None,
+                host_seconds=every - EVENT if has_launches else None,
+            )
+        )
+    return Trace(
+        operations=tuple(operations),
+        device="cuda",
+        recorder="profiler",
+        step_seconds=steps,
+        profiled_seconds=max(free, python + products * every) if has_launches else None,
+    )
+
+
+def predicted(trace: Trace, *, host_factor: float = 1.0) -> dict[str, StepPrediction]:
+    """The step on each of four GPUs: SMALL is in use, OLD like it, BIG twice as fast for a product."""
+    gpus = [SMALL, LIKE_SMALL, OLD, BIG]
+    work = predict_work_times(trace, gpus, origin=SMALL, models=MODELS, method="mlp")
+    steps = predict_steps(trace, work, gpus, origin=SMALL, host=Host(host_factor))
+    return {step.gpu: step for step in steps}
+
+
+def anchored(trace: Trace) -> StepCalibration:
+    return calibrate_step(
+        trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), SMALL, Host()
+    )
+
+
+# Without launches a median host takes (13.3 + 10) us for each of 400 products, for which a GPU twice as fast as BIG
+# waits: 1 - 9.32 / 14.06 = 0.337.
+@pytest.mark.parametrize(("has_launches", "least_gain"), [(True, 0.45), (False, 0.33)])
+def test_a_step_a_little_longer_than_its_kernels_stays_bound_by_the_device(
+    has_launches: bool, least_gain: float
+) -> None:
+    # 400 products of 70 us are 28 ms; the measured step is 0.2 % longer. BIG takes 14 ms, and those 0.056 ms.
+    step = predicted(recorded(400, 70e-6, steps=(0.028 * 1.002,), has_launches=has_launches))["BIG"]
+    assert step.seconds == pytest.approx(0.014 + 0.002 * 0.028, rel=1e-3)
+    assert step.bound_by == "device"
+    assert step.verdict is not None
+    assert step.verdict.gain > least_gain
+    assert step.low_seconds < step.seconds < step.high_seconds
+
+
+@pytest.mark.parametrize("has_launches", [True, False])
+def test_predictions_are_continuous_and_grow_with_the_measured_step(has_launches: bool) -> None:
+    device = 400 * 70e-6
+    measured = [device * (1 + gap / 1000) for gap in range(-20, 201, 10)]
+    steps = [predicted(recorded(400, 70e-6, steps=(own,), has_launches=has_launches)) for own in measured]
+    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for (shorter, longer), (one, two) in zip(pairwise(measured), pairwise(steps), strict=True):
+            grown = two[gpu].seconds - one[gpu].seconds
+            assert -1e-12 <= grown <= 1.05 * (longer - shorter), (gpu, longer)
+
+
+@settings(max_examples=40)
+@given(
+    products=st.integers(1, 60),
+    kernel=st.floats(2e-6, 3e-4),
+    every=st.floats(11e-6, 1e-4),
+    python=st.sampled_from([0.0, 5e-4, 0.03]),
+    shares=st.lists(st.floats(0.3, 3.0), min_size=2, max_size=2),
+    has_launches=st.booleans(),
+    stacks=st.booleans(),
+)
+def test_no_interval_of_another_gpu_is_empty_and_a_longer_step_is_never_a_shorter_prediction(
+    products: int,
+    kernel: float,
+    every: float,
+    python: float,
+    shares: list[float],
+    has_launches: bool,
+    stacks: bool,
+) -> None:
+    trace = recorded(products, kernel, every=every, python=python, has_launches=has_launches)
+    trace = replace(trace, has_python_stacks=stacks)
+    base = python + products * max(kernel, every)
+    without = predicted(trace)
+    short, long = (predicted(replace(trace, step_seconds=(share * base,))) for share in sorted(shares))
+    for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+        for step in (without[gpu], short[gpu], long[gpu]):
+            assert step.low_seconds < step.seconds < step.high_seconds
+        assert short[gpu].seconds <= long[gpu].seconds * (1 + 1e-4)  # as far as the host's factor is solved for
+    for step in (without["SMALL"],):
+        assert step.low_seconds < step.seconds < step.high_seconds
+
+
+def test_python_work_is_seen_on_every_gpu() -> None:
+    # An environment steps for 30 ms, then 400 products take 28 ms and their gaps 0.4; the host waits for them.
+    trace = recorded(400, 70e-6, python=0.03, steps=(0.0584,))
+    wait = HostWait(0.03 + 399 * 12e-6 + 9e-6, 0.0236, "device")
+    found = predicted(replace(trace, waits=(wait,)))
+    assert found["SMALL"].seconds == 0.0584
+    assert found["LIKE-SMALL"].seconds == pytest.approx(0.0584, rel=1e-3)
+    assert found["BIG"].seconds == pytest.approx(0.03 + 0.014 + 400 * GAP, rel=1e-2)
+    for step in found.values():
+        assert step.host_seconds > 0.03
+        assert step.notes == (
+            "The measured step has 30 ms (51%) outside operations (Python work, data, waits). This counts as host time "
+            "on every GPU.",
+        )
+        assert step.low_seconds > 0.03 / MACHINE_SPREAD  # a profiler without stacks does not slow Python code
+    assert predicted(recorded(400, 70e-6, steps=(0.0284,)))["BIG"].notes == ()
+
+
+def test_what_no_operation_explains_may_be_hidden_or_the_devices_own() -> None:
+    # 28.4 ms of kernels and gaps in a step of 34: 5.6 ms are added, between nothing and twice as much on half the GPU.
+    plain, longer = (predicted(recorded(400, 70e-6, steps=(own,))) for own in (0.0284, 0.034))
+    for gpu, slower in (("BIG", 1.0), ("LIKE-SMALL", 1.0)):
+        one, two = plain[gpu], longer[gpu]
+        assert two.seconds - one.seconds == pytest.approx(0.0056, rel=0.01)
+        assert two.low_seconds == pytest.approx(one.low_seconds, rel=0.01)
+        assert two.high_seconds - one.high_seconds == pytest.approx(slower * 0.0056, rel=0.02)
+
+
+def test_a_host_that_was_slower_under_the_profiler_is_as_fast_as_the_measured_step_says() -> None:
+    # A launch every 50 us for kernels of 10: late, all of them. 100 take 5 ms under the profiler and 2.5 without.
+    trace = recorded(100, 10e-6, every=50e-6, steps=(2.5e-3,))
+    share = late_launch_share(trace)
+    assert share is not None
+    assert share > 0.7
+    found = predicted(trace)
+    assert anchored(trace).residual_seconds == 0
+    for step in (found["LIKE-SMALL"], found["BIG"]):
+        assert step.bound_by == "host"
+        assert step.seconds == pytest.approx(2.5e-3, rel=0.01)
+        assert step.high_seconds / step.seconds == pytest.approx(MACHINE_SPREAD, rel=0.02)
+        assert step.notes == ()
+    assert predicted(trace, host_factor=0.5)["BIG"].seconds == pytest.approx(1.25e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("shorter", [1.0, 0.9])
+def test_a_step_no_longer_than_its_kernels_makes_a_host_no_faster_than_the_device_shows(shorter: float) -> None:
+    # 100 kernels of 10 us with their gaps take 1.1 ms. The host needs 50 us for each, less four events of the profiler:
+    # around the operation and its launch, in it, and before it. Within 2 % of 1.1 ms nothing is seen of it any more.
+    device = 100 * (10e-6 + GAP)
+    own = anchored(recorded(100, 10e-6, every=50e-6, steps=(shorter * device,)))
+    assert own.host.factor == pytest.approx((1 + HOST_TOLERANCE) * device / (100 * (50e-6 - 4 * EVENT)), rel=1e-3)
+    assert own.device_factor == pytest.approx(shorter / (1 + HOST_TOLERANCE), rel=1e-3)
+
+
+def test_a_device_bound_step_says_nothing_of_its_host() -> None:
+    # 28 ms of kernels without a gap between them, measured 1 % shorter: the device was faster, the host may be as slow.
+    own = anchored(recorded(400, 70e-6, gap=0.0, steps=(0.99 * 0.028,)))
+    assert own.host.factor == 1
+    assert own.gap_seconds == 0
+    assert own.device_factor == pytest.approx(0.99, rel=1e-3)
+    assert own.residual_seconds == 0
+
+
+def test_gaps_are_as_short_as_the_measured_step_leaves_them() -> None:
+    # 400 gaps in 0.2 ms: half a microsecond each.
+    own = anchored(replace(recorded(400, 70e-6), running_step_seconds=0.028 + 400 * 0.5e-6))
+    assert own.gap_seconds == pytest.approx(0.5e-6, rel=0.05)
+    assert own.device_factor == pytest.approx(1)
+
+
+def test_gaps_are_those_of_the_recording() -> None:
+    assert recorded_gap(recorded(100, 70e-6, gap=1.3e-6)) == pytest.approx(1.3e-6)
+    assert recorded_gap(recorded(100, 70e-6, gap=-0.5e-6)) == 0  # kernels overlap
+    assert recorded_gap(recorded(100, 10e-6, every=50e-6)) == GAP_SECONDS  # each launch is late
+    assert recorded_gap(recorded(100, 70e-6, has_launches=False)) == GAP_SECONDS
+
+
+def test_a_launch_is_late_where_it_ended_after_the_kernel_before() -> None:
+    # A launch every 50 us ends at 10 and starts a kernel of 10 at 12: the stream is idle for 40 of each 50, but for
+    # the last: 100 kernels span 99 x 50 + 10.
+    late = late_launch_share(recorded(100, 10e-6, every=50e-6))
+    assert late == pytest.approx(99 * 40 / (99 * 50 + 10))
+    queued = late_launch_share(recorded(100, 70e-6))
+    assert queued == 0
+    assert queued < HOST_BOUND_SHARE
+    assert late_launch_share(recorded(100, 70e-6, has_launches=False)) is None
+
+
+def test_a_profiled_host_may_be_faster_and_one_with_stacks_much_faster() -> None:
+    trace = recorded(100, 10e-6, every=50e-6)
+    plain = predicted(trace)["BIG"]
+    stacks = predicted(replace(trace, has_python_stacks=True))["BIG"]
+    assert plain.seconds == stacks.seconds
+    assert plain.low_seconds == pytest.approx(plain.seconds / PROFILED_SPREAD / MACHINE_SPREAD, rel=0.01)
+    # So fast a host may be done before the device, which then decides.
+    assert stacks.low_seconds == pytest.approx(plain.seconds / STACKS_SPREAD / MACHINE_SPREAD, rel=0.1)
+    assert plain.notes == (
+        "The host was timed under a profiler, which slows it. A host-bound step may be up to 2 times as fast without "
+        "one.",
+    )
+    assert stacks.notes == (
+        "The host was timed under a profiler with Python stacks, which slow it several times. A host-bound step may be "
+        "up to 5 times as fast without them.",
+    )
+    assert predicted(replace(recorded(100, 70e-6), has_python_stacks=True))["LIKE-SMALL"].notes == ()  # device-bound
+
+
+def test_without_measured_kernels_nothing_is_held_against_a_step() -> None:
+    trace = Trace(operations=(), device="cpu", recorder="dispatch", step_seconds=(1.0,))
+    assert (
+        calibrate_step(
+            trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), None, Host(2.0)
+        ).host.factor
+        == 2
+    )
+    assert anchored(trace).residual_seconds == 0
+
+
+def in_a_loop(trace: Trace, *, host: float) -> Trace:
+    """The trace with the readings of a clock on a machine whose host, without the profiler, takes so much less."""
+    replay = RecordedSimulation(
+        trace, predict_work_times(trace, [SMALL], origin=SMALL, models=MODELS, method="mlp"), HostModel(), GAP
+    )
+    return replace(
+        trace,
+        step_seconds=(replay.seconds(own=host, steps=1),),
+        host_seconds_unprofiled=(replay.host_seconds(host),),
+        running_step_seconds=replay.seconds(own=host),
+        running_steps=8,
+    )
+
+
+# The host bounds the step; the device does; both take about as long, so that waits at the ends count most.
+@pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
+@pytest.mark.parametrize("host", [1.0, 1 / 2.9, 1 / 3.9])
+def test_readings_of_a_loop_give_what_its_replay_gives_on_any_gpu(kernel_seconds: float, host: float) -> None:
+    trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
+    truth = predicted(trace, host_factor=host)
+    live = in_a_loop(trace, host=host)
+    assert anchored(live).host.factor == pytest.approx(host, rel=1e-3)
+    for seen in (live, replace(live, running_step_seconds=None)):
+        found = predicted(seen)
+        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=2e-3)
+            assert found[gpu].host_seconds == pytest.approx(truth[gpu].host_seconds, rel=1e-3)
+            assert not any("profiler" in note for note in found[gpu].notes)
+
+
+@pytest.mark.parametrize("kernel_seconds", [10e-6, 70e-6, 40e-6])
+def test_a_step_between_the_standing_and_the_running_one_agrees_with_both(kernel_seconds: float) -> None:
+    trace = recorded(400, kernel_seconds, every=40e-6, python=2e-3)
+    truth = predicted(trace)
+    live = in_a_loop(trace, host=1.0)
+    standing, running = live.step_seconds[0], live.running_step_seconds
+    assert running is not None
+    for step in (standing, running, (standing + running) / 2):
+        found = predicted(replace(trace, step_seconds=(step,)))
+        for gpu in ("LIKE-SMALL", "OLD", "BIG"):
+            assert found[gpu].seconds == pytest.approx(truth[gpu].seconds, rel=1e-6)
+
+
+def test_the_gpu_in_use_is_shown_as_its_loop_runs() -> None:
+    # 5 ms of Python, then 400 products of 70 us: one after the other in a step that waits, side by side in a loop.
+    trace = recorded(400, 70e-6, python=5e-3)
+    live = in_a_loop(trace, host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert standing == pytest.approx(5e-3 + 400 * (70e-6 + GAP), rel=2e-3)
+    assert running == pytest.approx(400 * (70e-6 + GAP))
+    measured = predicted(live)["SMALL"]
+    assert measured.seconds == running
+    assert not any("synchronization" in note for note in measured.notes)
+    derived = predicted(replace(live, host_seconds_unprofiled=(), running_step_seconds=None))["SMALL"]
+    assert derived.seconds == pytest.approx(running)
+    assert derived.notes[-1] == (
+        "Steps were timed with a synchronization after each: 33.4 ms. A training loop takes 28.4 ms, by the recorded "
+        "launches and kernels."
+    )
+
+
+def test_what_nothing_explains_of_a_step_that_waited_is_added_to_a_running_one() -> None:
+    # Timed one by one it takes 3 ms longer than its replay, which overlaps 5 ms of Python with the device in a loop.
+    live = in_a_loop(recorded(400, 70e-6, python=5e-3), host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert running is not None
+    longer = replace(live, step_seconds=(standing + 3e-3,), running_step_seconds=None)
+    assert anchored(longer).residual_seconds == pytest.approx(3e-3)
+    assert predicted(longer)["SMALL"].seconds == pytest.approx(running + 3e-3)
+
+
+def test_a_wait_at_the_ends_of_less_than_two_percent_is_left_in() -> None:
+    # 0.3 ms of Python before 28.4 ms of kernels: a running step would be 1 % shorter, less than two clocks differ by.
+    live = in_a_loop(recorded(400, 70e-6, python=3e-4), host=1.0)
+    (standing,), running = live.step_seconds, live.running_step_seconds
+    assert running is not None
+    assert (1 - HOST_TOLERANCE) * standing < running < standing
+    shown = predicted(replace(live, running_step_seconds=None))["SMALL"]
+    assert shown.seconds == standing
+    assert not any("synchronization" in note for note in shown.notes)
+
+
+def test_a_host_that_takes_longer_than_its_recording_works_longer_on_every_gpu() -> None:
+    # Hooks of 20 ms that no operation accounts for: the device, of 28.4 ms, hides them, and BIG's, of 14.4, does not.
+    trace = in_a_loop(recorded(400, 70e-6), host=1.0)
+    (host,), (standing,) = trace.host_seconds_unprofiled, trace.step_seconds
+    longer = replace(trace, host_seconds_unprofiled=(host + 0.02,), step_seconds=(standing + 0.02,))
+    found = predicted(longer)
+    assert anchored(longer).added_host_seconds == pytest.approx(0.02)
+    assert found["LIKE-SMALL"].seconds == pytest.approx(predicted(trace)["LIKE-SMALL"].seconds)
+    assert found["BIG"].seconds == pytest.approx(host + 0.02)
+    assert found["BIG"].bound_by == "host"
+
+
+def test_a_host_that_waits_to_the_end_of_its_step_says_nothing_of_its_own_time() -> None:
+    trace = recorded(400, 70e-6)
+    wait = HostWait(399 * 12e-6 + 9e-6, 0.0236, "device")
+    trace = replace(trace, waits=(wait,), step_seconds=(0.0284,), host_seconds_unprofiled=(0.0284,))
+    assert anchored(trace).host.factor == 1
+    assert anchored(trace).added_host_seconds == pytest.approx(0, abs=2e-5)
+
+
+def test_without_kernels_the_host_s_own_time_still_counts() -> None:
+    trace = recorded(100, 10e-6)
+    shapes = replace(trace, operations=tuple(replace(one, kernels=()) for one in trace.operations))
+    shapes = replace(shapes, operations=tuple(replace(one, host_start_seconds=None) for one in shapes.operations))
+    median = predicted(shapes)["BIG"].host_seconds
+    read = predicted(replace(shapes, host_seconds_unprofiled=(median / 2,)))["BIG"]
+    assert read.host_seconds == pytest.approx(median / 2)
+    assert not any("Host assumed" in note for note in read.notes)
+
+
+def test_a_step_far_shorter_than_its_kernels_is_said_to_be_another_one() -> None:
+    # 400 products of 70 us and their gaps are 28.4 ms; 6.31 is 4.5 times less, without the gaps 4.44 times.
+    found = predicted(recorded(400, 70e-6, steps=(0.0284 / 4.5,)))
+    assert found["BIG"].notes == (
+        "The measured step of 6.31 ms is 4.4 times shorter than its recorded kernels (28.4 ms). Times are scaled to "
+        "the measured step. Record again: the recording may contain another step or process.",
+    )
+    assert predicted(recorded(400, 70e-6, steps=(0.0284 * 0.9,)))["BIG"].notes == ()
+
+
+def on_two_gpus(trace: Trace) -> Trace:
+    """Every other product on a second GPU, whose stream has the same number."""
+    operations = [
+        replace(one, kernels=tuple(replace(kernel, device=number % 2) for kernel in one.kernels))
+        for number, one in enumerate(trace.operations)
+    ]
+    return replace(trace, operations=tuple(operations))
+
+
+def test_streams_of_two_gpus_are_two_queues_though_they_share_a_number() -> None:
+    trace = recorded(400, 70e-6)
+    assert main_queue(trace) == (0, 7)
+    one, two = (predicted(each)["LIKE-SMALL"].seconds for each in (trace, on_two_gpus(trace)))
+    assert one == pytest.approx(400 * (70e-6 + GAP))
+    # Each of the second GPU begins once what the first has written before it is there.
+    assert two == pytest.approx(200 * (70e-6 + GAP), rel=0.05)
+
+
+def test_a_launch_is_late_by_its_end_and_not_by_its_beginning() -> None:
+    # Of 10 us each, kernels begin 40 us apart; each launch takes 30 us, begins 5 us before the kernel before it ends
+    # and ends 5 us before its own: nine waits of 30 us in a span of 9 x 40 + 10.
+    launched = recorded(10, 10e-6).kernels
+    moved = [
+        replace(one, start_seconds=i * 40e-6, launch_start_seconds=i * 40e-6 - 35e-6, launch_seconds=30e-6)
+        for i, one in enumerate(launched)
+    ]
+    trace = recorded(10, 10e-6)
+    operations = tuple(replace(one, kernels=(kernel,)) for one, kernel in zip(trace.operations, moved, strict=True))
+    assert late_launch_share(replace(trace, operations=operations)) == pytest.approx(9 * 30 / 370)

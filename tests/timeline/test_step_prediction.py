@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.kernels.operations import problem
+from lightning_predict.kernels.translation import WorkItem
+from lightning_predict.timeline.calibration import GAP_SECONDS
+from lightning_predict.timeline.host import LIBRARY_SECONDS, PROFILER_EVENT_SECONDS, SLOWEST_HOST, Host, HostModel
+from lightning_predict.timeline.simulation import START_SECONDS
+from lightning_predict.timeline.step_prediction import StepPrediction, interval_of_sum, predict_steps
+from lightning_predict.tracing.trace import HostWait, Kernel, Operation, TensorInfo, Trace
+from tests.example_gpu import BIG, OLD, SMALL
+from tests.kernels.example_models import half_speed
+
+LARGE, TINY = TensorInfo((4096, 4096), "float32"), TensorInfo((4, 4), "float32")
+MODELS = half_speed("linear/float32")
+
+LAUNCH_SECONDS = HostModel().overheads("forward", None, LIBRARY_SECONDS["aten::mm"]).total_seconds(launches=1)
+"""Of a product on a median host: 13.3 us and 10 for the library."""
+
+
+def product(data: TensorInfo, phase: str = "forward") -> Operation:
+    return Operation(name="aten::mm", phase=phase, inputs=(data, data), outputs=(data,))  # type: ignore[arg-type]
+
+
+def cpu_trace(*operations: Operation) -> Trace:
+    return Trace(operations=operations, device="cpu", recorder="dispatch")
+
+
+def timed(*families: str, seconds: list[float], low: list[float], high: list[float]) -> WorkTimes:
+    return WorkTimes(
+        items=tuple(WorkItem((i,), (), 1) for i in range(len(families))),
+        families=families,
+        phases=tuple("forward" for _ in families),
+        interval=Interval(np.array([low]), np.array([seconds]), np.array([high])),
+        shares={"mlp": np.ones((1, len(families)))},
+    )
+
+
+def test_large_work_is_bound_by_the_device() -> None:
+    trace = cpu_trace(product(LARGE))
+    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.seconds, 2 * 2 * 4096**3 / 1e12)  # the model's time holds the gap between kernels
+    assert step.bound_by == "device"
+    assert step.seconds <= step.device_seconds
+    assert step.coverage == {"mlp": 1.0}
+
+
+def test_tiny_work_is_bound_by_the_host_and_gains_nothing_from_a_faster_gpu() -> None:
+    trace = cpu_trace(*[product(TINY)] * 100)
+    steps = predict_steps(trace, predict_work_times(trace, [SMALL, BIG], origin=None, models=MODELS), [SMALL, BIG])
+    for step in steps:
+        assert math.isclose(step.seconds, 100 * LAUNCH_SECONDS)
+        assert step.bound_by == "host"
+        assert math.isclose(step.high_seconds, SLOWEST_HOST * step.seconds)
+        assert step.seconds > step.device_seconds
+
+
+@pytest.mark.parametrize("correlation", [0, 0.5, 1])
+def test_errors_of_one_family_add(correlation: float) -> None:
+    together = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(together, correlation)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - 0.7, 2 + 0.7])
+
+
+@pytest.mark.parametrize(("within", "half"), [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)])  # as families, below
+def test_errors_of_two_problems_of_a_family_add_by_their_correlation(within: float, half: float) -> None:
+    work = timed("linear", "linear", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    other = replace(work.items[1], problems=(problem("linear", "float32", b=1, m=2, n=2, k=2),))
+    low, high = interval_of_sum(replace(work, items=(work.items[0], other)), 0.25, within=within)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
+
+
+@pytest.mark.parametrize(
+    ("correlation", "half"),
+    # 0.3² + 0.4² = 0.5²; half of 0.25 and half of 0.7² = 0.49 make 0.37; at last 0.3 + 0.4.
+    [(0, 0.5), (0.5, math.sqrt(0.37)), (1, 0.7)],
+)
+def test_errors_of_two_families_add_by_their_correlation(correlation: float, half: float) -> None:
+    apart = timed("linear", "add", seconds=[1, 1], low=[0.7, 0.6], high=[1.3, 1.4])
+    low, high = interval_of_sum(apart, correlation)
+    assert [float(low[0]), float(high[0])] == pytest.approx([2 - half, 2 + half])
+
+
+def test_the_forward_share_counts_the_forward_phase_alone() -> None:
+    trace = cpu_trace(product(LARGE), product(LARGE, "backward"), product(LARGE, "backward"))
+    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert math.isclose(step.forward_seconds, step.device_seconds / 3)
+
+
+def measured_trace(step_seconds: float, *, kernels: int = 1, kernel_seconds: float = 0.5) -> Trace:
+    kernel = Kernel(
+        name="gemm",
+        seconds=kernel_seconds,
+        grid=(10_000, 1, 1),
+        block=(256, 1, 1),
+        registers_per_thread=64,
+        shared_memory_bytes=0,
+        stream=7,
+        start_seconds=0,
+    )
+    operation = replace(product(LARGE), kernels=(kernel,))
+    return Trace(
+        operations=(operation,) * kernels,
+        device="cuda",
+        recorder="profiler",
+        step_seconds=(step_seconds * 0.98, step_seconds, step_seconds * 1.03),
+    )
+
+
+def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
+    trace = measured_trace(0.51)
+    work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
+    own, other = predict_steps(trace, work, [SMALL, BIG], origin=SMALL)
+    assert own.seconds == 0.51
+    assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
+    # Half of the measured kernel, and the 10 ms that it does not explain.
+    # In a running loop the first launch, of 23.9 us, is made while the GPU still works.
+    assert other.seconds == pytest.approx(0.25 + 0.01 - 23.9e-6)
+
+
+def test_what_a_step_has_beyond_its_operations_is_added_on_every_gpu() -> None:
+    # 100 kernels of 30 us and gaps of 1 us, the first 23.9 us after the start: 3,123.9 us of a step of 5 ms.
+    trace = measured_trace(5e-3, kernels=100, kernel_seconds=30e-6)
+    work = predict_work_times(trace, [BIG], origin=SMALL, models=MODELS, method="mlp")
+    beyond = 5000 - (23.9 + 100 * (30 + 1))
+    (other,) = predict_steps(trace, work, [BIG], origin=SMALL)
+    # BIG takes 15 us for a kernel, and waits for 100 launches, of 23.3 us each.
+    assert other.seconds * 1e6 == pytest.approx(100 * 23.3 + beyond)
+    assert other.bound_by == "host"
+    assert other.device_seconds * 1e6 == pytest.approx(100 * 15)
+    assumed, said = other.notes
+    assert assumed.startswith("Host assumed: ")
+    assert said == (
+        "The measured step has 1.88 ms (38%) outside operations (Python work, data, waits). This counts as host time "
+        "on every GPU."
+    )
+    # A host twice as fast launches each within 11.65 us, so that the device bounds the step.
+    (half,) = predict_steps(trace, work, [BIG], origin=SMALL, host=Host(0.5))
+    assert half.seconds * 1e6 == pytest.approx(100 * (15 + 1) + beyond)
+
+
+def test_a_step_that_an_assumed_host_may_bound_says_so() -> None:
+    # A median host takes 23.3 us for each of 100 products, nine in ten 1/2 to 3/2 times that: 1.16 to 3.49 ms.
+    trace = cpu_trace(*[product(LARGE)] * 100)
+    work = predict_work_times(trace, [SMALL], origin=None, models=MODELS)
+
+    def step(device: float) -> StepPrediction:
+        each = np.full((1, 100), device / 100)
+        (found,) = predict_steps(trace, replace(work, interval=Interval.from_factor(each, 1.0)), [SMALL])
+        return found
+
+    said = (
+        "Host assumed: the CPU was not measured. A median CPU needs 2.33 ms (1.16 to 3.49 ms) to launch the step, "
+        "possibly more than the GPU.",
+    )
+    short, similar, longer, long = (step(device) for device in (1e-3, 2e-3, 3e-3, 6e-3))
+    verdicts = [one.verdict for one in (short, similar, longer, long) if one.verdict is not None]
+    assert [(one.bound_by, one.is_doubtful) for one in verdicts] == [
+        ("host", False),
+        ("host", True),
+        ("device", True),
+        ("device", False),
+    ]
+    assert verdicts[1].sentence.startswith("perhaps bound by the host: ")
+    assert short.notes == similar.notes == longer.notes == said
+    assert long.notes == ()
+    assert 3.49e-3 < longer.high_seconds < 1.1 * 3.49e-3  # what a slow host takes, or a slow device
+
+
+def test_an_emulated_dtype_is_said() -> None:
+    half = TensorInfo((4096, 4096), "bfloat16")
+    trace = cpu_trace(product(half))
+    old, new = predict_steps(trace, predict_work_times(trace, [OLD, SMALL], origin=None, models=None), [OLD, SMALL])
+    assert old.notes == ("No bfloat16 hardware: emulation is assumed.",)
+    assert new.notes == ()
+
+
+def test_a_missing_float8_is_said() -> None:
+    trace = cpu_trace(
+        Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
+    )
+    (step,) = predict_steps(trace, predict_work_times(trace, [OLD], origin=None, models=None), [OLD])
+    assert step.notes == ("No float8 hardware: predicted at float32's rate.",)
+
+
+def test_kernels_that_nothing_can_time_are_said() -> None:
+    kernel = measured_trace(1.0).kernels[0]
+    fused = Operation(name="triton::fused", phase="forward", kernels=(kernel,))
+    trace = Trace(operations=(product(LARGE), fused), device="cuda", recorder="profiler")
+    (step,) = predict_steps(trace, predict_work_times(trace, [SMALL], origin=None, models=MODELS), [SMALL])
+    assert step.notes == ("1 operations could not be timed and count as zero: triton::fused.",)
+
+
+EVENT, START, GAP = PROFILER_EVENT_SECONDS * 1e6, START_SECONDS * 1e6, GAP_SECONDS * 1e6
+T1, T2, T3, T4, T5 = 5.0, 6.0, 2.0, 4.0, 3.0
+"""Microseconds; the profiler adds an event of its own to each."""
+
+RECORDED = [value + EVENT for value in (T1, T2, T4, T5, T4, T3)]
+
+
+def profiled(number: int, kernel_microseconds: float) -> Operation:
+    """Operation `number` of a row, each of two kernels, as a profiler records it."""
+    gap, *inside = RECORDED
+    start = (number * (gap + sum(inside)) + gap) * 1e-6
+    launched = (start + inside[0] * 1e-6, start + sum(inside[:3]) * 1e-6)
+    kernels = tuple(
+        replace(
+            measured_trace(1.0).kernels[0],
+            seconds=kernel_microseconds * 1e-6,
+            launch_start_seconds=moment,
+            launch_seconds=(T4 + EVENT) * 1e-6,
+        )
+        for moment in launched
+    )
+    return replace(product(LARGE), kernels=kernels, host_start_seconds=start, host_seconds=sum(inside) * 1e-6)
+
+
+def microseconds(*operations: Operation, waits: tuple[HostWait, ...] = ()) -> float:
+    """A step recorded on SMALL, predicted on BIG, which takes half as long for a product."""
+    trace = Trace(operations=operations, device="cuda", recorder="profiler", waits=waits)
+    work = predict_work_times(trace, [BIG], origin=SMALL, models=half_speed("linear/float32"), method="mlp")
+    (step,) = predict_steps(trace, work, [BIG], origin=SMALL)
+    return step.seconds * 1e6
+
+
+def test_a_trace_with_known_overheads_gives_the_known_step() -> None:
+    # T1 + T2 + T4 + T5 + T4 + T3 = 24 for each of three operations, whose kernels of 1 are done long before.
+    assert microseconds(*(profiled(n, 2) for n in range(3))) == pytest.approx(3 * (T1 + T2 + T4 + T5 + T4 + T3))
+    # Six kernels of 50, launched well ahead, and a gap behind each.
+    assert microseconds(*(profiled(n, 100) for n in range(3))) == pytest.approx(6 * (50 + GAP))
+
+
+def test_a_trace_that_waits_for_the_device_gives_the_known_step() -> None:
+    # Launched at T1 + T2 + T4 = 15, two kernels of 50 run from 17 until 119. Reading the result is a call of 9 that
+    # synchronizes: the host is done with it at 24 + T1 + 9 = 38, and then waits until 119, where the next step begins.
+    read = Operation(
+        name="aten::_local_scalar_dense",
+        phase="forward",
+        inputs=(TensorInfo((), "float32"),),
+        host_start_seconds=(sum(RECORDED) + RECORDED[0]) * 1e-6,
+        host_seconds=(1009 + EVENT) * 1e-6,
+    )
+    waits = (HostWait((sum(RECORDED) + RECORDED[0] + 3) * 1e-6, 1000e-6, "device"),)
+    expected = T1 + T2 + T4 + START + 2 * (50 + GAP)
+    assert microseconds(profiled(0, 100), read, waits=waits) == pytest.approx(expected)
