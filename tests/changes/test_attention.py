@@ -107,5 +107,5 @@ def test_scores_that_are_read_otherwise_are_kept() -> None:
 def test_a_recording_without_results_says_what_is_missing() -> None:
     trace = captured(is_fused=False)
     blind = replace(trace, operations=tuple(replace(one, outputs=()) for one in trace.operations))
-    assert "give that trace as `followed`" in (CHANGES["sdpa"].why_not(blind, None) or "")
+    assert "pass it as `followed`" in (CHANGES["sdpa"].why_not(blind, None) or "")
     assert lp.advise(trace, [GPU])["sdpa"].verdict == "untested"

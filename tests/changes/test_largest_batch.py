@@ -106,7 +106,7 @@ def test_a_measured_peak_corrects_all_batches() -> None:
 
 
 def test_data_that_no_dimension_of_is_the_samples_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="the first dimension of the data must be the samples"):
+    with pytest.raises(InvalidArgumentError, match="The first dimension of the data must be the samples"):
         largest_batches(replace(kept(), samples=7), [layout_of("L4")])
 
 

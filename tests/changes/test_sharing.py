@@ -29,7 +29,7 @@ def test_one_gpu_has_nothing_to_share() -> None:
     told = lp.advise(trained(256), ["L4"])
     assert told["fsdp"].verdict == "no"
     assert told["fsdp"].why_not == told["ddp"].why_not == "one L4 shares nothing; ask for several, as 8xL4"
-    assert "fsdp, ddp (one L4 shares nothing" in " ".join(str(told).split())
+    assert "fsdp, ddp (one L4 shares nothing" in " ".join(told.text(verbose=True).split())
 
 
 def test_accumulation_saves_updates_on_one_gpu_and_exchanges_on_several() -> None:

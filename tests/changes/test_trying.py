@@ -117,7 +117,7 @@ def test_meta_tensors_of_an_object_are_named() -> None:
         model, batch = nn.Linear(4, 4, device="meta"), Batch()
         return lambda: model(batch.rows)
 
-    with pytest.raises(CaptureError, match="holds tensors of the meta device that cannot be replaced"):
+    with pytest.raises(CaptureError, match="the step uses meta tensors that cannot be replaced"):
         try_change("tf32", make_step, batch_size=2)
 
 

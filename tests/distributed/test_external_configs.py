@@ -149,7 +149,10 @@ def test_sizes_that_do_not_make_the_gpus_asked_for_are_refused(module: str, line
 @pytest.mark.parametrize("module", STRATEGIES)
 def test_a_strategy_that_shares_nothing_is_refused(module: str) -> None:
     single = import_module(module).SingleDeviceStrategy(device=torch.device("cpu"))
-    with pytest.raises(InvalidArgumentError, match="nor a strategy of Lightning's that shares work"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"is not a string such as 'ddp', a Strategy, or a Lightning strategy for several GPUs",
+    ):
         parse_strategy(single)
 
 

@@ -129,7 +129,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"expected Fabric\(callbacks=\[predictor\]\)"), FabricPredictor():
         pass
     processes: Any = SimpleNamespace(world_size=2, is_global_zero=False)
-    with pytest.raises(InvalidArgumentError, match=r"hours=\.\.\.\) got 2 processes, of which only the first"):
+    with pytest.raises(InvalidArgumentError, match=r"hours=\.\.\.\) got 2 processes, but only the first would stop"):
         FabricPredictor(hours=1).on_after_setup(processes, None)
 
 

@@ -60,7 +60,7 @@ def test_infeasible_problems_say_which_job_and_which_constraint(problem: Plannin
         (replace(TWO_JOBS, machines=(replace(SMALL, interruptions_per_hour=-1.0),)), "interruptions_per_hour=-1.0"),
         (
             replace(TWO_JOBS, machines=(replace(SMALL, interruptions_per_hour=0.1),)),
-            "'small' may be interrupted, and checkpoint_seconds is not given; say how often",
+            "'small' may be interrupted, and checkpoint_seconds is not given; set it, because work",
         ),
         (replace(TWO_JOBS, checkpoint_seconds=0.0), "checkpoint_seconds=0.0; expected seconds above 0"),
         (replace(TWO_JOBS, limits=Limits(nodes=1, quotas={"tiny": 1})), "for 'tiny', which is not a machine type"),

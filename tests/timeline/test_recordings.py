@@ -116,12 +116,12 @@ def test_a_copy_that_blocks_is_a_wait() -> None:
     python = sum(recorded_host(trace).python_seconds)
     assert python == pytest.approx(0.2154, rel=0.01)
     assert own.host_seconds - python < 0.035
-    assert sum("beyond its operations" in note for note in own.notes) == 1
+    assert sum("outside operations" in note for note in own.notes) == 1
 
 
 def test_a_host_with_python_stacks_says_so() -> None:
     (own,) = predicted(trace_of("tl_vit_nsfw_h100_step6"), H100)
-    assert any("kept Python's stacks" in note for note in own.notes)
+    assert any("a profiler with Python stacks" in note for note in own.notes)
     assert own.iteration_seconds_low < 0.3 * own.iteration_seconds
 
 

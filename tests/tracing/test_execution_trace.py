@@ -95,7 +95,7 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"nodes": None}, r"nor an execution trace \(it has no 'nodes'\)"),
+        ({"nodes": None}, r"or an execution trace \(no 'nodes'\)"),
         ({"nodes": [{"id": 3}]}, r"nodes\[0\]\.name is missing"),
         ({"nodes": [{"name": "a", "id": -3}]}, r"nodes\[0\]\.id is -3; expected an integer of at least 0"),
         ({"nodes": [{"name": "a", "id": 3}]}, r"nodes\[0\]\.ctrl_deps is missing"),

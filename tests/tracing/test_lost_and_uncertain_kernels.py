@@ -33,7 +33,7 @@ def test_blackwells_float32_products_are_tf32_if_faster_than_float32_can_be(shar
     rate = share * B200.peak_flops_per_second["float32"]
     trace = product_at(rate, "nvjet_sm100_sss_128x256_64x5_2x1_2cta_h_bz_TNN")
     assert trace.flags.matmul_tf32 is is_tf32
-    assert any("kernels of its products say that it was" in note for note in trace.notes) is is_tf32
+    assert any("its matmul kernels show that it was on" in note for note in trace.notes) is is_tf32
 
 
 def test_the_rate_of_other_kernels_does_not_tell() -> None:

@@ -133,5 +133,5 @@ def test_an_empty_last_step_is_not_taken() -> None:
 def test_what_exchanged_data_is_said() -> None:
     trace = load("hta_diff_control_a100_step1012.json.gz")
     assert not any("nccl" in kernel.name.lower() for kernel in trace.kernels)
-    assert any("10 kernels, 34.2% of the device time. The file does not say with how many" in n for n in trace.notes)
+    assert any("10 kernels, 34.2% of the device time. The file does not contain their number" in n for n in trace.notes)
     assert any("(multi_tensor_apply_kernel)" in note for note in trace.notes)

@@ -155,7 +155,7 @@ def _run(step: Callable[[], object]) -> None:
             raise
         raise CaptureError(
             "the step uses meta tensors that cannot be replaced, for example global ones; create them on the tested "
-            "device ({error})"
+            f"device ({error})"
         ) from error
 
 
