@@ -157,6 +157,8 @@ def changed(prediction: Prediction, **values: Any) -> Prediction:
         prediction = replace(prediction, layout=named)
     if "iteration" in values:
         values["interval"] = values.pop("iteration")
+    if "base_share" in values:
+        values["extrapolated_share"] = values.pop("base_share")
     if "samples_per_second" in values:
         rate = values.pop("samples_per_second")
         seconds = values.get("interval", prediction.step.interval).middle

@@ -27,7 +27,7 @@ OF_USERS: Final = (
 OF_PYTHON: Final = (
     "tracing/graph_release.py _after_collection",
     "tracing/graph_release.py _Keeper.__del__",
-    "tracing/pauses.py Pauses._collects",
+    "tracing/pauses.py PauseTimer._collects",
     "tracing/tensors.py _WeakReferences.__del__",
 )
 """Called where an object is freed or garbage collected; Python prints what fails there and goes on."""
