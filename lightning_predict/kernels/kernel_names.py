@@ -28,7 +28,7 @@ _MATRIX: Final = re.compile(
 )
 """Matrix products, convolutions and fused attention."""
 
-_BESIDE: Final = re.compile(
+_MEMORY_BOUND: Final = re.compile(
     r"at::native|splitkreduce|combine|convert|dot_do_o|preprocess|memcpy|memset|nhwc_?to_?nchw|nchw_?to_?nhwc|cast_transpose|"
     r"scale_?kernel|elementwise|layer_?norm|softmax_(fwd|bwd|warp)|copy_kernel|generatewinogradtiles"
 )
@@ -62,7 +62,7 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
         tf32: Whether float32 products may use TF32, for kernels of float32 operands that do not say so.
     """
     lower = name.lower()
-    if _MATRIX.search(lower) is None or _BESIDE.search(lower) is not None:
+    if _MATRIX.search(lower) is None or _MEMORY_BOUND.search(lower) is not None:
         return None
     found = next((dtype for dtype, words in _DTYPES if words.search(lower)), USUAL_DTYPE)
     return "tf32" if found == "float32" and tf32 and _NVJET.search(lower) else found

@@ -346,9 +346,16 @@ register(
 
 
 def _attention(
-    operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool
+    operation: Operation, tensors: Sequence[TensorInfo], *, backward: bool, eager_dtype: str | None = None
 ) -> tuple[OperationShape, ...] | None:
-    """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim)."""
+    """Translate a call with queries (..., heads, seq, head_dim), keys and values (..., kv_heads, kv_seq, head_dim).
+
+    Args:
+        operation: The call.
+        tensors: Queries, keys and values.
+        backward: Whether it is the backward pass.
+        eager_dtype: Compute dtype of eager attention; None if a fused kernel takes the call.
+    """
     if len(tensors) < 2 or min(len(tensor.shape) for tensor in tensors) < 2:
         return None
     query, key = tensors[:2]
@@ -367,8 +374,10 @@ def _attention(
         return _unfused(batch * heads, seq, kv_seq, head_dim, backward=backward)
     is_causal = _is_causal(operation)
     dims = tuple(float(value) for value in (batch, heads, kv_heads, seq, kv_seq, depth))
-    if len(query.shape) > 4:  # torch's fused kernels take four dimensions; a fifth means eager attention
-        return (OperationShape(f"eager_attention{'_backward' * backward}", dtype, (*dims, float(is_causal))),)
+    if len(query.shape) > 4 and eager_dtype is None:  # torch's fused kernels take four dimensions
+        eager_dtype = dtype
+    if eager_dtype is not None:
+        return (OperationShape(f"eager_attention{'_backward' * backward}", eager_dtype, (*dims, float(is_causal))),)
     name = f"{'causal_' * is_causal}attention{'_backward' * backward}"
     return (OperationShape(name, dtype, dims if is_causal else (*dims, 0.0)),)
 
@@ -389,24 +398,18 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
 def _whole(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     backward = operation.name.endswith("_backward")
-    found = _attention(operation, operation.inputs[:3], backward=backward)
-    if found and _has_wider_mask(operation):
-        # No fused kernel takes a mask in another dtype. PyTorch then computes products and softmax in the wider dtype.
-        (one,) = found
-        dtype = "tf32" if flags.matmul_tf32 else "float32"
-        return (OperationShape(f"eager_attention{'_backward' * backward}", dtype, one.dims),)
-    return found
+    # No fused kernel takes a mask in another dtype. PyTorch then computes products and softmax in the wider dtype.
+    wider = ("tf32" if flags.matmul_tf32 else "float32") if _has_wider_mask(operation) else None
+    return _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=wider)
 
 
 def _has_wider_mask(operation: Operation) -> bool:
     """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast."""
-    query, *others = operation.inputs
-    return query.dtype in HALF_DTYPES and any(
-        one.dtype == "float32" and one.shape[-1:] == others[0].shape[-2:-1] for one in others[2:]
+    heads, masks = operation.inputs[:3], operation.inputs[3:]
+    return any(
+        heads[0].dtype in ATTENTION.dtypes and one.dtype == "float32" and one.shape[-1:] == heads[1].shape[-2:-1]
+        for one in masks
     )
-
-
-HALF_DTYPES: Final = frozenset({"float16", "bfloat16"})
 
 
 _FUSED: Final = tuple(

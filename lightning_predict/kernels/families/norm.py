@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -147,21 +148,23 @@ BATCH_NORM_LAST_CYCLES: Final = {"": 1.3, "_backward": 1.1}
 """Multiprocessor cycles per element of PyTorch's own batch norm with channels last, forward and backward.
 
 H200, torch 2.11 (own measurements, 2026-11-27): 1.29 and 1.41 forward in bfloat16, 1.21 and 1.36 in float32; 1.10 and
-1.19 backward in bfloat16, where float32 is bound by memory. float16 uses cuDNN's kernels, which were not measured."""
+1.19 backward in bfloat16, where float32 is bound by memory."""
+
+UNMEASURED_IN_CUDNN: Final = MappingProxyType({"float16": 0.0})
+"""float16 uses cuDNN's kernels, which were not measured: traffic alone bounds them."""
 
 
-def _last_latency(cycles: float) -> Callable[[ShapeBatch, Gpu], Array]:
+def _element_latency(cycles: float, *, other: Mapping[str, float] = MappingProxyType({})) -> Callable[..., Array]:
+    """Make the latency function of a kernel that takes the same multiprocessor cycles for each element.
+
+    Args:
+        cycles: Cycles of an element.
+        other: Cycles of an element in some dtypes.
+    """
+
     def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-        own = 0.0 if batch.dtype == "float16" else cycles
-        seconds: Array = own * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
-        return seconds
-
-    return latency
-
-
-def _group_norm_latency(cycles: float) -> Callable[[ShapeBatch, Gpu], Array]:
-    def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
-        seconds: Array = cycles * batch.columns["rows"] * batch.columns["cols"] / issue_rate(gpu)
+        elements = batch.columns["rows"] * batch.columns["cols"]
+        seconds: Array = other.get(batch.dtype, cycles) * elements / issue_rate(gpu)
         return seconds
 
     return latency
@@ -459,22 +462,24 @@ register(
     # or instructions determine the time.
     replace(
         by_element("batch_norm_last", 2, 1, 8),
-        latency_bound=LatencyBound(latency=_last_latency(BATCH_NORM_LAST_CYCLES[""])),
+        latency_bound=LatencyBound(latency=_element_latency(BATCH_NORM_LAST_CYCLES[""], other=UNMEASURED_IN_CUDNN)),
     ),
     replace(
         by_element("batch_norm_last_backward", 4, 1, 14),
-        latency_bound=LatencyBound(latency=_last_latency(BATCH_NORM_LAST_CYCLES["_backward"])),
+        latency_bound=LatencyBound(
+            latency=_element_latency(BATCH_NORM_LAST_CYCLES["_backward"], other=UNMEASURED_IN_CUDNN)
+        ),
     ),
     replace(
         by_element("group_norm", 2, 1, 8),
-        latency_bound=LatencyBound(latency=_group_norm_latency(GROUP_NORM_CYCLES[""])),
+        latency_bound=LatencyBound(latency=_element_latency(GROUP_NORM_CYCLES[""])),
         aten=("aten::native_group_norm",),
         translator=_by_channel,
         network_specs=(VECTOR,),
     ),
     replace(
         by_element("group_norm_backward", 4, 1, 14),
-        latency_bound=LatencyBound(latency=_group_norm_latency(GROUP_NORM_CYCLES["_backward"])),
+        latency_bound=LatencyBound(latency=_element_latency(GROUP_NORM_CYCLES["_backward"])),
         aten=("aten::native_group_norm_backward",),
         translator=_by_channel,
         network_specs=(VECTOR,),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -80,14 +80,27 @@ def _placed(batch: ShapeBatch, gpu: Gpu) -> Array:
     return seconds
 
 
+_Count = TypeVar("_Count", float, Array)
+
+
+def _backward_cycles(cycles: tuple[float, float], positions: _Count, window_elements: _Count) -> _Count:
+    """Return multiprocessor cycles of a backward pass that visits each position and the windows that contain it.
+
+    Args:
+        cycles: Those of a position, and of each window that contains it.
+        positions: Number of positions of the images.
+        window_elements: Sum of the elements of all windows.
+    """
+    by_position, by_window = cycles
+    return by_position * positions + by_window * window_elements
+
+
 def _visited(cycles: tuple[float, float]) -> Callable[[ShapeBatch, Gpu], Array]:
-    """Make the latency function of a backward pass that visits each position of the image."""
+    """Make the latency function of a backward pass."""
 
     def latency(batch: ShapeBatch, gpu: Gpu) -> Array:
         c = batch.columns
-        by_position, by_window = cycles
-        total = _image(c) * by_position + _pooled(c) * c["kernel_size"] ** 2 * by_window
-        seconds: Array = total / issue_rate(gpu)
+        seconds: Array = _backward_cycles(cycles, _image(c), _pooled(c) * c["kernel_size"] ** 2) / issue_rate(gpu)
         return seconds
 
     return latency
@@ -149,11 +162,11 @@ def _pooling(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] 
         return None
     if operation.name.startswith("aten::max") and "backward" in operation.name:
         return _max_backward(operation, taps)
-    cycles = pooled.elements * window_cycles(float(taps))
     if "backward" in operation.name:
-        by_position, by_window = AVG_BACKWARD_CYCLES
         image = operation.inputs[1] if len(operation.inputs) > 1 else pooled
-        cycles = by_position * image.elements + by_window * pooled.elements * taps
+        cycles = _backward_cycles(AVG_BACKWARD_CYCLES, float(image.elements), float(pooled.elements * taps))
+    else:
+        cycles = pooled.elements * window_cycles(float(taps))
     read, written = float(bytes_read(operation)), float(bytes_written(operation))
     return (limited_transfer(read, written, float(pooled.elements), cycles=cycles),) if pooled.elements else ()
 
@@ -164,10 +177,9 @@ def _max_backward(operation: Operation, taps: int) -> tuple[OperationShape, ...]
     if not gradient.elements or not image.elements:
         return ()
     size, places = float(image.size_bytes), float(gradient.size_bytes + PLACE_BYTES * gradient.elements)
-    by_position, by_window = MAX_BACKWARD_CYCLES
-    cycles = by_position * image.elements + by_window * gradient.elements * taps
-    if operation.arguments.get(CHANNELS_LAST):
-        cycles = gradient.elements * taps * COMPARED_CYCLES
+    is_last = operation.arguments.get(CHANNELS_LAST)
+    by_layout = (0.0, COMPARED_CYCLES) if is_last else MAX_BACKWARD_CYCLES
+    cycles = _backward_cycles(by_layout, float(image.elements), float(gradient.elements * taps))
     moved = OperationShape("transfer", "float32", (places, 2 * size, float(image.elements)))
     return (moved, limited_transfer(0, 0, 0, cycles=cycles))
 
