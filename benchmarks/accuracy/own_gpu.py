@@ -2,10 +2,11 @@
 
 `benchmarks/measured/H200-SXM-141GB` holds what 15 minutes on one NVIDIA H200 gave on 2026-11-27 (torch 2.11, CUDA
 13.0): operators by replays of CUDA graphs with a flushed L2, whole training steps in a loop, and recordings of ten
-steps. Three tables:
+steps. The tables:
 
 * steps: forecasts from shapes, made at commit 191b58f before anything was measured, against the loop's seconds;
 * recorded steps: the GPU's time in a recording against what shapes alone predict now;
+* sums over rows: the calls behind one constant, one by one;
 * operators: the rows of an operation in one dtype that took `SHORTEST_SECONDS` or more.
 
 Cycles of norms, pooling, embeddings and fused Adam were chosen on the operators, sums of columns and attention with a
@@ -18,21 +19,23 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 import lightning_predict as lp
+from benchmarks.accuracy.recordings import without_kernels
 from benchmarks.result_files import ResultConsole, write_result
 from benchmarks.runs import RUNS
 from benchmarks.scored_steps import WIDTH, page_options
 from benchmarks.training.report import report_table
 from lightning_predict.extensions.own_weights.training.tables import read_own_tables
 from lightning_predict.gpus import gpu
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape
+from lightning_predict.kernels.roofline import LIMITED
 from lightning_predict.kernels.timing import predict_operation_times
 
 NAME: Final = "own_gpu"
@@ -80,11 +83,30 @@ def recorded_rows(folder: Path) -> list[tuple[str, ...]]:
     for path in sorted(folder.glob("*.json.gz")):
         trace = lp.Trace.load(str(path))
         measured = 1e3 * sum(kernel.seconds for kernel in trace.kernels)
-        operations = tuple(replace(operation, kernels=()) for operation in trace.operations)
-        found = lp.predict(replace(trace.untimed(), operations=operations), [GPU], history=False)[GPU]
-        predicted = 1e3 * found.device_seconds
+        predicted = 1e3 * lp.predict(without_kernels(trace.untimed()), [GPU], history=False)[GPU].device_seconds
         name = path.name.removesuffix(".json.gz")
         rows.append((name, f"{measured:.1f}", f"{predicted:.1f}", _percent(predicted / measured - 1)))
+    return rows
+
+
+def sum_rows(folder: Path) -> list[tuple[str, ...]]:
+    """Return the sums over rows in each recording: calls of a shape, measured and predicted microseconds of one."""
+    card, models = gpu(GPU), kernel_models((GPU,))
+    rows: list[tuple[str, ...]] = []
+    for path in sorted(folder.glob("*.json.gz")):
+        trace = lp.Trace.load(str(path))
+        work = predict_work_times(without_kernels(trace.untimed()), [card], origin=None, models=models)
+        found: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        for item, seconds in zip(work.items, work.seconds[0], strict=True):
+            call = trace.operations[item.operations[0]]
+            if call.name == "aten::sum" and item.problems[-1].operation == LIMITED:
+                shape = " x ".join(map(str, call.inputs[0].shape))
+                found[shape, call.inputs[0].dtype].append((sum(one.seconds for one in call.kernels), float(seconds)))
+        for (shape, dtype), pairs in found.items():
+            measured, predicted = (1e6 * statistics.fmean(side) for side in zip(*pairs, strict=True))
+            name = path.name.removesuffix(".json.gz")
+            error = _percent(predicted / measured - 1)
+            rows.append((name, shape, dtype, str(len(pairs)), f"{measured:.1f}", f"{predicted:.1f}", error))
     return rows
 
 
@@ -110,7 +132,7 @@ def operator_rows(folder: Path) -> list[tuple[str, ...]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the three tables, and write them if a folder is given."""
+    """Print the tables, and write them if a folder is given."""
     options = page_options(arguments, (__doc__ or "").split("\n")[0])
     console = ResultConsole(width=WIDTH)
     document = json.loads((FOLDER / "steps.json").read_text(encoding="utf-8"))
@@ -142,6 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ("recording",),
             ("measured ms", "predicted ms", "error %"),
             recorded_rows(FOLDER / "recordings"),
+        ),
+        (
+            "Sums over rows in the recordings",
+            ("recording", "shape", "dtype"),
+            ("calls", "measured us", "predicted us", "error %"),
+            sum_rows(FOLDER / "recordings"),
         ),
         (
             "Operators on the H200 of 30 microseconds or more",

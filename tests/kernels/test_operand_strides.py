@@ -200,3 +200,6 @@ def test_a_sum_over_rows_waits_for_the_root_of_their_number() -> None:
     assert moved.dims[0] == 2 * 25_088 * 384
     assert minimum_latencies([waiting], [h200])[0, 0] == pytest.approx(297 * 25_088**0.5 / h200.boost_clock_hz)
     assert len(summed([1])) == len(summed([0, 1])) == 1
+    loss = TensorInfo((), "float32")  # torch sums it over a dimension that it does not have
+    call = Operation(name="aten::sum", phase="forward", inputs=(loss,), outputs=(loss,), arguments={"dim": [0]})
+    assert [one.operation for one in translate(call, Flags())] == ["transfer"]

@@ -66,9 +66,8 @@ MAX_SERIAL_ROWS: Final = 200_000
 """Clock cycles that a sum over the leading dimension waits, times the root of its rows, between these numbers of rows.
 
 Few threads share a column, and each adds its rows one after another, so the wait adds to the traffic. Blocks that share
-a column also need a buffer that is set to zero first, which is a launch of its own. With it, 21 of 25
-sums of gradients of biases in five training steps on the H200 come within 15 % (6,144 to 401,408 rows of 96 to 4,096
-elements, 16 and 32 bits), where traffic alone gives 0.1 to 0.7 of them (training data: these sums)."""
+a column also need a buffer that is set to zero first, which is a launch of its own. Chosen on the sums in our
+recordings of training steps on the H200; `benchmarks.accuracy.own_gpu` prints each of them."""
 
 
 @translates("aten::sum")
@@ -88,7 +87,7 @@ def _sum(operation: Operation, _flags: Flags) -> tuple[OperationShape, ...] | No
 def _rows_of_columns(operation: Operation, data: TensorInfo) -> int | None:
     """Return the number of rows summed into a row of columns; None unless leading dimensions alone are summed."""
     asked = operation.arguments.get("dim")
-    if not isinstance(asked, list | tuple) or not asked:
+    if not isinstance(asked, list | tuple) or not asked or len(data.shape) < 2:
         return None
     summed = {int(one) % len(data.shape) for one in asked}
     if summed != set(range(len(summed))) or len(summed) == len(data.shape):
