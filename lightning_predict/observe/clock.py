@@ -366,13 +366,14 @@ class RunClock:
         if seconds is None:
             self.device.measured(None)
             return
-        launches = {
+        starts = {
             id(kernel) if kernel.launch_start_seconds is None else kernel.launch_start_seconds
             for kernel in trace.kernels
         }
+        launches = len(starts) or len(trace.operations)  # without a profile, about one launch an operation
         timed = BLOCK_BATCHES if trace.running_step_seconds is not None else len(trace.step_seconds) * trace.batches
         self.device.measured(
-            seconds / trace.batches, launches=math.ceil(len(launches) / trace.batches), batches=max(1, timed)
+            seconds / trace.batches, launches=max(1, math.ceil(launches / trace.batches)), batches=max(1, timed)
         )
 
     # Events of training.

@@ -42,14 +42,13 @@ class DevicePace:
 
     Attributes:
         seconds: Device time of a batch as measured between two waits; None if unknown.
-        backlog_seconds: Device work queued when the last cycle ended, estimated; 0 if unknown.
     """
 
-    __slots__ = ("_batches", "_cycles", "_limit", "_peak", "_pending", "backlog_seconds", "seconds")
+    __slots__ = ("_backlog", "_batches", "_cycles", "_limit", "_peak", "_pending", "seconds")
 
     def __init__(self) -> None:
         self.seconds: float | None = None
-        self.backlog_seconds = 0.0
+        self._backlog = 0.0
         self._batches = 1
         self._limit = math.inf
         self._peak = 0.0
@@ -61,18 +60,18 @@ class DevicePace:
         """Cycles that count, or batches behind the measured pace before there is any."""
         return self._cycles.count or (0 if self.seconds is None else self._batches)
 
-    def measured(self, seconds: float | None, *, launches: int = 0, batches: int = 1) -> None:
+    def measured(self, seconds: float | None, *, launches: int = 1, batches: int = 1) -> None:
         """Take the device time of a batch, and forget earlier cycles, which contain waits.
 
         Args:
             seconds: Seconds of a batch between two waits for the device; None if that was not measured.
-            launches: Kernel launches of a batch; 0 if unknown.
+            launches: Kernel launches of a batch, at least 1.
             batches: Batches between the two waits.
         """
         self.seconds, self._batches = seconds, batches
         if seconds is None:
             return
-        self._limit = seconds * (LAUNCH_QUEUE / launches) if launches else math.inf
+        self._limit = seconds * LAUNCH_QUEUE / launches
         self._cycles = TimingSamples()
         self.drain()
 
@@ -82,12 +81,12 @@ class DevicePace:
         if pace is None:
             self._cycles.add(cycle)
             return
-        self.backlog_seconds = max(0.0, self.backlog_seconds + pace - cycle)
-        if self.backlog_seconds > self._limit:
-            self.seconds, self.backlog_seconds = None, 0.0
+        self._backlog = max(0.0, self._backlog + pace - cycle)
+        if self._backlog > self._limit:
+            self.seconds, self._backlog = None, 0.0
             self._cycles.add(cycle)
-        elif self.backlog_seconds > self._peak:
-            self._peak = self.backlog_seconds
+        elif self._backlog > self._peak:
+            self._peak = self._backlog
             pending = [*(self._pending or ()), cycle]
             self._pending = []
             if statistics.fmean(pending) >= (1 - AHEAD_SHARE) * pace:
@@ -102,7 +101,7 @@ class DevicePace:
 
     def drain(self) -> float:
         """Note that the device catches up with the host; return the seconds of work that it had queued."""
-        queued, self.backlog_seconds, self._peak = self.backlog_seconds, 0.0, 0.0
+        queued, self._backlog, self._peak = self._backlog, 0.0, 0.0
         self._pending = []
         return queued
 

@@ -207,7 +207,8 @@ class Memory:
         forward_gradient_bytes: Gradients of the previous step that live during the forward pass (Lightning frees them
             after it, most loops before it); None if not recorded.
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
-        reserved_bytes: `torch.cuda.max_memory_reserved` over the step; None without CUDA.
+        reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
+            process took more than the step.
     """
 
     parameter_bytes: int | None = None

@@ -138,7 +138,7 @@ def test_each_session_counts_its_kernels_and_products(as_cuda: pytest.MonkeyPatc
 
 
 def test_the_queue_is_filled_behind_the_longest_product_that_fits(as_cuda: pytest.MonkeyPatch) -> None:
-    for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("MAX_LAUNCHES", 10), ("QUEUED_SECONDS", 1e-9)):
+    for name, value in (("FIRST_SIDE", 16), ("LARGEST_SIDE", 32), ("LAUNCH_QUEUE", 10), ("QUEUED_SECONDS", 1e-9)):
         as_cuda.setattr(module, name, value)
     facts = module._launch_queue(60.0)
     assert 0 < facts["product_seconds"] < 1

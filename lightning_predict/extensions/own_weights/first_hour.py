@@ -32,6 +32,7 @@ from lightning_predict.extensions.own_weights.measuring.clock import own_stream,
 from lightning_predict.extensions.own_weights.measuring.main_rates import comparison, measure_main_rates
 from lightning_predict.extensions.own_weights.measuring.run import measure
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.observe.device_pace import LAUNCH_QUEUE
 from lightning_predict.prediction import predict
 from lightning_predict.tracing.recording import capture
 from lightning_predict.tracing.session import CaptureSession
@@ -51,9 +52,6 @@ STEPS: Final = 100
 
 QUEUED_SECONDS: Final = 1.5
 """Seconds of work behind which the depth of the launch queue is measured."""
-
-MAX_LAUNCHES: Final = 6000
-"""Launches to try; the queue of today's drivers holds about a thousand."""
 
 LONG_PRODUCT_SECONDS: Final = 0.008
 """Minimum seconds of a kernel in the queue. A launch waits for one kernel to end, so short ones hide the wait."""
@@ -225,7 +223,7 @@ def _loop_seconds(step: Callable[[], object], count: int) -> float:
 
 
 def _launch_queue(_left: float) -> dict[str, Any]:
-    """Launch small kernels behind seconds of large products, until a launch waits."""
+    """Launch small kernels behind seconds of large products, up to the bound that forecasts take for the queue."""
     device = _cuda()
     side, seconds = FIRST_SIDE, 0.0
     while True:
@@ -241,7 +239,7 @@ def _launch_queue(_left: float) -> dict[str, Any]:
     for _ in range(max(round(QUEUED_SECONDS / seconds), 8)):
         torch.mm(matrix, matrix, out=into)
     ticks = [time.perf_counter()]
-    for _ in range(MAX_LAUNCHES):
+    for _ in range(LAUNCH_QUEUE):
         small.add_(1)
         ticks.append(time.perf_counter())
     torch.cuda.synchronize()
