@@ -134,7 +134,7 @@ def _value(text: str) -> float | None:
             point, joined = plain.replace(",", "."), plain.replace(",", "")
             if point.count(".") == 1 and re.fullmatch(r"[+-]?\d+", joined):
                 raise argparse.ArgumentTypeError(
-                    f"is {text!r}, which may be {point} or {joined}. Write it with a point, or without the comma."
+                    f"is {text!r}, which may be {point} or {int(joined)}. Write it with a point, or without the comma."
                 )
             return None
         plain = plain.replace(",", "")

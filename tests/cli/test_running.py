@@ -146,7 +146,7 @@ def test_whole_numbers_as_people_write_them(text: str, number: int) -> None:
     ("option", "text", "readings"),
     [
         ("--storage-usd", "2,50", "2.50 or 250"),
-        ("--usd-per-hour", "0,5", "0.5 or 05"),
+        ("--usd-per-hour", "0,5", "0.5 or 5"),
         ("--iterations", "1,5", "1.5 or 15"),
         ("--iterations", "1000,000", "1000.000 or 1000000"),
     ],
