@@ -201,7 +201,7 @@ class CostBudget(Callback):
         on_exceed: Action if the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
         warmup_steps: Minimum number of steps before the first forecast, however long they take.
         kg_co2: Kilograms of CO2-equivalent; requires `grid`.
-        grid: The electric grid: grams of CO2 per kWh, or a place (`europe-west3`, `Frankfurt`).
+        grid: The electric grid: grams of CO2 per kWh, a place (`Frankfurt`) or a country (`France`, `FR`).
         watts: Power of all machines of this run; None takes the power limits of its GPUs, an upper estimate.
         pue: Power usage effectiveness of the data centre, a factor on the power; 1: the machines alone.
         setup_minutes: Minutes of paid machine time before training.

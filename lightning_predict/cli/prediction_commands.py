@@ -88,7 +88,8 @@ def predict(
         setup_minutes: Paid minutes until a rented machine trains (boot, environment, data).
         storage_usd: Dollars for storage and data transfer, in addition to the machine.
         minimum_minutes: Minimum billed minutes of a machine.
-        grid: Show the energy of the run and its CO2 on this grid: grams per kWh, or a place (europe-west3, Frankfurt).
+        grid: Show the energy of the run and its CO2 on this grid: grams per kWh, a place (Frankfurt), or a country
+            (France, FR).
         pue: With --grid, power usage effectiveness of the data centre: total power per watt of its machines, including
             cooling, as published by operators (1: the GPU alone).
         method: Prediction method; wave uses measured kernel times if the trace has them.

@@ -1,10 +1,12 @@
-"""Carbon intensity of an electric grid, from a number or the name of a region or place.
+"""Carbon intensity of an electric grid, from a number or the name of a region, place or country.
 
 Example::
 
     >>> grid_of("europe-west3").grams_per_kwh  # what Frankfurt's grid emitted in 2025
     275.81
     >>> grid_of("frankfurt") == grid_of("europe-west3")
+    True
+    >>> grid_of("FR") == grid_of("france")  # the average of a country
     True
     >>> grid_of("380").grams_per_kwh
     380.0
@@ -14,13 +16,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import nearest, read_toml
+from lightning_predict.checked import Checked, nearest, read_toml
 from lightning_predict.errors import CatalogueError, InvalidArgumentError
 
 GRIDS_FILE: Final = Path(__file__).with_name("grids.toml")
@@ -33,7 +35,7 @@ class PowerGrid:
 
     Attributes:
         grams_per_kwh: Grams of CO2-equivalent per kWh.
-        name: Region and place; None for a number from the user.
+        name: Region and place, or country; None for a number from the user.
         year: Year over which the figure is averaged; None for a number from the user.
     """
 
@@ -49,11 +51,12 @@ class PowerGrid:
 
 
 def grid_of(name: str | float) -> PowerGrid:
-    """Return a grid by its carbon intensity or by the name of a region or place.
+    """Return a grid by its carbon intensity or by the name of a region, place or country.
 
     Args:
-        name: Grams of CO2-equivalent per kWh, a Google Cloud region (`us-central1`), or its place (`Iowa`). Places also
-            serve the regions of other clouds there.
+        name: Grams of CO2-equivalent per kWh, a Google Cloud region (`us-central1`), its place (`Iowa`), or a country
+            by name or ISO code (`France`, `FR`, `FRA`). Places also serve the regions of other clouds there. A name of
+            a place and a country (`Belgium`) means the place.
 
     Raises:
         InvalidArgumentError: A number below 0, or an unknown name; the message suggests the nearest one.
@@ -65,7 +68,7 @@ def grid_of(name: str | float) -> PowerGrid:
         found = grids.get(_plain(str(name)))
         if found is None:
             raise InvalidArgumentError(
-                f"grid={name!r} is not a known region or place, or grams of CO2 per kWh. "
+                f"grid={name!r} is not a known region, place or country, or grams of CO2 per kWh. "
                 f"{nearest(_plain(str(name)), grids)} Find other values at your provider or electricitymaps.com."
             ) from None
         return found
@@ -84,9 +87,19 @@ def _plain(name: str) -> str:
 def _grids() -> Mapping[str, PowerGrid]:
     document = read_toml(GRIDS_FILE, CatalogueError)
     year = document.member("source").member("year").integer()
-    found: dict[str, PowerGrid] = {}
+    found = {_plain(other): grid for names, grid in _countries(document) for other in names}
     for region, row in document.member("grams_per_kwh").members().items():
         place = row.member("place").words()
         grid = PowerGrid(grams_per_kwh=float(row.member("grams").positive()), name=f"{region}, {place}", year=year)
         found |= {_plain(str(region)): grid, _plain(place): grid}
     return found
+
+
+def _countries(document: Checked) -> Iterator[tuple[tuple[str, ...], PowerGrid]]:
+    """Yield each country: its name, its ISO codes and other common names, and its grid."""
+    for code, row in document.member("countries").members().items():
+        name = row.member("name").words()
+        grid = PowerGrid(
+            grams_per_kwh=float(row.member("grams").positive()), name=name, year=row.member("year").integer()
+        )
+        yield (name, str(code), row.member("alpha3").words(), *row.optional("also", Checked.texts, ())), grid

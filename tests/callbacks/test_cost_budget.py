@@ -864,7 +864,7 @@ def test_weights_are_those_of_a_run_without_it(lightning: Small, tmp_path: Path)
         ({"deadline": "2020-01-01"}, InvalidArgumentError, "deadline='2020-01-01' has passed"),
         ({"kg_co2": 1}, InvalidArgumentError, "kg_co2=1 depends on the location of the machines; give grid, a place"),
         ({"kg_co2": 0, "grid": 400}, InvalidArgumentError, "kg_co2=0 is not a limit; expected a number above 0"),
-        ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is not a known region or place"),
+        ({"kg_co2": 1, "grid": "Atlantis"}, InvalidArgumentError, "grid='Atlantis' is not a known region, place or co"),
         ({"kg_co2": 1, "grid": 400, "pue": 0.9}, InvalidArgumentError, "pue=0.9 is out of range; expected a number"),
         ({"usd": 1, "grid": 400}, InvalidArgumentError, "grid, watts and pue are for a limit in CO2; give it with kg"),
         ({"usd": 1, "setup_minutes": -1}, InvalidArgumentError, "setup_minutes=-1 is out of range; expected a number"),

@@ -161,7 +161,7 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
         ),
         (
             ["--grid", "atlantis"],
-            "--grid 'atlantis' is not a known region or place, or grams of CO2 per kWh",
+            "--grid 'atlantis' is not a known region, place or country, or grams of CO2 per kWh",
         ),
         (["--region", "r"], "--region is for a price file of your own"),
         (["--offers", "none.yaml"], "none.yaml does not exist"),

@@ -1,4 +1,4 @@
-"""Grids: a number, a region of a cloud, or its place."""
+"""Grids: a number, a region of a cloud, its place, or a country."""
 
 from __future__ import annotations
 
@@ -32,3 +32,27 @@ def test_what_is_no_grid_is_refused_with_the_nearest() -> None:
         grid_of("Frankfort")
     with pytest.raises(InvalidArgumentError, match="grid=-1 is out of range; expected grams of CO2 per kWh"):
         grid_of(-1)
+
+
+def test_a_country_is_found_by_name_and_code() -> None:
+    france = grid_of("france")
+    # codecarbon's table, copied from Our World in Data: 56.039 g/kWh in 2023.
+    assert (france.grams_per_kwh, france.year) == (56.039, 2023)
+    assert france == grid_of("FR") == grid_of("fra") == grid_of("France")
+    assert france.sentence == "56.039 g/kWh (France, 2023)"
+    assert grid_of("Germany").grams_per_kwh == 380.95
+    assert grid_of("UK") == grid_of("United Kingdom") == grid_of("GB")
+    assert grid_of("belgium").name == "europe-west1, Belgium"  # the newer figure of Google's region there
+    assert grid_of("BE").name == "Belgium"
+
+
+def test_each_country_has_a_figure_with_its_year() -> None:
+    countries = read_toml(GRIDS_FILE, CatalogueError).member("countries").members()
+    assert len(countries) == 212  # of 213; the table has 0 for the Central African Republic
+    for code, row in countries.items():
+        found = grid_of(str(code))
+        assert found.grams_per_kwh == row.member("grams").value
+        assert found.year is not None
+        assert 2009 <= found.year <= 2023
+    with pytest.raises(InvalidArgumentError, match="not a known region, place or country"):
+        grid_of("CF")
