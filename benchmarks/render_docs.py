@@ -8,6 +8,10 @@ A template is Markdown with placeholders:
     {{table lin: steps | rows: all | columns: n, median %}}   some rows (names or a regular expression), some columns
     {{accuracy}}                                   errors by kind of model and generation of GPU
     {{operations}}                                 errors of the bundled weights, from their manifest
+    {{paper: 11.8 %}}                              a figure that a publication states, as it is
+
+`docs/templates/blocks/NAME.md` fills the part of a hand-written page between `<!-- results: NAME -->` and
+`<!-- end of results -->`.
 
 Example::
 
@@ -24,7 +28,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,10 +42,11 @@ TEMPLATES: Final = ROOT / "docs" / "templates"
 MANIFEST: Final = ROOT / "lightning_predict" / "weights" / "files" / "manifest.json"
 
 PLACEHOLDER: Final = re.compile(r"\{\{\s*(.+?)\s*\}\}")
-README_BLOCK: Final = re.compile(r"(<!-- results -->\n)(.*?)(<!-- end of results -->\n)", re.DOTALL)
+BLOCKS: Final = TEMPLATES / "blocks"
+"""Templates of blocks within hand-written pages; the other templates are whole pages of `docs`."""
 
-README_TEMPLATE: Final = "README.md"
-"""Template of the block of the README; the others are pages of `docs`."""
+BLOCK: Final = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
+"""A block of a hand-written page, with the name of its template."""
 
 GENERATIONS: Final[Mapping[str, Sequence[str]]] = {
     "up to Volta": ("kepler", "maxwell", "pascal", "volta"),
@@ -109,7 +114,10 @@ def replaced(placeholder: str) -> str:
         return operations_table(json.loads(MANIFEST.read_text(encoding="utf-8")))
     is_table = placeholder.startswith("table ")
     name, _, rest = placeholder.removeprefix("table ").partition(":")
-    found, rest = result(name.strip()), rest.strip()
+    rest = rest.strip()
+    if name.strip() == "paper":
+        return rest
+    found = result(name.strip())
     if is_table:
         title, *options = (part.strip() for part in rest.split(" | "))
         chosen = dict(option.split(": ", 1) for option in options)
@@ -229,20 +237,26 @@ def rendered(template: str) -> str:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Give every generated file with its content."""
+    """Give every generated file and every page with generated blocks, with its content."""
     for template in sorted(TEMPLATES.rglob("*.md")):
-        text = rendered(template.read_text(encoding="utf-8"))
-        name = template.relative_to(TEMPLATES)
-        if str(name) == README_TEMPLATE:
-            readme = (ROOT / "README.md").read_text(encoding="utf-8")
-            yield ROOT / "README.md", README_BLOCK.sub(partial(_between, text), readme)
-        else:
-            yield ROOT / "docs" / name, text
+        if template.parent != BLOCKS:
+            yield ROOT / "docs" / template.relative_to(TEMPLATES), rendered(template.read_text(encoding="utf-8"))
+    for page in hand_written_pages():
+        text = page.read_text(encoding="utf-8")
+        if BLOCK.search(text):
+            yield page, BLOCK.sub(_filled, text)
     yield published_cases.FILE, cases_text(all_cases())
 
 
-def _between(text: str, match: re.Match[str]) -> str:
-    return match[1] + text + match[3]
+def hand_written_pages() -> tuple[Path, ...]:
+    """List the README and the pages of `docs` that no template makes whole."""
+    docs = (path for path in sorted((ROOT / "docs").rglob("*.md")) if TEMPLATES not in path.parents)
+    return (ROOT / "README.md", *(path for path in docs if not (TEMPLATES / path.relative_to(ROOT / "docs")).is_file()))
+
+
+def _filled(match: re.Match[str]) -> str:
+    opening, name, _, end = match.groups()
+    return opening + rendered((BLOCKS / f"{name}.md").read_text(encoding="utf-8")) + end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

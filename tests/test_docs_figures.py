@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import render_docs
-from benchmarks.render_docs import PLACEHOLDER, TEMPLATES, accuracy_table, pages, rendered, replaced, table_text
+from benchmarks.render_docs import (
+    BLOCK,
+    BLOCKS,
+    PLACEHOLDER,
+    TEMPLATES,
+    accuracy_table,
+    hand_written_pages,
+    pages,
+    rendered,
+    replaced,
+    table_text,
+)
 from benchmarks.result_files import FOLDER, Result, ResultTable, read_result
 from benchmarks.runs import SOURCES
 from lightning_predict.reports.published_cases import FILE, PublishedCase, read_published_cases
@@ -26,6 +37,17 @@ BYTES_OF_THE_CASES = 100_000
 
 DEFINED = ("90 %", "15 %", "10 %", "20 %", "5 ms")
 """Figures that define something: the interval, the held-out problems, the verdicts, the shortest pause that is seen."""
+
+RULES = {
+    "docs/howto/budget.md": {"80 %", "100 %", "5 %"},
+    "docs/reliability.md": {"5 %"},
+    "docs/howto/first-hour.md": {"5 %", "10 %", "15 %", "25 %", "-6 and +2 %"},
+    "docs/howto/memory.md": {"97 %"},
+    "docs/howto/no-gpu.md": {"5 %"},
+    "docs/howto/plan-jobs.md": {"0.5 %", "5 %", "94 %"},
+    "docs/howto/advice.md": {"2 to 7 %"},
+}
+"""By page, percentages of rules, thresholds and examples, and a publication's own, which no command measures."""
 
 FIGURE = re.compile(r"\d[\d,.]*(?: ?%| (?:ms|s|points|GiB|times as)\b)|(?<!\S)[-+]\d[\d,.]*\b")
 
@@ -66,11 +88,30 @@ def test_typed_figures_are_found_and_quoted_ones_are_not() -> None:
     assert figures_typed("`--sample 40 %` errs by {{lin: steps / all / median %}}, in the 90 % interval, GPT-2") == []
 
 
+def percentages_typed(text: str) -> list[str]:
+    """Percentages of a hand-written page outside of its generated blocks and code."""
+    text = BLOCK.sub("", text)
+    text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    return re.findall(r"[-+]?\d[\d.,]*(?: (?:to|and|or) [-+]?\d[\d.,]*)* %", text)
+
+
+@pytest.mark.parametrize("path", hand_written_pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_hand_written_page_types_no_accuracy(path: Path) -> None:
+    """A percentage is generated, or a rule of the program or a publication's own figure that `RULES` lists."""
+    allowed = RULES.get(str(path.relative_to(ROOT)), frozenset()) | {"90 %"}
+    assert set(percentages_typed(path.read_text(encoding="utf-8"))) <= allowed
+
+
+def test_blocks_are_used_and_their_templates_exist() -> None:
+    used = {match[2] for path in hand_written_pages() for match in BLOCK.finditer(path.read_text(encoding="utf-8"))}
+    assert used == {path.stem for path in BLOCKS.glob("*.md")}
+
+
 def test_every_accuracy_page_is_rendered() -> None:
     docs = ROOT / "docs"
     accuracy = [*docs.glob("accuracy*.md"), *(docs / "accuracy").rglob("*.md"), docs / "many_gpus.md"]
     assert {path.relative_to(docs) for path in accuracy} == {
-        path.relative_to(TEMPLATES) for path in TEMPLATE_FILES if path.name != "README.md"
+        path.relative_to(TEMPLATES) for path in TEMPLATE_FILES if path.parent != BLOCKS
     }
 
 
@@ -124,6 +165,7 @@ def test_placeholders_give_figures_and_facts(monkeypatch: pytest.MonkeyPatch) ->
     assert rendered("{{made: Errors / all / median %}} of {{ made: cases }} on {{made: date}}") == (
         "4.1 % of 1,015 on 2026-11-27"
     )
+    assert rendered("theirs: {{paper: 11.8 %}}") == "theirs: 11.8 %"
     with pytest.raises(KeyError):
         replaced("made: Errors / H100 / median %")
     with pytest.raises(KeyError):
