@@ -238,14 +238,7 @@ def _machine_in_use(step: StepPredictor, workload: Workload, assumptions: Assump
         forward_seconds=seconds / 3,  # the backward pass computes twice as much
     )
     run = step.corrected(predict_run(measured, workload, None, batches=trace.batches), in_use)
-    machine = MachineInUse(
-        name=name,
-        step_seconds=seconds,
-        cycle_seconds=run.cycle_seconds,
-        total=run.total,
-        at_most=run.at_most,
-        is_cut_off=run.is_cut_off,
-    )
+    machine = MachineInUse(name=name, step=measured, run=run, layout=in_use)
     if in_use is None:
         return machine
     return replace(

@@ -19,7 +19,7 @@ from typing import Any, Final, final
 
 from lightning_predict.cost.memory import MemoryNeed
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import Prediction, Price
+from lightning_predict.cost.prediction import MachineInUse, PowerSupply, Prediction, Price
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.gpus.records import Gpu, Source
@@ -117,7 +117,13 @@ def example_offer(gpu: str = "T4", usd_per_hour: float = 1.0, *, num_gpus: int =
     return Offer(gpu=gpu, num_gpus=num_gpus, usd_per_hour=usd_per_hour, **(given | values))
 
 
-_PARTS: Final[dict[str, type]] = {"step": StepPrediction, "run": Run, "price": Price, "memory": MemoryNeed}
+_PARTS: Final[dict[str, type]] = {
+    "step": StepPrediction,
+    "run": Run,
+    "price": Price,
+    "memory": MemoryNeed,
+    "supply": PowerSupply,
+}
 
 
 def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
@@ -137,6 +143,22 @@ def example_prediction(layout: str = "T4", **values: Any) -> Prediction:
     )
     run = Run(gpu=found.name, training_seconds=None, validation_seconds=None, total=None, cycle_seconds=0.020)
     return changed(Prediction(found, step, run, Price(), MemoryNeed()), **values)
+
+
+def example_machine(name: str, step_seconds: float, *, cycle_seconds: float | None = None, **run: Any) -> MachineInUse:
+    """Make a machine in use by hand, from its measured step.
+
+    Args:
+        name: `CPU`, or the name of a GPU.
+        step_seconds: Measured time of a step.
+        cycle_seconds: Time of a step and its wait for the loader; None for no wait.
+        run: Other fields of its Run, for example `total=Interval(11.0, 12.0, 13.0)`.
+    """
+    interval = Interval(step_seconds, step_seconds, step_seconds)
+    step = StepPrediction(gpu=name, interval=interval, device_seconds=step_seconds, host_seconds=0.0, coverage={})
+    cycle = step_seconds if cycle_seconds is None else cycle_seconds
+    given = {"training_seconds": None, "validation_seconds": None, "total": None, "cycle_seconds": cycle}
+    return MachineInUse(name=name, step=step, run=Run(gpu=name, **(given | run)))
 
 
 def changed(prediction: Prediction, **values: Any) -> Prediction:

@@ -20,7 +20,6 @@ from lightning_predict.cli.answers import CommandAnswer, json_value
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
-    from lightning_predict.cost.energy import Energy
     from lightning_predict.cost.grids import PowerGrid
     from lightning_predict.cost.offers import Offer
     from lightning_predict.extensions.advice.advice_text import Advice
@@ -221,7 +220,7 @@ class Findings:
     predictions: Predictions
     ranking: Ranking
     offers: Sequence[Offer]
-    energies: Mapping[str, Energy | None] | None = None
+    columns: tuple[str, ...] = ()
     grid: PowerGrid | None = None
     advice: Advice | None = None
     memory: MemoryReport | None = None
@@ -255,27 +254,28 @@ class Findings:
         return replace(self, advice=advice)
 
     def with_energy(self, grid: PowerGrid | None, pue: float = 1.0) -> Findings:
-        """Add the energy of each run, and its CO2 on a grid."""
-        from lightning_predict.cost.energy import prediction_energy
+        """Show the energy of each run, and its CO2 on a grid."""
+        from lightning_predict.cost.prediction import PowerSupply
 
-        grams = None if grid is None else grid.grams_per_kwh
-        energies = {
-            one.gpu: prediction_energy(one, grid_grams_per_kwh=grams, overhead=pue) for one in self.predictions.values()
-        }
-        return replace(self, energies=energies, grid=grid)
+        supply = PowerSupply(grams_per_kwh=None if grid is None else grid.grams_per_kwh, overhead=pue)
+        items = tuple(replace(one, supply=supply) for one in self.predictions.values())
+        columns = (*self.columns, "kilowatt_hours", *(() if grid is None else ("co2_kilograms",)))
+        return replace(self, predictions=replace(self.predictions, items_in_order=items), columns=columns, grid=grid)
 
     def energy_notes(self) -> tuple[str, ...]:
         """Return notes about the scope of the energies and the grid."""
         from lightning_predict.reports.table import energy_note
 
-        if self.energies is None:
+        if "kilowatt_hours" not in self.columns:
             return ()
         place = () if self.grid is None or self.grid.name is None else (f"Grid: {self.grid.sentence}.",)
-        return (energy_note(self.energies), *place)
+        return (energy_note(self.predictions), *place)
 
     def as_dict(self) -> dict[str, Any]:
         """Convert everything to JSON values."""
-        energies = {} if self.energies is None else {"energy": self.energies}
+        energies: dict[str, Any] = {}
+        if "kilowatt_hours" in self.columns:
+            energies = {"energy": {one.gpu: one.energy for one in self.predictions.values()}}
         values: dict[str, Any] = json_value(
             {**self.predictions.as_dict(), "ranking": self.ranking.as_dict(), **energies}
         )
@@ -299,7 +299,7 @@ class Findings:
         return html_report(
             self.predictions,
             self.ranking,
-            energies=self.energies,
+            columns=self.columns,
             offers=self.offers,
             sections="".join(
                 (
@@ -312,10 +312,9 @@ class Findings:
     def markdown(self) -> str:
         """Return the tables in Markdown."""
         from lightning_predict.reports.ranking import ranking_markdown
-        from lightning_predict.reports.table import energy_columns, markdown_table
+        from lightning_predict.reports.table import markdown_table
 
-        extra = () if self.energies is None else energy_columns(self.energies)
-        table = markdown_table(self.predictions, extra=extra, notes=self.energy_notes())
+        table = markdown_table(self.predictions, columns=self.columns, notes=self.energy_notes())
         memory = "" if self.memory is None else f"\n{self.memory.markdown()}\n"
         return f"{ranking_markdown(self.ranking)}\n\n{table}\n{memory}{self.card()}"
 
@@ -326,9 +325,8 @@ class Findings:
         chosen = self.ranking.within_deadline or self.ranking.cheapest or self.ranking.fastest
         if chosen is None:
             return ""
-        own = chosen.prediction
-        energy = None if self.energies is None else self.energies[own.gpu]
-        card = model_card(own, energy=energy, place=None if self.grid is None else self.grid.name, command=self.command)
+        own = self.predictions[chosen.gpu]
+        card = model_card(own, place=None if self.grid is None else self.grid.name, command=self.command)
         return "" if card is None else f"\n## For a model card or a pull request\n\n{card}\n"
 
     def sky(self) -> str:
@@ -346,10 +344,9 @@ class Findings:
         """Print the table and the ranking."""
         from lightning_predict.reports.format import width_at_hand
         from lightning_predict.reports.ranking import ranking_lines
-        from lightning_predict.reports.table import energy_columns, print_table
+        from lightning_predict.reports.table import print_table
 
-        extra = () if self.energies is None else energy_columns(self.energies)
-        print_table(self.predictions, extra=extra, verbose=verbose, notes=self.energy_notes())
+        print_table(self.predictions, columns=self.columns, verbose=verbose, notes=self.energy_notes())
         print("", *ranking_lines(self.ranking, width=width_at_hand()), sep="\n")
 
 

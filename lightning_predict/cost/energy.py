@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
-from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import Gpu
 from lightning_predict.units import grams_to_kilograms, seconds_to_hours, watts_to_kilowatts
+
+if TYPE_CHECKING:
+    from lightning_predict.cost.prediction import Values
 
 IDLE_SHARE: Final = 0.2
 """Power of a waiting GPU, as a share of its limit; a rounded figure.
@@ -101,31 +103,24 @@ def energy(
     )
 
 
-def prediction_energy(
-    prediction: Prediction, *, grid_grams_per_kwh: float | None = None, overhead: float = 1.0
-) -> Energy | None:
-    """Estimate the energy of a predicted run; None if its length is unknown.
-
-    Args:
-        prediction: The run.
-        grid_grams_per_kwh: Carbon intensity of the grid, in grams of CO2-equivalent per kWh.
-        overhead: As for `energy`.
+def prediction_energy(prediction: Values) -> Energy | None:
+    """Estimate the energy of a predicted run on its grid; None if its length or its GPU is unknown.
 
     Raises:
-        InvalidArgumentError: A number is outside its range.
+        InvalidArgumentError: A number of the grid is outside its range.
     """
-    if prediction.total_seconds is None:
-        return None
     layout = prediction.layout
+    if prediction.total_seconds is None or layout is None:
+        return None
     found = energy(
         prediction.total_seconds,
         layout.gpu,
         num_gpus=layout.count,
         busy_share=min(prediction.device_seconds / prediction.iteration_seconds, 1.0),
-        grid_grams_per_kwh=grid_grams_per_kwh,
-        overhead=overhead,
+        grid_grams_per_kwh=prediction.supply.grams_per_kwh,
+        overhead=prediction.supply.overhead,
     )
-    return replace(found, gpu=prediction.gpu)
+    return replace(found, gpu=layout.name)
 
 
 def _check(word: str, value: float, low: float, high: float) -> None:

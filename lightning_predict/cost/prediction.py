@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, final
 
 from lightning_predict.checked import positive_number, shown
+from lightning_predict.cost.fields import Field, fields_of
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
 from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, machine_offer
 from lightning_predict.errors import InvalidArgumentError
@@ -28,6 +29,7 @@ from lightning_predict.run.workload import Run
 from lightning_predict.units import minutes_to_seconds, seconds_to_hours
 
 if TYPE_CHECKING:
+    from lightning_predict.cost.energy import Energy
     from lightning_predict.timeline.step_prediction import StepPrediction
     from lightning_predict.timeline.verdict import Verdict
 
@@ -52,12 +54,219 @@ class Price:
     provider: str | None = None
 
 
+def _step_seconds(one: Values) -> float:
+    return one.iteration_seconds if one.measured_seconds is None else one.measured_seconds
+
+
+def _cycle(one: Values) -> Interval[float]:
+    return one.iteration.added(one.cycle_seconds - one.iteration_seconds)
+
+
+def _samples_per_second(one: Values) -> float | None:
+    samples = one.run.samples_per_iteration
+    return None if samples is None else samples / one.iteration_seconds
+
+
+def _energy(one: Values) -> Energy | None:
+    from lightning_predict.cost.energy import prediction_energy
+
+    return prediction_energy(one)
+
+
+class Values:
+    """The table of prediction fields: one row for each value of a GPU or layout, or of the machine in use.
+
+    Every surface derives from these rows: attributes, JSON, pandas, the columns of tables, loggers and the model card.
+    A new value, with its column, is one new row. The order of the rows is the order of columns and of JSON.
+    """
+
+    __slots__ = ()
+
+    layout: Layout | None
+    step: StepPrediction
+    run: Run
+    price: Price
+    memory: MemoryNeed
+    supply: PowerSupply
+
+    gpu = Field[str]("layout.name", "Catalogue name of the GPU or layout.", title="GPU", on_machine=True)
+    step_seconds = Field[float](
+        _step_seconds, "Seconds of a step, as measured if it was.", "s", title="step", on_machine=True
+    )
+    iteration_seconds = Field[float]("step.seconds", "Seconds of one training step.", "s", log="iteration_ms")
+    iteration_seconds_low = Field[float](
+        "step.low_seconds", "Lower end of the 90 % interval of a training step.", "s", log="iteration_ms_low"
+    )
+    iteration_seconds_high = Field[float](
+        "step.high_seconds", "Upper end of the 90 % interval of a training step.", "s", log="iteration_ms_high"
+    )
+    iteration = Field[Interval[float]](
+        "step.interval",
+        "Seconds of one training step, with a 90 % interval.",
+        "s",
+        title="90 % of steps\n(ms)",
+        shown="verbose",
+        gives_way=1,
+        in_json=False,
+    )
+    device_seconds = Field[float]("step.device_seconds", "GPU compute time of a step.", "s")
+    host_seconds = Field[float]("step.host_seconds", "Host time to launch a step.", "s")
+    num_gpus = Field[int]("layout.count", "Number of GPUs of the layout.")
+    communication_seconds = Field[float](
+        "step.communication_seconds",
+        "Time of a step's collectives between GPUs, including overlapped ones; 0 on one GPU.",
+        "s",
+    )
+    added_seconds = Field[float](
+        "step.added_seconds",
+        "Extra time of a step beyond one GPU's own work: exposed communication, and waits for other GPUs.",
+        "s",
+    )
+    measured_seconds = Field[float | None](
+        "step.measured_seconds", "Measured seconds of a step; None except on the GPU in use.", "s"
+    )
+    unmeasured_seconds = Field[float | None](
+        "step.unmeasured_seconds",
+        "Seconds of a step as predicted without measurements; None except on the GPU in use.",
+        "s",
+    )
+    iterations = Field[int | None]("run.iterations", "Remaining training steps.")
+    total_seconds = Field[float | None](
+        "run.total_seconds",
+        "Seconds of the rest of the run, including validation.",
+        "s",
+        title="total",
+        on_machine=True,
+        log="total_hours",
+    )
+    total_seconds_low = Field[float | None](
+        "run.total.low", "Lower end of the 90 % interval of the run.", "s", on_machine=True
+    )
+    total_seconds_high = Field[float | None](
+        "run.total.high", "Upper end of the 90 % interval of the run.", "s", on_machine=True
+    )
+    total = Field[Interval[float] | None](
+        "run.total",
+        "Seconds of the rest of the run, including validation, with a 90 % interval.",
+        "s",
+        title="(90 %)",
+        is_left=True,
+        on_machine=True,
+        in_json=False,
+    )
+    validation_seconds = Field[float | None]("run.validation_seconds", "Validation's part of `total_seconds`.", "s")
+    validation_is_estimated = Field[bool](
+        "run.validation_is_estimated",
+        "Whether the validation time is estimated from the forward share of a training step.",
+    )
+    cycle_seconds = Field[float]("run.cycle_seconds", "Seconds of a step and its wait for the loader.", "s")
+    cycle = Field[Interval[float]](
+        _cycle, "Seconds of a step and its wait for the loader, with a 90 % interval.", "s", in_json=False
+    )
+    epoch_seconds = Field[float | None]("run.epoch_seconds", "Training time of one epoch.", "s")
+    loader_seconds = Field[float](
+        "run.loader_seconds",
+        "Loader time for the batches of a step; it bounds the step if it is longer than the step.",
+        "s",
+    )
+    checkpoint_seconds = Field[float | None](
+        "run.checkpoint_seconds", "Part of `total_seconds` spent on writing checkpoints.", "s"
+    )
+    checkpoint_is_estimated = Field[bool](
+        "run.checkpoint_is_estimated",
+        "Whether the checkpoint time is estimated from the size of the state because none was measured.",
+    )
+    at_most = Field[bool]("run.at_most", "Whether the run may end earlier.", on_machine=True)
+    is_cut_off = Field[bool](
+        "run.is_cut_off",
+        "Whether the Trainer's time limit ends the run; the totals then stop at the limit.",
+        on_machine=True,
+    )
+    samples_per_second = Field[float | None](_samples_per_second, "Throughput of all GPUs.", "samples/s")
+    cost_usd = Field[float | None](
+        "price.cost_usd", "Cost of the rest of the run.", "$", title="cost", on_machine=True, log="cost_usd"
+    )
+    usd_per_hour = Field[float | None](
+        "price.usd_per_hour",
+        "Price of all machines rented for the layout.",
+        "$/h",
+        title="$/h",
+        gives_way=3,
+        on_machine=True,
+    )
+    offer = Field[str | None]("price.offer", "Source and date of the price.")
+    memory_bytes = Field[float | None](
+        "memory.memory_bytes",
+        "Peak memory of a step on each GPU.",
+        "bytes",
+        title="memory (GiB)",
+        is_left=True,
+        on_machine=True,
+        log="memory_gib",
+    )
+    fits = Field[bool | None]("memory.fits", "Whether a step fits in the GPU's memory, perhaps tightly.")
+    memory_fit = Field[MemoryFit | None](
+        "memory.memory_fit", "Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."
+    )
+    memory_free_bytes = Field[float | None](
+        "memory.memory_free_bytes",
+        "Usable memory left by a step; negative if it does not fit.",
+        "bytes",
+        log="memory_free_gib",
+    )
+    verdict: Field[Verdict | None] = Field(
+        "step.verdict",
+        "What bounds the step, the gain from a faster GPU, and the critical path by module.",
+        title="bound by",
+        gives_way=2,
+    )
+    coverage = Field[Mapping[str, float]](
+        "step.coverage",
+        "Share of the GPU time by prediction method; the shares add up to 1. See `StepPrediction`.",
+        title="covered by",
+        shown="verbose",
+        gives_way=4,
+        breaks=True,
+    )
+    base_share = Field[float](
+        "step.extrapolated_share", "Share of the GPU time predicted by networks without any measurement of this GPU."
+    )
+    energy: Field[Energy | None] = Field(
+        _energy, "Energy of the run (upper estimate); None if its length is unknown.", in_json=False
+    )
+    kilowatt_hours = Field[float | None](
+        "energy.kilowatt_hours", "Energy of all GPUs over the whole run.", "kWh", title="energy\n(kWh)", shown="asked"
+    )
+    co2_kilograms = Field[float | None](
+        "energy.co2_kilograms", "CO2-equivalent on the grid, if one is given.", "kg", title="CO2\n(kg)", shown="asked"
+    )
+    notes = Field[tuple[str, ...]]("step.notes", "Notes on gaps of the prediction.")
+
+
+FIELDS: Final = fields_of(Values)
+"""All rows of the table, in order."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSupply:
+    """Power supply of the machines.
+
+    Attributes:
+        grams_per_kwh: Carbon intensity, in grams of CO2-equivalent per kWh; None if unknown.
+        overhead: Total power per watt of the GPU, including cooling (PUE); 1 counts the GPU alone.
+    """
+
+    grams_per_kwh: float | None = None
+    overhead: float = 1.0
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Values):
     """Everything predicted for one GPU or layout; unknown values have the value None.
 
-    The five parts hold the values; each value also has a flat name.
+    The parts hold the values; each value also has a flat name, by a row of `Values`.
 
     Attributes:
         layout: The GPUs.
@@ -65,6 +274,7 @@ class Prediction:
         run: The rest of the run.
         price: Price of the run.
         memory: Memory of a step, and whether it fits.
+        supply: Power supply, for its energy and CO2.
     """
 
     layout: Layout
@@ -72,252 +282,44 @@ class Prediction:
     run: Run
     price: Price
     memory: MemoryNeed
-
-    @property
-    def gpu(self) -> str:
-        """Catalogue name of the GPU or layout."""
-        return self.layout.name
-
-    @property
-    def num_gpus(self) -> int:
-        """Number of GPUs of the layout."""
-        return self.layout.count
-
-    @property
-    def iteration(self) -> Interval[float]:
-        """Seconds of one training step, with a 90 % interval."""
-        return self.step.interval
-
-    @property
-    def iteration_seconds(self) -> float:
-        """Seconds of one training step."""
-        return self.step.seconds
-
-    @property
-    def iteration_seconds_low(self) -> float:
-        """Lower end of the 90 % interval of a training step."""
-        return self.step.low_seconds
-
-    @property
-    def iteration_seconds_high(self) -> float:
-        """Upper end of the 90 % interval of a training step."""
-        return self.step.high_seconds
-
-    @property
-    def device_seconds(self) -> float:
-        """GPU compute time of a step, in seconds."""
-        return self.step.device_seconds
-
-    @property
-    def host_seconds(self) -> float:
-        """Host time to launch a step, in seconds."""
-        return self.step.host_seconds
-
-    @property
-    def communication_seconds(self) -> float:
-        """Time of a step's collectives between GPUs, including overlapped ones, in seconds; 0 on one GPU."""
-        return self.step.communication_seconds
-
-    @property
-    def added_seconds(self) -> float:
-        """Extra seconds of a step beyond one GPU's own work: exposed communication, and waits for other GPUs."""
-        return self.step.added_seconds
-
-    @property
-    def measured_seconds(self) -> float | None:
-        """Measured seconds of a step; None except on the GPU in use."""
-        return self.step.measured_seconds
-
-    @property
-    def unmeasured_seconds(self) -> float | None:
-        """Seconds of a step as predicted without measurements; None except on the GPU in use."""
-        return self.step.unmeasured_seconds
-
-    @property
-    def iterations(self) -> int | None:
-        """Remaining training steps."""
-        return self.run.iterations
-
-    @property
-    def total(self) -> Interval[float] | None:
-        """Seconds of the rest of the run, including validation, with a 90 % interval."""
-        return self.run.total
-
-    @property
-    def total_seconds(self) -> float | None:
-        """Seconds of the rest of the run, including validation."""
-        return self.run.total_seconds
-
-    @property
-    def total_seconds_low(self) -> float | None:
-        """Lower end of the 90 % interval of the run."""
-        return None if self.run.total is None else self.run.total.low
-
-    @property
-    def total_seconds_high(self) -> float | None:
-        """Upper end of the 90 % interval of the run."""
-        return None if self.run.total is None else self.run.total.high
-
-    @property
-    def validation_seconds(self) -> float | None:
-        """Validation's part of `total_seconds`."""
-        return self.run.validation_seconds
-
-    @property
-    def validation_is_estimated(self) -> bool:
-        """Whether the validation time is estimated from the forward share of a training step."""
-        return self.run.validation_is_estimated
-
-    @property
-    def cycle_seconds(self) -> float:
-        """Seconds of a step and its wait for the loader."""
-        return self.run.cycle_seconds
-
-    @property
-    def cycle(self) -> Interval[float]:
-        """Seconds of a step and its wait for the loader, with a 90 % interval."""
-        return self.iteration.added(self.cycle_seconds - self.iteration_seconds)
-
-    @property
-    def epoch_seconds(self) -> float | None:
-        """Training time of one epoch, in seconds."""
-        return self.run.epoch_seconds
-
-    @property
-    def loader_seconds(self) -> float:
-        """Loader time for the batches of a step, in seconds; it bounds the step if it is longer than the step."""
-        return self.run.loader_seconds
-
-    @property
-    def checkpoint_seconds(self) -> float | None:
-        """Part of `total_seconds` spent on writing checkpoints."""
-        return self.run.checkpoint_seconds
-
-    @property
-    def checkpoint_is_estimated(self) -> bool:
-        """Whether the checkpoint time is estimated from the size of the state because none was measured."""
-        return self.run.checkpoint_is_estimated
-
-    @property
-    def at_most(self) -> bool:
-        """Whether the run may end earlier."""
-        return self.run.at_most
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the Trainer's time limit ends the run; the totals then stop at the limit."""
-        return self.run.is_cut_off
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Throughput of all GPUs."""
-        samples = self.run.samples_per_iteration
-        return None if samples is None else samples / self.step.seconds
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Price of all machines rented for the layout."""
-        return self.price.usd_per_hour
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Cost of the rest of the run."""
-        return self.price.cost_usd
-
-    @property
-    def offer(self) -> str | None:
-        """Source and date of the price."""
-        return self.price.offer
-
-    @property
-    def memory_bytes(self) -> float | None:
-        """Peak memory of a step on each GPU."""
-        return self.memory.memory_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether a step fits in the GPU's memory, perhaps tightly."""
-        return self.memory.fits
-
-    @property
-    def memory_fit(self) -> MemoryFit | None:
-        """Memory verdict: `fits` with a margin, `tight` without, or `exceeds`."""
-        return self.memory.memory_fit
-
-    @property
-    def memory_free_bytes(self) -> float | None:
-        """Usable memory left by a step; negative if it does not fit."""
-        return self.memory.memory_free_bytes
-
-    @property
-    def coverage(self) -> Mapping[str, float]:
-        """Share of the GPU time by prediction method; the shares add up to 1. See `StepPrediction`."""
-        return self.step.coverage
-
-    @property
-    def base_share(self) -> float:
-        """Share of the GPU time predicted by networks without any measurement of this GPU."""
-        return self.step.extrapolated_share
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """What bounds the step, the gain from a faster GPU, and the critical path by module."""
-        return self.step.verdict
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes on gaps of the prediction."""
-        return self.step.notes
+    supply: PowerSupply = field(default_factory=PowerSupply)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values by their flat names, JSON-serializable."""
-        values = {name: getattr(self, name) for name in FLAT_NAMES}
+        values = {row.name: row.value(self) for row in FIELDS if row.in_json}
         values |= {"coverage": dict(self.coverage), "notes": list(self.notes)}
         if self.verdict is not None:
             values["verdict"] = asdict(self.verdict) | {"sentence": self.verdict.sentence}
         return values
 
 
-FLAT_NAMES: Final = tuple(
-    "gpu iteration_seconds iteration_seconds_low iteration_seconds_high device_seconds host_seconds num_gpus "
-    "communication_seconds added_seconds measured_seconds unmeasured_seconds iterations total_seconds "
-    "total_seconds_low total_seconds_high validation_seconds validation_is_estimated cycle_seconds epoch_seconds "
-    "loader_seconds checkpoint_seconds checkpoint_is_estimated at_most is_cut_off samples_per_second usd_per_hour "
-    "cost_usd offer memory_bytes fits memory_fit memory_free_bytes coverage base_share verdict notes".split()
-)
-"""Flat names of a prediction's values in JSON, in order."""
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineInUse:
+class MachineInUse(Values):
     """The machine that recorded the step, timed by its own steps: a CPU, or a GPU without a prediction.
 
     Attributes:
         name: Name of its GPU in the catalogue, or as it reports itself, or `CPU`.
-        step_seconds: Measured time of a step.
-        cycle_seconds: Time of a step and its wait for the loader; None if not measured.
-        total: Seconds of the rest of the run; None if its length is unknown.
-        at_most: Whether the run may end earlier.
-        is_cut_off: Whether a time limit ends the run; the total then stops at the limit.
+        step: Its measured step.
+        run: The rest of the run there.
+        layout: Its GPUs; None for a CPU, or a GPU that the catalogue lacks.
         price: Price of the run there.
         memory: Memory of its GPU; empty for a CPU.
+        supply: Power supply, for its energy and CO2.
     """
 
     name: str
-    step_seconds: float
-    cycle_seconds: float | None = None
-    total: Interval[float] | None = None
-    at_most: bool = False
-    is_cut_off: bool = False
+    step: StepPrediction
+    run: Run
+    layout: Layout | None = None
     price: Price = field(default_factory=Price)
     memory: MemoryNeed = field(default_factory=MemoryNeed)
+    supply: PowerSupply = field(default_factory=PowerSupply)
 
-    @property
-    def cycle(self) -> Interval[float]:
-        """Measured seconds of a step and its wait for the loader."""
-        seconds = self.step_seconds if self.cycle_seconds is None else self.cycle_seconds
-        return Interval(seconds, seconds, seconds)
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values of a measured machine by their flat names, JSON-serializable."""
+        values = {row.name: row.value(self) for row in FIELDS if row.in_json and row.on_machine and row.name != "gpu"}
+        return {"name": self.name, **values}
 
 
 class AbstractPredictions(Mapping[str, Prediction]):

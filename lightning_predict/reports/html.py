@@ -9,9 +9,9 @@ Example::
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lightning_predict.cost.offers import Offer, load_offers
 from lightning_predict.cost.prediction import MachineInUse, Prediction
@@ -33,11 +33,8 @@ from lightning_predict.reports.cost_curve import CostCurve, cost_curves, table_o
 from lightning_predict.reports.format import duration, milliseconds, share, usd, usd_per_hour
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
-from lightning_predict.reports.table import Grid, columns_of, energy_columns, energy_note, grid, table_notes
+from lightning_predict.reports.table import Grid, columns_of, energy_note, grid, table_notes
 from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
-
-if TYPE_CHECKING:
-    from lightning_predict.cost.energy import Energy
 
 STYLE: Final = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1c2330; --dim: #5c6675; --line: #dfe3ea;
@@ -149,7 +146,7 @@ def html_report(
     ranking: Ranking,
     *,
     title: str = TITLE,
-    energies: Mapping[str, Energy | None] | None = None,
+    columns: Collection[str] = (),
     offers: Sequence[Offer] | None = None,
     made_on: datetime.date | None = None,
     sections: str = "",
@@ -160,14 +157,14 @@ def html_report(
         predictions: The predictions to show.
         ranking: Ranking of the same predictions.
         title: Heading of the page.
-        energies: Energy by GPU name, for its columns; None leaves them out.
+        columns: Names of fields whose columns are shown on request.
         offers: Offers behind the prices, for their sources; None uses the offers of the package.
         made_on: Date on the page; None for today.
         sections: Further sections after the table and its charts, as HTML with escaped text.
     """
     made_on = made_on or datetime.date.today()
-    shown = grid(predictions, extra=energy_columns(energies) if energies else ())
-    notes = () if not energies else (energy_note(energies),)
+    shown = grid(predictions, columns=columns)
+    notes = (energy_note(predictions),) if "kilowatt_hours" in columns else ()
     body = "".join(
         (
             f'<header><h1>{escape(title)}</h1><p class="sub">{escape(_subtitle(predictions, made_on))}</p></header>',

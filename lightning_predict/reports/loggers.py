@@ -19,28 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from lightning_predict.cost.prediction import Prediction
+from lightning_predict.cost.fields import Field
+from lightning_predict.cost.prediction import FIELDS
 from lightning_predict.files import write_atomically
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, ranking_markdown
 from lightning_predict.reports.table import markdown_table
-from lightning_predict.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
+from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 
 def _converted(convert: Callable[[float], float], value: float | None) -> float | None:
     return None if value is None else convert(value)
 
 
-QUANTITIES: Final[Mapping[str, Callable[[Prediction], float | None]]] = {
-    "iteration_ms": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds),
-    "iteration_ms_low": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds_low),
-    "iteration_ms_high": lambda prediction: seconds_to_milliseconds(prediction.iteration_seconds_high),
-    "total_hours": lambda prediction: _converted(seconds_to_hours, prediction.total_seconds),
-    "cost_usd": lambda prediction: prediction.cost_usd,
-    "memory_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_bytes),
-    "memory_free_gib": lambda prediction: _converted(bytes_to_gibibytes, prediction.memory_free_bytes),
-}
-"""Logged quantities by name with unit; the value is None if unknown."""
+QUANTITIES: Final[Mapping[str, Field[Any]]] = {row.log: row for row in FIELDS if row.log is not None}
+"""Logged fields by their logger key, with unit."""
 
 
 BRIEF: Final = ("iteration_ms", "total_hours", "cost_usd")
@@ -79,7 +72,7 @@ def metrics(
         for prediction in predictions.values()
         if gpus is None or prediction.gpu in gpus
         for name, quantity in QUANTITIES.items()
-        if (in_full or name in BRIEF) and (value := quantity(prediction)) is not None
+        if (in_full or name in BRIEF) and (value := quantity.logged(prediction)) is not None
     }
 
 
@@ -132,7 +125,7 @@ def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
         yield [
             one.gpu,
             one.gpu == predictions.used_gpu,
-            *(_converted(_readable, quantity(one)) for quantity in QUANTITIES.values()),
+            *(_converted(_readable, quantity.logged(one)) for quantity in QUANTITIES.values()),
             _converted(_readable, measured_ms),
             one.fits,
             one.memory_fit,

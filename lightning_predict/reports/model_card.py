@@ -3,30 +3,23 @@
 Hugging Face's model cards have a field for emissions, in grams, with the place and hardware of the training. The values
 here are marked as predicted. Example::
 
-    print(model_card(result["L4"], energy=prediction_energy(result["L4"], grid_grams_per_kwh=276), place="Frankfurt"))
+    print(model_card(result["L4"], place="Frankfurt"))
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from lightning_predict.cost.prediction import Prediction
 from lightning_predict.reports.format import duration, duration_interval, markdown_text, significant, usd, usd_per_hour
 from lightning_predict.units import kilograms_to_grams
 
-if TYPE_CHECKING:
-    from lightning_predict.cost.energy import Energy
 
-
-def model_card(
-    prediction: Prediction, *, energy: Energy | None = None, place: str | None = None, command: str | None = None
-) -> str | None:
+def model_card(prediction: Prediction, *, place: str | None = None, command: str | None = None) -> str | None:
     """Write hardware, time, cost and emissions, and the fields of a model card; None if the run's length is unknown.
 
     Args:
         prediction: The run on its GPU.
-        energy: Energy of the run, with CO2 emissions if the grid is known.
         place: Place of the grid.
         command: Command that repeats the prediction.
     """
@@ -36,11 +29,12 @@ def model_card(
     hardware = prediction.layout.gpu.name if count == 1 else f"{count} x {prediction.layout.gpu.name}"
     price = "" if prediction.usd_per_hour is None else usd_per_hour(prediction.usd_per_hour)
     rented = ", ".join(text for text in (price, prediction.offer or "") if text)
-    grams = None if energy is None or energy.co2_kilograms is None else kilograms_to_grams(energy.co2_kilograms)
+    kilowatt_hours, kilograms = prediction.kilowatt_hours, prediction.co2_kilograms
+    grams = None if kilograms is None else kilograms_to_grams(kilograms)
     amounts = [
         duration_interval(prediction.total),
         "" if prediction.cost_usd is None else usd(prediction.cost_usd),
-        "" if energy is None else f"{significant(energy.kilowatt_hours)} kWh",
+        "" if kilowatt_hours is None else f"{significant(kilowatt_hours)} kWh",
         "" if grams is None else f"{significant(grams)} g CO2" + ("" if place is None else f" ({place})"),
     ]
     lines = [

@@ -130,19 +130,7 @@ class Predictions(AbstractPredictions):
             "heading": self.heading,
             "made_on": self.made_on,
             "used_gpu": self.used_gpu,
-            "machine_in_use": None
-            if machine is None
-            else {
-                "name": machine.name,
-                "step_seconds": machine.step_seconds,
-                "total_seconds": None if machine.total is None else machine.total.middle,
-                "total_seconds_low": None if machine.total is None else machine.total.low,
-                "total_seconds_high": None if machine.total is None else machine.total.high,
-                "at_most": machine.at_most,
-                "is_cut_off": machine.is_cut_off,
-                "usd_per_hour": machine.price.usd_per_hour,
-                "cost_usd": machine.price.cost_usd,
-            },
+            "machine_in_use": None if machine is None else machine.as_dict(),
             "notes": list(self.notes),
             "predictions": [prediction.as_dict() for prediction in self.items_in_order],
         }

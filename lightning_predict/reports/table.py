@@ -2,28 +2,29 @@
 
 The heading describes the predictions; the machine in use comes first. Details that change no decision (prediction
 methods, sources of prices, most notes) appear only with `verbose`. Less important columns are dropped if the line is
-too narrow. Energy columns are optional. Example::
+too narrow. A column is a row of `cost/prediction.py` with a title. Example::
 
     print(result)            # plain_table: at most 120 columns, no colours
     print_table(result)      # rich: as wide as the terminal
     markdown_table(result)   # for TensorBoard and MLflow
-
-    energies = {one.gpu: prediction_energy(one, grid_grams_per_kwh=380) for one in result.values()}
-    print(plain_table(result, extra=energy_columns(energies)))
+    print(plain_table(result, columns=["kilowatt_hours"]))
 """
 
 from __future__ import annotations
 
 import datetime
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
+from lightning_predict.cost.fields import Field
 from lightning_predict.cost.memory import MemoryNeed
-from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
+from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import other_forms
 from lightning_predict.gpus.records import NVIDIA
 from lightning_predict.interval import Interval
@@ -50,8 +51,6 @@ from lightning_predict.units import seconds_to_hours
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from lightning_predict.cost.energy import Energy
 
 
 SHARE_TO_MENTION: Final = 0.01
@@ -447,34 +446,31 @@ class Column:
     """A column of a table.
 
     Attributes:
+        field: Row of the table of fields.
         header: Header, possibly of several lines.
-        cell: Returns the text for a prediction; None if the value is unknown.
-        machine: Returns the text for the machine in use; None leaves the cell empty.
-        justify: Alignment.
-        gives_way: Order in which columns are dropped if the line is too narrow, 1 first; None for columns that stay.
-        breaks: Whether its cells may be broken into lines, after commas only.
+        cell: Returns the text for a row; None if the value is unknown.
     """
 
+    field: Field[Any]
     header: str
-    cell: Callable[[Prediction], str | None]
-    machine: Callable[[MachineInUse], str | None] | None = None
-    justify: Literal["left", "right"] = "left"
-    gives_way: int | None = None
-    breaks: bool = False
+    cell: Callable[[TableLine], str | None]
 
     @property
     def title(self) -> str:
         """Header on one line."""
         return self.header.replace("\n", " ")
 
+    @property
+    def justify(self) -> Literal["left", "right"]:
+        """Alignment."""
+        return "left" if self.field.is_left else "right"
+
     def text(self, line: TableLine) -> str | None:
         """Return the text of a cell; None if the value is unknown."""
         if isinstance(line, Prediction):
             return self.cell(line)
-        return "" if self.machine is None else self.machine(line) or ""
+        return (self.cell(line) or "") if self.field.on_machine else ""
 
-
-COVERED_BY: Final = "covered by"
 
 STEPS_SHOWN: Final = 1000
 """Number of steps whose time and cost are shown if the length of the run is unknown; one step is too small a unit."""
@@ -546,69 +542,110 @@ def _covered_by(prediction: Prediction) -> str | None:
     return text or None
 
 
-def columns_of(predictions: AbstractPredictions, *, verbose: bool = False) -> tuple[Column, ...]:
-    """Return the columns of a table of these predictions."""
+_BY_UNIT: Final[Mapping[str, Callable[[Any], str]]] = {
+    "s": duration,
+    "$": usd,
+    "$/h": lambda price: usd_per_hour(price).removesuffix("/h"),
+    "bytes": gibibytes,
+    "share": share,
+    "": str,
+}
+"""Functions that print a value, by its unit; other units have three significant digits."""
+
+
+def columns_of(
+    predictions: AbstractPredictions, *, verbose: bool = False, asked: Collection[str] = ()
+) -> tuple[Column, ...]:
+    """Return the columns of a table of these predictions: the rows of the table of fields that have a title.
+
+    Args:
+        predictions: The predictions.
+        verbose: Include the columns of prediction methods and of the interval of a step.
+        asked: Names of fields whose columns are shown on request.
+
+    Raises:
+        InvalidArgumentError: `asked` has a name without a column.
+    """
+    check_columns(asked)
+    shown = {"always", "verbose"} if verbose else {"always"}
+    return tuple(
+        _column(row, predictions)
+        for row in FIELDS
+        if row.title is not None and (row.shown in shown or row.name in asked)
+    )
+
+
+def check_columns(asked: Collection[str]) -> None:
+    """Validate the names of columns to add.
+
+    Raises:
+        InvalidArgumentError: A name without a column.
+    """
+    known = [row.name for row in FIELDS if row.shown == "asked"]
+    for name in asked:
+        if name not in {row.name for row in FIELDS if row.title is not None}:
+            raise InvalidArgumentError(f"There is no column {name!r} to add; expected {', '.join(known)}.")
+
+
+def _column(row: Field[Any], predictions: AbstractPredictions) -> Column:
+    special = _SPECIAL.get(row.name)
+    header = row.title or row.name
+    if row.name == "total_seconds":
+        header = shown_period(predictions).title
+    if special is not None:
+        return Column(field=row, header=header, cell=partial(special, predictions))
+
+    def cell(line: TableLine) -> str | None:
+        value = row.value(line)
+        return None if value is None else _BY_UNIT.get(row.unit, significant)(value)
+
+    return Column(field=row, header=header, cell=cell)
+
+
+def _name_cell(predictions: AbstractPredictions, line: TableLine) -> str:
+    if isinstance(line, MachineInUse):
+        return name_in_use(line.name, predictions)
+    text = name_in_use(line.gpu, predictions) if line.gpu == predictions.used_gpu else line.gpu
+    return f"{text} {EXTRAPOLATION_MARK}" if is_mostly_extrapolated(line) else text
+
+
+def _most(predictions: AbstractPredictions, line: TableLine) -> str:
+    return "≤ " if line.at_most and shown_period(predictions).times is None else ""
+
+
+def _total_cell(predictions: AbstractPredictions, line: TableLine) -> str | None:
+    seconds = shown_period(predictions).seconds(line)
+    return None if seconds is None else _most(predictions, line) + duration(seconds.middle)
+
+
+def _interval_cell(predictions: AbstractPredictions, line: TableLine) -> str | None:
+    seconds = shown_period(predictions).seconds(line)
+    is_measured = isinstance(line, MachineInUse) or line.measured_seconds is not None
+    if is_measured and not (predictions.is_running and seconds is not None and seconds.low < seconds.high):
+        return "measured" if isinstance(line, Prediction) or seconds is not None else ""
+    return None if seconds is None else relative_interval(seconds.low, seconds.middle, seconds.high)
+
+
+def _cost_cell(predictions: AbstractPredictions, line: TableLine) -> str | None:
     span = shown_period(predictions)
+    amount = span.cost_usd(line)
+    if amount is None:
+        return None
+    text = usd(amount) if span.times is None else usd_of_steps(amount)
+    return text if text.startswith("<") else _most(predictions, line) + text
 
-    def name(prediction: Prediction) -> str:
-        in_use = prediction.gpu == predictions.used_gpu
-        text = name_in_use(prediction.gpu, predictions) if in_use else prediction.gpu
-        return f"{text} {EXTRAPOLATION_MARK}" if is_mostly_extrapolated(prediction) else text
 
-    def most(line: TableLine) -> str:
-        return "≤ " if line.at_most and span.times is None else ""
-
-    def total(line: TableLine) -> str | None:
-        seconds = span.seconds(line)
-        return None if seconds is None else most(line) + duration(seconds.middle)
-
-    def interval(line: TableLine) -> str | None:
-        seconds = span.seconds(line)
-        is_measured = isinstance(line, MachineInUse) or line.measured_seconds is not None
-        if is_measured and not (predictions.is_running and seconds is not None and seconds.low < seconds.high):
-            return "measured" if isinstance(line, Prediction) or seconds is not None else ""
-        return None if seconds is None else relative_interval(seconds.low, seconds.middle, seconds.high)
-
-    def cost(line: TableLine) -> str | None:
-        amount = span.cost_usd(line)
-        if amount is None:
-            return None
-        text = usd(amount) if span.times is None else usd_of_steps(amount)
-        return text if text.startswith("<") else most(line) + text
-
-    def price(line: TableLine) -> str | None:
-        return None if line.price.usd_per_hour is None else usd_per_hour(line.price.usd_per_hour).removesuffix("/h")
-
-    def step_interval(prediction: Prediction) -> str:
-        return milliseconds_interval(prediction.iteration_seconds_low, prediction.iteration_seconds_high)
-
-    brief = (
-        Column(header="GPU", cell=name, machine=lambda machine: name_in_use(machine.name, predictions)),
-        Column(
-            header="step",
-            cell=lambda one: duration(one.measured_seconds or one.iteration_seconds),
-            machine=lambda machine: duration(machine.step_seconds),
-            justify="right",
-        ),
-        Column(header=span.title, cell=total, machine=total, justify="right"),
-        Column(header="(90 %)", cell=interval, machine=interval),
-        Column(header="cost", cell=cost, machine=cost, justify="right"),
-        Column(header="$/h", cell=price, machine=price, justify="right", gives_way=3),
-        Column(
-            header="memory (GiB)",
-            cell=lambda one: _memory(one.memory),
-            machine=lambda machine: _memory(machine.memory),
-        ),
-        Column(header="bound by", cell=bound_by, gives_way=2),
-    )
-    if not verbose:
-        return brief
-    return (
-        *brief[:2],
-        Column(header="90 % of steps\n(ms)", cell=step_interval, justify="right", gives_way=1),
-        *brief[2:],
-        Column(header=COVERED_BY, cell=_covered_by, gives_way=4, breaks=True),
-    )
+_SPECIAL: Final[Mapping[str, Callable[[AbstractPredictions, Any], str | None]]] = {
+    "gpu": _name_cell,
+    "iteration": lambda _, one: milliseconds_interval(one.iteration_seconds_low, one.iteration_seconds_high),
+    "total_seconds": _total_cell,
+    "total": _interval_cell,
+    "cost_usd": _cost_cell,
+    "memory_bytes": lambda _, line: _memory(line.memory),
+    "verdict": lambda _, one: bound_by(one),
+    "coverage": lambda _, one: _covered_by(one),
+}
+"""Cells that depend on more than the value of their field, by its name."""
 
 
 @final
@@ -641,7 +678,7 @@ def grid(
     predictions: AbstractPredictions,
     width: int | None = None,
     *,
-    extra: Sequence[Column] = (),
+    columns: Collection[str] = (),
     verbose: bool = False,
     fold: bool = False,
 ) -> Grid:
@@ -650,24 +687,24 @@ def grid(
     Args:
         predictions: The predictions to show.
         width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
-        extra: Additional columns on the right.
+        columns: Names of fields whose columns are shown on request.
         verbose: Include the interval of a step and the prediction methods.
         fold: Leave out the rows of GPUs that others represent.
     """
-    offered = (*columns_of(predictions, verbose=verbose), *extra)
+    offered = columns_of(predictions, verbose=verbose, asked=columns)
     known = [
         column
         for column in offered
         if not predictions or any(column.cell(prediction) is not None for prediction in predictions.values())
     ]
     unknown = tuple(column.title for column in offered if column not in known)
-    giving_way = sorted((column for column in known if column.gives_way), key=lambda column: column.gives_way or 0)
+    giving_way = sorted((one for one in known if one.field.gives_way), key=lambda one: one.field.gives_way or 0)
     lines = lines_of(predictions, fold=fold)
     for count in range(len(giving_way) + 1):
         hidden = giving_way[:count]
-        columns = tuple(column for column in known if column not in hidden)
-        rows = tuple(tuple(_cell(column, line) for column in columns) for line in lines)
-        shown = Grid(columns, rows, unknown, tuple(column.title for column in hidden), lines)
+        left = tuple(column for column in known if column not in hidden)
+        rows = tuple(tuple(_cell(column, line) for column in left) for line in lines)
+        shown = Grid(left, rows, unknown, tuple(column.title for column in hidden), lines)
         if width is None:
             break
         shown = _broken(shown, width)
@@ -696,7 +733,7 @@ def _broken(whole: Grid, width: int) -> Grid:
         return whole
     rows = tuple(
         tuple(
-            _break_after_commas(text, column_width - excess) if column.breaks else text
+            _break_after_commas(text, column_width - excess) if column.field.breaks else text
             for column, column_width, text in zip(whole.columns, whole.widths, row, strict=True)
         )
         for row in whole.rows
@@ -717,31 +754,12 @@ def _break_after_commas(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def energy_columns(energies: Mapping[str, Energy | None]) -> tuple[Column, ...]:
-    """Return a column of kWh, and one of CO2 if the carbon intensity of a grid was given.
-
-    Args:
-        energies: Energy by GPU name; None if the length of the run is unknown.
-    """
-    grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
-
-    def kilowatt_hours(prediction: Prediction) -> str | None:
-        found = energies.get(prediction.gpu)
-        return None if found is None else significant(found.kilowatt_hours)
-
-    def co2(prediction: Prediction) -> str | None:
-        found = energies.get(prediction.gpu)
-        return None if found is None or found.co2_kilograms is None else significant(found.co2_kilograms)
-
-    energy = Column(header="energy\n(kWh)", cell=kilowatt_hours, justify="right")
-    return (energy, Column(header="CO2\n(kg)", cell=co2, justify="right")) if grids else (energy,)
-
-
-def energy_note(energies: Mapping[str, Energy | None]) -> str:
+def energy_note(predictions: AbstractPredictions) -> str:
     """Return a note on the assumptions behind the energies."""
-    grids = {one.grid_grams_per_kwh for one in energies.values() if one is not None} - {None}
-    grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in sorted(one for one in grids if one is not None))
-    factors = sorted({one.overhead for one in energies.values() if one is not None} - {1.0})
+    supplies = {one.supply for one in predictions.values()}
+    grids = sorted({one.grams_per_kwh for one in supplies if one.grams_per_kwh is not None})
+    grid = "".join(f" CO2 at {grams:g} g/kWh." for grams in grids)
+    factors = sorted({one.overhead for one in supplies} - {1.0})
     of = "GPU only" if not factors else f"GPU, times {factors[0]:g} for the data centre (PUE)"
     return f"Energy (upper estimate): {of}, at its power limit while it computes.{grid}"
 
@@ -753,7 +771,7 @@ _ASCII: Final = str.maketrans({"≤": "<", "–": "-", "†": "+", "±": "~", "�
 def plain_table(
     predictions: AbstractPredictions,
     *,
-    extra: Sequence[Column] = (),
+    columns: Collection[str] = (),
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> str:
@@ -761,11 +779,11 @@ def plain_table(
 
     Args:
         predictions: The predictions to show.
-        extra: Additional columns on the right.
+        columns: Names of fields whose columns are shown on request.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
     """
-    shown = grid(predictions, PLAIN_WIDTH, extra=extra, verbose=verbose, fold=not verbose)
+    shown = grid(predictions, PLAIN_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
     rule = ["-" * width for width in shown.widths]
@@ -784,7 +802,7 @@ def print_table(
     predictions: AbstractPredictions,
     console: Console | None = None,
     *,
-    extra: Sequence[Column] = (),
+    columns: Collection[str] = (),
     verbose: bool = False,
     notes: Sequence[str] = (),
 ) -> None:
@@ -793,7 +811,7 @@ def print_table(
     Args:
         predictions: The predictions to print.
         console: Where to print; None uses standard output, with 120 columns if it is a file.
-        extra: Additional columns on the right.
+        columns: Names of fields whose columns are shown on request.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
     """
@@ -805,10 +823,10 @@ def print_table(
         if not (console.is_terminal or console.is_jupyter):
             console.width = PLAIN_WIDTH
     if console.options.ascii_only:  # without a Unicode encoding, printing an unsupported character would raise an error
-        text = plain_table(predictions, extra=extra, verbose=verbose, notes=notes).translate(_ASCII)
+        text = plain_table(predictions, columns=columns, verbose=verbose, notes=notes).translate(_ASCII)
         console.out(text.encode(console.encoding, "replace").decode(console.encoding), highlight=False)
         return
-    shown = grid(predictions, console.width, extra=extra, verbose=verbose, fold=not verbose)
+    shown = grid(predictions, console.width, columns=columns, verbose=verbose, fold=not verbose)
     if predictions.heading is not None:
         console.print(Text("\n".join(_wrapped(predictions.heading, console.width)), style="bold"))
         console.print()
@@ -842,7 +860,7 @@ def print_text(text: Callable[[], str], write: Callable[[str], object] = print) 
 def markdown_table(
     predictions: AbstractPredictions,
     *,
-    extra: Sequence[Column] = (),
+    columns: Collection[str] = (),
     verbose: bool = True,
     notes: Sequence[str] = (),
     width: int | None = None,
@@ -851,18 +869,18 @@ def markdown_table(
 
     Args:
         predictions: The predictions to show.
-        extra: Additional columns on the right.
+        columns: Names of fields whose columns are shown on request.
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
         width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
     """
-    shown = grid(predictions, width, extra=extra, verbose=verbose, fold=not verbose)
+    shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
     # Markdown viewers make room for a long cell by breaking words in short ones.
     rows = [
         [
-            markdown_text(text).replace(", ", ",<br>") if column.breaks else markdown_text(text)
+            markdown_text(text).replace(", ", ",<br>") if column.field.breaks else markdown_text(text)
             for column, text in zip(shown.columns, row, strict=True)
         ]
         for row in shown.rows
@@ -946,7 +964,7 @@ def table_notes(
         *in_use_note(predictions),
         *total_notes(predictions),
         *bound_notes(predictions),
-        *(coverage_note(predictions) if not verbose or COVERED_BY in [one.title for one in shown.columns] else ()),
+        *(coverage_note(predictions) if not verbose or "coverage" in [one.field.name for one in shown.columns] else ()),
         *price_notes(predictions),
         *(note for note in predictions.notes if is_detail(note)),
         *prediction_notes(predictions, is_detail),

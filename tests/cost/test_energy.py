@@ -31,7 +31,7 @@ def test_a_busy_hour_takes_the_power_limit() -> None:
 
 
 def test_a_device_that_waits_takes_a_share() -> None:
-    found = prediction_energy(RUN, grid_grams_per_kwh=500)
+    found = prediction_energy(changed(RUN, grams_per_kwh=500))
     assert found is not None
     assert found.watts == pytest.approx(70 * (0.5 + IDLE_SHARE * 0.5))  # 42 W at a share of 0.2
     assert found.kilowatt_hours == pytest.approx(0.042 * 2)

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_predict.cost.memory import memory_need
 from lightning_predict.cost.offers import Offer
-from lightning_predict.cost.prediction import FLAT_NAMES, Charges, Prediction, check_price, offer_for, price_of
+from lightning_predict.cost.prediction import FIELDS, Charges, Prediction, check_price, offer_for, price_of
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus import gpu
 from lightning_predict.gpus.layouts import Layout
@@ -127,9 +127,16 @@ def test_what_is_not_known_is_none() -> None:
 
 
 def test_every_value_of_a_prediction_but_its_parts_and_intervals_is_in_its_json() -> None:
-    properties = {name for name, value in vars(Prediction).items() if isinstance(value, property)}
-    assert properties - {"iteration", "cycle", "total"} == set(FLAT_NAMES)
-    assert len(FLAT_NAMES) == len(set(FLAT_NAMES))
+    run = predict_run(STEP, Workload(training_iterations=10))
+    found = Prediction(LAYOUT, STEP, run, price_of(run, LAYOUT), memory_need(LAYOUT, 1e9))
+    assert {row.name for row in FIELDS} - {"iteration", "cycle", "total", "energy"} == set(found.as_dict())
+    assert not any(isinstance(value, property) for value in vars(Prediction).values())
+
+
+def test_each_value_has_a_description_and_at_most_one_logger_key() -> None:
+    assert all(row.__doc__ for row in FIELDS)
+    keys = [row.log for row in FIELDS if row.log is not None]
+    assert len(keys) == len(set(keys))
 
 
 def test_a_prediction_can_be_pickled_and_copied() -> None:

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.energy import prediction_energy
 from lightning_predict.cost.offers import cheapest_offer
-from lightning_predict.cost.prediction import MachineInUse
 from lightning_predict.interval import Interval
 from lightning_predict.reports.charts import (
     NARROW,
@@ -32,8 +30,8 @@ from lightning_predict.reports.charts import (
 from lightning_predict.reports.html import STYLE, html_report
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import rank
-from lightning_predict.reports.table import energy_columns, markdown_table, plain_table
-from lightning_predict.testing import changed
+from lightning_predict.reports.table import columns_of, markdown_table, plain_table
+from lightning_predict.testing import changed, example_machine
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN
 
@@ -109,7 +107,7 @@ def test_a_narrow_fit_is_marked_in_the_card_in_the_table_and_below_it() -> None:
 
 
 def test_the_machine_in_use_has_a_row_of_its_own() -> None:
-    machine = MachineInUse(name="CPU", step_seconds=0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
+    machine = example_machine("CPU", 0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
     assert "this CPU 412 ms 6 h 41 min ± 1 %" in page(replace(FULL, machine=machine, is_running=True)).text
 
 
@@ -202,18 +200,18 @@ def test_prices_lead_to_their_sources() -> None:
 
 
 def test_energy_is_shown_where_it_was_asked_for() -> None:
-    energies = {one.gpu: prediction_energy(one, grid_grams_per_kwh=400) for one in FULL.values()}
-    text = page(FULL, energies=energies).text
+    on_grid = replace(FULL, items_in_order=tuple(changed(one, grams_per_kwh=400) for one in FULL.values()))
+    asked = ("kilowatt_hours", "co2_kilograms")
+    text = page(on_grid, columns=asked).text
     assert "energy (kWh) CO2 (kg)" in text
     assert "CO2 at 400 g/kWh." in text
     assert "kWh" not in page(FULL).text
-    plain = plain_table(FULL, extra=energy_columns(energies))
+    plain = plain_table(on_grid, columns=asked)
     # T4: 3.2 h at 70 W, busy all the time: 0.224 kWh; at 400 g/kWh 0.0896 kg.
     (row,) = (line for line in plain.splitlines() if line.startswith("T4 (recorded)"))
     assert row.split()[-2:] == ["0.224", "0.0896"]
-    assert markdown_table(FULL, extra=energy_columns(energies)).splitlines()[0].endswith("| energy (kWh) | CO2 (kg) |")
-    without_grid = {one.gpu: prediction_energy(one) for one in FULL.values()}
-    assert [column.title for column in energy_columns(without_grid)] == ["energy (kWh)"]
+    assert markdown_table(on_grid, columns=asked).splitlines()[0].endswith("| energy (kWh) | CO2 (kg) |")
+    assert [one.title for one in columns_of(FULL, asked=asked[:1])][-1] == "energy (kWh)"
 
 
 def test_without_length_or_price_there_is_no_chart_of_hours_against_dollars() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_predict.cost.prediction import MachineInUse, Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import Interval
 from lightning_predict.reports.predictions import Predictions
@@ -23,7 +22,7 @@ from lightning_predict.reports.ranking import (
     ranking_markdown,
     with_article,
 )
-from lightning_predict.testing import changed
+from lightning_predict.testing import changed, example_machine
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, T4, TEN, with_total
 
 
@@ -256,10 +255,10 @@ def test_the_machine_in_use_is_compared_with() -> None:
     assert "cheapest (1 h, $2.00). It is 4 times as fast as this L4." in " ".join(str(rank(running)).split())
     stays = Predictions((sure("A100-SXM-80GB", 3600, 9.0), sure("L4", 14_400, 5.0)), used_gpu="L4", is_running=True)
     assert str(rank(stays)).startswith("Stay on this L4: no GPU is cheaper (4 h, $5.00).")
-    processor = MachineInUse(name="CPU", step_seconds=1.0, total=Interval(36_000.0, 36_000.0, 36_000.0))
+    processor = example_machine("CPU", 1.0, total=Interval(36_000.0, 36_000.0, 36_000.0))
     asked = rank(Predictions(runs_of_two, machine=processor, is_running=True))
     assert "It is 10 times as fast as this CPU." in " ".join(str(asked).split())
-    slow = replace(processor, total=Interval(1800.0, 1800.0, 1800.0))
+    slow = example_machine("CPU", 1.0, total=Interval(1800.0, 1800.0, 1800.0))
     assert "It takes 2 times as long as this CPU. It saves no time." in " ".join(
         str(rank(Predictions(runs_of_two, machine=slow, is_running=True))).split()
     )
@@ -279,7 +278,7 @@ def test_nobody_is_told_to_rent_a_gpu_slower_than_the_one_in_use(
         for name, time, cost in zip(("T4", "L4", "A100-SXM-80GB"), hours, dollars, strict=True)
     }
     total = Interval(3600 * own, 3600 * own, 3600 * own)
-    machine = MachineInUse(name="MI300X", step_seconds=1.0, total=total)
+    machine = example_machine("MI300X", 1.0, total=total)
     ranking = rank(Predictions(tuple(offered.values()), machine=machine, is_running=is_running))
     assert ranking.cheapest is not None
     lines = ranking_lines(ranking)
@@ -292,7 +291,7 @@ def test_nobody_is_told_to_rent_a_gpu_slower_than_the_one_in_use(
 
 
 def test_what_is_left_may_be_too_little_to_move() -> None:
-    machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
+    machine = example_machine("CPU", 0.1, total=Interval(11.0, 12.0, 13.0))
     ranking = rank(Predictions((sure("L4", 6, 0.01),), machine=machine, is_running=True))
     assert ranking_lines(ranking) == (
         "12.0 s (11.0 s to 13.0 s) left on this CPU: too short to move the run.",
@@ -308,7 +307,7 @@ def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_on
         "The run takes 360 ms, <$0.01 on 8xA100-SXM-80GB: too short to rent a machine.",
         "For a longer run: cheapest and fastest 8xA100-SXM-80GB.",
     )
-    recorded_there = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(11.0, 12.0, 13.0))
+    recorded_there = example_machine("CPU", 0.1, total=Interval(11.0, 12.0, 13.0))
     assert str(rank(Predictions((sure("L4", 6, 0.01),), machine=recorded_there))).startswith("The run takes 6.00 s")
     assert str(rank(Predictions((sure("L4", 301, 0.06),)))).startswith("Rent an L4")
     # A dear GPU may take less: what counts is the cheapest.
@@ -317,7 +316,7 @@ def test_a_run_that_ends_before_a_machine_would_be_ready_is_not_worth_renting_on
 
 
 def test_nobody_is_told_to_rent_for_a_few_minutes() -> None:
-    machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(100.0, 120.0, 130.0), at_most=True)
+    machine = example_machine("CPU", 0.1, total=Interval(100.0, 120.0, 130.0), at_most=True)
     lines = ranking_lines(rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True)))
     assert lines[0] == "2 min (1 min 40 s to 2 min 10 s) at most left on this CPU: too short to move the run."
     assert lines[1].startswith("For a longer run")
@@ -328,7 +327,7 @@ def test_nobody_is_told_to_rent_for_the_minutes_until_a_time_limit() -> None:
     # Under a time limit GPUs are compared by their steps; what is left is the same on all of them.
     def lines(seconds: float) -> tuple[str, ...]:
         left = Interval(seconds, seconds, seconds)
-        machine = MachineInUse(name="CPU", step_seconds=0.1, total=left, is_cut_off=True)
+        machine = example_machine("CPU", 0.1, total=left, is_cut_off=True)
         one = changed(sure("L4", seconds, 0.02), iteration=Interval(0.01, 0.01, 0.01), is_cut_off=True)
         return ranking_lines(rank(Predictions((one,), machine=machine, is_running=True)))
 
@@ -338,7 +337,7 @@ def test_nobody_is_told_to_rent_for_the_minutes_until_a_time_limit() -> None:
 
 @pytest.mark.parametrize(("seconds", "first"), [(120.0, "After 16 steps: 2 min left on"), (400.0, "News.")])
 def test_what_is_left_of_a_run_that_goes_on_is_said_once(seconds: float, first: str) -> None:
-    machine = MachineInUse(name="CPU", step_seconds=0.1, total=Interval(seconds, seconds, seconds))
+    machine = example_machine("CPU", 0.1, total=Interval(seconds, seconds, seconds))
     ranking = rank(Predictions((sure("L4", 60, 0.02),), machine=machine, is_running=True))
     lines = lines_of_run(ranking, when="After 16 steps: ", news="News.")
     assert lines[0].startswith(first)
@@ -348,7 +347,7 @@ def test_what_is_left_of_a_run_that_goes_on_is_said_once(seconds: float, first: 
 
 def test_without_a_length_all_are_compared_with_their_waits_for_the_loader() -> None:
     # A step of 0.1 s with a wait of 0.25 s on the CPU, and of 0.01 s with the same wait on the L4: 0.35 to 0.26 s.
-    machine = MachineInUse(name="CPU", step_seconds=0.1, cycle_seconds=0.35)
+    machine = example_machine("CPU", 0.1, cycle_seconds=0.35)
     one = changed(sure("L4", 6, 0.01), total=None, iteration=Interval(0.01, 0.01, 0.01), cycle_seconds=0.26)
     ranking = rank(Predictions((one,), machine=machine, is_running=True))
     assert ranking.in_use is not None
@@ -406,7 +405,7 @@ def test_a_rival_slower_than_the_machine_in_use_is_not_named_beside_the_cheapest
     """The A10G may as well be the cheapest, at twice the time of the machine in use."""
     offered = (sure("L40S", 3600, 2.00, spread=0.3), sure("A10G", 4 * 3600, 2.05, spread=0.3))
     assert rank(Predictions(offered)).perhaps_cheapest == ("A10G",)
-    machine = MachineInUse(name="MI300X", step_seconds=1.0, total=Interval(7200.0, 7200.0, 7200.0))
+    machine = example_machine("MI300X", 1.0, total=Interval(7200.0, 7200.0, 7200.0))
     ranking = rank(Predictions(offered, machine=machine, is_running=is_running))
     assert ranking.perhaps_cheapest == ()
     assert ranking_lines(ranking)[0].startswith("Rent an L40S (")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lightning_predict.cost.prediction import MachineInUse, Prediction
+from lightning_predict.cost.prediction import Prediction
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.gpus.user_gpus import read_gpus
 from lightning_predict.interval import Interval
@@ -40,7 +40,7 @@ from lightning_predict.reports.table import (
     total_notes,
     uncertain_bottleneck_note,
 )
-from lightning_predict.testing import changed
+from lightning_predict.testing import changed, example_machine
 from lightning_predict.timeline.verdict import Verdict
 from tests.reports.example import AT_MOST, BARE, FULL, GIBIBYTE, H100, K80, MINIMAL, T4, TEN
 
@@ -143,7 +143,7 @@ def test_where_the_length_is_not_known_a_thousand_steps_are_shown() -> None:
 
 
 def test_the_machine_in_use_is_the_first_row() -> None:
-    machine = MachineInUse(name="CPU", step_seconds=0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
+    machine = example_machine("CPU", 0.412, total=Interval(24_000.0, 24_060.0, 24_100.0))
     rows = cells(Predictions((H100, T4), machine=machine, is_running=True))
     assert [row["GPU"] for row in rows] == ["this CPU", "H100-SXM-80GB", "T4"]
     assert (rows[0]["step"], rows[0]["rest of the run"], rows[0]["(90 %)"]) == ("412 ms", "6 h 41 min", "± 1 %")
@@ -155,7 +155,7 @@ def test_the_machine_in_use_is_the_first_row() -> None:
 
 def test_what_may_end_earlier_is_marked_in_every_row_but_not_of_a_thousand_steps() -> None:
     total = Interval(24_000.0, 24_060.0, 24_100.0)
-    machine = MachineInUse(name="CPU", step_seconds=0.412, total=total, at_most=True)
+    machine = example_machine("CPU", 0.412, total=total, at_most=True)
     stopping = Predictions((changed(T4, at_most=True),), machine=machine, is_running=True)
     assert all(row["rest of the run"].startswith("≤ ") for row in cells(stopping))
     assert list(end_notes(stopping)) == ["≤: the run may end earlier."]

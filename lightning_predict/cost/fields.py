@@ -1,0 +1,109 @@
+"""`Field`: one row of the table of prediction fields, from which every surface derives.
+
+A row has a name (attribute and JSON key), a unit, how it is computed, the title of its column, and its logger key. The
+rows are in `cost/prediction.py`; `reports/table.py` formats a column by its unit. Example::
+
+    class Values:
+        usd_per_hour = Field[float | None]("price.usd_per_hour", "Price of all machines.", "$/h", title="$/h")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Generic, Literal, TypeVar, final, overload
+
+from lightning_predict.units import bytes_to_gibibytes, seconds_to_hours, seconds_to_milliseconds
+
+Value = TypeVar("Value")
+
+LOGGED_UNITS: Final[dict[str, Callable[[float], float]]] = {
+    "_ms": seconds_to_milliseconds,
+    "_hours": seconds_to_hours,
+    "_gib": bytes_to_gibibytes,
+}
+"""Conversion of a logged value, by an ending of its key."""
+
+
+@final
+class Field(Generic[Value]):
+    """A value of a prediction, as a read-only attribute.
+
+    Args:
+        source: Path of attributes (`step.seconds`), or a function of the prediction. A path ends with None if an
+            attribute on it is None.
+        description: Description in words, for `help`.
+        unit: Unit of the value, which decides how it is printed; empty for names, counts and flags.
+        title: Title of its column; None without a column.
+        shown: When the column is shown: always, with `verbose`, or if the user asks for it.
+        is_left: Whether a column of numbers is aligned to the left.
+        gives_way: Order in which columns are dropped if the line is too narrow, 1 first; None for columns that stay.
+        breaks: Whether the cells may be broken into lines, after commas only.
+        in_json: Whether the value is part of JSON and pandas.
+        on_machine: Whether the machine in use has the value, too.
+        log: Key in loggers; None if it is not logged. An ending such as `_ms` converts the value.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        source: str | Callable[[Any], Value],
+        description: str,
+        unit: str = "",
+        *,
+        title: str | None = None,
+        shown: Literal["always", "verbose", "asked"] = "always",
+        is_left: bool = False,
+        gives_way: int | None = None,
+        breaks: bool = False,
+        in_json: bool = True,
+        on_machine: bool = False,
+        log: str | None = None,
+    ) -> None:
+        self.value: Callable[[Any], Value] = _along(source) if isinstance(source, str) else source
+        self.unit = unit
+        self.title = title
+        self.shown = shown
+        self.is_left = is_left or not unit
+        self.gives_way = gives_way
+        self.breaks = breaks
+        self.in_json = in_json
+        self.on_machine = on_machine
+        self.log = log
+        self.__doc__ = description
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, one: None, owner: type) -> Field[Value]: ...
+
+    @overload
+    def __get__(self, one: object, owner: type) -> Value: ...
+
+    def __get__(self, one: object | None, owner: type) -> Field[Value] | Value:
+        return self if one is None else self.value(one)
+
+    def logged(self, one: object) -> float | None:
+        """Return the value in the unit of its logger key; None if unknown."""
+        value: Any = self.value(one)
+        ending = next((ending for ending in LOGGED_UNITS if ending in (self.log or "")), None)
+        return value if value is None or ending is None else LOGGED_UNITS[ending](value)
+
+
+def fields_of(table: type) -> tuple[Field[Any], ...]:
+    """Return the rows of a class, in order."""
+    return tuple(row for row in vars(table).values() if isinstance(row, Field))
+
+
+def _along(path: str) -> Callable[[Any], Any]:
+    names = path.split(".")
+
+    def follow(one: Any) -> Any:
+        for name in names:
+            if one is None:
+                return None
+            one = getattr(one, name)
+        return one
+
+    return follow
