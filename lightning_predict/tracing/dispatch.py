@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 
@@ -53,6 +53,9 @@ from lightning_predict.tracing.signatures import (
 )
 from lightning_predict.tracing.tensors import StorageIds, dtype_name, json_argument, tensors_in
 from lightning_predict.tracing.trace import Operation, TensorInfo
+
+if TYPE_CHECKING:
+    from lightning_predict.tracing.assumed_values import AssumedValues
 
 _NoFunctionModes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 
@@ -181,6 +184,7 @@ class DispatchRecorder:
         # end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
+        self._assumed: AssumedValues | None = None  # created at the first value that a step reads on the meta device
         self._begins: int | None = None  # index of the first operation; None while not recording
         self._first_node = 0
         self._nodes = 0
@@ -244,11 +248,17 @@ class DispatchRecorder:
         return self._casts.has_cast
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Notes on values of meta tensors that the step read."""
+        return () if self._assumed is None else self._assumed.notes
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user about operations that were not recorded."""
+        """Notes for the user about assumed values, and about operations that were not recorded."""
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
+        yield from self.assumptions
         if self._passed_over:
             shown = [name for name, _ in self._passed_over.most_common(_NAMES_SHOWN)]
             more = ", ..." if len(self._passed_over) > len(shown) else ""
@@ -345,6 +355,19 @@ class DispatchRecorder:
                 self._record(schema, args, kwargs, output)
         except Exception as error:
             self.fail(error)
+
+    def run_without_values(
+        self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    ) -> Any:
+        """Return an assumed result of an operation that failed for lack of values on meta, or raise `error`."""
+        from lightning_predict.tracing.assumed_values import AssumedValues
+
+        if self._assumed is None:
+            self._assumed = AssumedValues(self.operations, self._numbers.number)
+        try:
+            return self._assumed.output_of(schema.name, func, args, kwargs)
+        except Exception:  # the step's own error is the one to see
+            raise error from None
 
     def record_skipped(self, schema: Schema) -> None:
         """Record that an operation ran which cannot be described."""

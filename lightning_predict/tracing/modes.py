@@ -77,6 +77,11 @@ class Recorder(Protocol):
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
 
+    def run_without_values(
+        self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
+    ) -> Any:
+        """Return an assumed result of an operation that failed for lack of values on meta, or raise `error`."""
+
     def record_skipped(self, schema: Schema) -> None:
         """Record that an operation ran which cannot be described. Must not raise."""
 
@@ -224,7 +229,10 @@ class OperationMode(TorchDispatchMode):
                 recorder.fail(wrap_exit(error))
                 return func(*args, **kwargs)
             if way is _RECORDED:
-                output = func(*args, **kwargs)
+                try:
+                    output = func(*args, **kwargs)
+                except RuntimeError as error:
+                    output = recorder.run_without_values(schema, func, args, kwargs, error)
                 try:
                     if schema.is_convolution:
                         output = as_on_cuda(schema.name, args, output)

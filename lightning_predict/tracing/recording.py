@@ -15,12 +15,10 @@ Example::
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, Final
 
 import torch
@@ -93,11 +91,11 @@ def capture(
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
     compiled_before, own_step = compilations(), step
     wanted = None if precision is None else precision_of(precision)
-    warm_up = step = _explaining_reads(step)
+    step = _explaining_errors(step)
+    casts = wanted is not None and wanted.autocast is not None
     if wanted is not None and wanted.autocast is not None:
-        warm_up = step = _under_autocast(step, getattr(torch, wanted.autocast))
-        if not torch.cuda.is_available():
-            warm_up = _with_casts_on_meta(step)
+        step = _under_autocast(step, getattr(torch, wanted.autocast))
+    warm_up = _as_on_meta(step, may_cast=casts and not torch.cuda.is_available())
     before = _cuda_allocations()
     with fused_optimizers_on_meta(), autocast_of_absent_cuda():
         seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
@@ -109,7 +107,11 @@ def capture(
         )
         session.start()
         try:
-            with fused_optimizers_on_meta(), autocast_of_absent_cuda() as autocasts:
+            with (
+                fused_optimizers_on_meta(),
+                autocast_of_absent_cuda() as autocasts,
+                _naming_assumptions(lambda: session.assumptions),
+            ):
                 step()
         finally:
             session.stop()
@@ -131,26 +133,47 @@ def capture(
     return trace
 
 
-def _with_casts_on_meta(step: Callable[[], object]) -> Callable[[], object]:
-    """Apply autocast's casts to a step on the meta device, where torch may refuse it otherwise.
+def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], object]:
+    """Wrap a warm-up step so that it runs under a recorder if it needs autocast's casts, or values, on the meta device.
 
-    On other devices nothing is cast; only the first, cold step runs under a recorder to find out.
+    The first step shows whether it does; the recordings are discarded.
+
+    Args:
+        step: The step.
+        may_cast: Whether to look for casts in the first step.
     """
-    may_cast = True
+    is_recorded = may_cast
 
     def run() -> object:
-        nonlocal may_cast
-        if not may_cast:
-            return step()
-        recorder = DispatchRecorder()  # its recording is discarded
+        nonlocal is_recorded
+        if not is_recorded:
+            try:
+                return step()
+            except CaptureError:  # a recorder may assume the values that the step reads
+                is_recorded = True
+        recorder = DispatchRecorder()
         recorder.start()
         try:
-            return step()
+            with _naming_assumptions(lambda: recorder.assumptions):
+                return step()
         finally:
             recorder.stop()
-            may_cast = recorder.has_cast_on_meta
+            is_recorded = recorder.has_cast_on_meta or bool(recorder.assumptions)
 
     return run
+
+
+@contextmanager
+def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[None]:
+    """Name the assumed values in an error of the step that follows from them."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CaptureError) or not assumptions():
+            raise
+        from lightning_predict.tracing.meta_errors import failed_with_assumptions
+
+        raise failed_with_assumptions(error, assumptions()) from error
 
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
@@ -171,46 +194,21 @@ _CREATES_SUBCLASS: Final = "already associated to a python object"
 """torch's error for a tensor subclass that is created by torch's own constructor while a dispatch mode is active."""
 
 
-_HAS_NO_VALUE: Final = "cannot be called on meta tensors"
-"""torch's error for a call that reads values of a meta tensor, such as `item`."""
-
-
-_CANNOT_RUN: Final = ("with Meta tensors", "from the 'Meta' backend", "must be on supported devices")
-"""torch's errors for operations that the meta device lacks, and for capturable optimizers there."""
-
-
-def _explaining_reads(step: Callable[[], object]) -> Callable[[], object]:
-    """Wrap a step so that unsupported operations on the meta device raise an error that names the line."""
+def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
+    """Wrap a step so that torch's errors of the meta device name the line and the remedy."""
 
     def run() -> object:
         try:
             return step()
-        except (RuntimeError, AssertionError) as error:
-            if any(words in str(error) for words in _CANNOT_RUN):
-                raise CaptureError(
-                    f"{_asking_line(error)} runs what torch has not for tensors without data, on the meta device "
-                    f"({str(error).partition('. ')[0].rstrip('.')}). Say it otherwise there (an optimizer with "
-                    "foreach=True in place of fused or capturable takes nearly as long), or record on the CPU or a GPU."
-                ) from error
-            if _HAS_NO_VALUE not in str(error):
+        except Exception as error:
+            from lightning_predict.tracing.meta_errors import explained
+
+            instead = explained(error)
+            if instead is None:
                 raise
-            raise CaptureError(
-                f"{_asking_line(error)} reads the value of a tensor, which meta tensors do not have ({error}). "
-                "Record on the CPU or a GPU, or remove code that depends on values: an all-ones mask, an index "
-                "check, a logged loss."
-            ) from error
+            raise instead from error
 
     return run
-
-
-def _asking_line(error: BaseException) -> str:
-    """Describe the innermost line of the traceback outside torch and this package."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
-    frames = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
-    if not frames:
-        return "The step"
-    last = frames[-1]
-    return f"`{last.line}` ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:

@@ -214,6 +214,11 @@ class CaptureSession:
         watch = recorder.optimizers if isinstance(recorder, DispatchRecorder) else self._optimizer_watch
         return None if watch is None else tuple(watch.optimizers)
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Notes on values of meta tensors that the step read."""
+        return self._recorder.assumptions if isinstance(self._recorder, DispatchRecorder) else ()
+
     def trace(
         self,
         *,
