@@ -14,12 +14,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 from os import PathLike
 from typing import Final
 
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
-from lightning_predict.cost.offers import Offer
+from lightning_predict.cost.offers import Offer, today
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
@@ -162,7 +161,7 @@ def predict_workload(
         notes=tuple(notes),
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
         heading=_heading(step.trace, workload, step.in_use, assumptions, layouts),
-        made_on=date.today().isoformat(),
+        made_on=today().isoformat(),
     )
 
 

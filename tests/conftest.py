@@ -32,6 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No weights of whoever runs the tests, from the first import on; nothing is kept there unless a test asks for it.
 os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-keep-no-weights")
 
+# The day of the outputs in the documentation, which say how old a price is: 2026-11-27.
+os.environ["SOURCE_DATE_EPOCH"] = "1795780800"
+
 # The same examples every time, so that a change is refused for what it broke; speed is for benchmarks.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)  # other examples every time: --hypothesis-profile search

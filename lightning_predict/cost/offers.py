@@ -1,8 +1,8 @@
 """Rental prices of GPUs, with dates and sources, and the cheapest current offer of a GPU.
 
 `offers.toml` holds price lists: the provider, the date and source of the prices, and a row for each machine. Prices
-fall fast. A newer price of a machine replaces an older one, and a price that was not confirmed for two years is never
-called the cheapest. Example::
+fall fast. A newer price of a machine replaces an older one. A fresh price of a GPU takes precedence over older prices
+of the same GPU, and a price that was not confirmed for two years is never called the cheapest. Example::
 
     >>> offer = cheapest_offer("T4")
     >>> offer.usd_per_gpu_hour < 1
@@ -13,8 +13,11 @@ called the cheapest. Example::
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date as calendar_date
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Final, final
@@ -34,6 +37,12 @@ OWN_PRICE: Final = "own price"
 
 CURRENT_YEARS: Final = 2
 """Maximum age of a current offer, relative to the newest offer of its table."""
+
+FRESH_DAYS: Final = 60
+"""Maximum age of a fresh on-demand price, in days; a rounded figure. Lists change every few months."""
+
+FRESH_SPOT_DAYS: Final = 14
+"""Maximum age of a fresh spot price, in days; a rounded figure. Spot prices move by the hour."""
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
@@ -98,6 +107,11 @@ class Offer:
         return self.usd_per_hour / self.num_gpus
 
     @property
+    def fresh_days(self) -> int:
+        """Age in days up to which the price is fresh."""
+        return FRESH_SPOT_DAYS if self.spot else FRESH_DAYS
+
+    @property
     def label(self) -> str:
         """Provider, instance, date and availability, as printed with every cost."""
         if self.provider == USER:
@@ -140,10 +154,11 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
 
 def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_gpus: int = 1) -> Offer | None:
-    """Choose the current machine with the lowest on-demand price per hour; None if there is no current offer.
+    """Choose the current machine with the lowest price per hour; None if there is no current offer.
 
     A run on one GPU pays for the whole machine, so the price of the machine counts, not the price per GPU. A sold-out
-    machine is chosen only if there is no other.
+    machine is chosen only if there is no other. An on-demand price more than 60 days older than the newest one of the
+    GPU is chosen only if no newer machine is in stock; a spot price if it is 14 days older than the newest spot price.
 
     Args:
         gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
@@ -156,12 +171,28 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
     if not candidates:
         return None
     oldest_current = _years_before(max(offer.date for offer in table), CURRENT_YEARS)
-    current = (offer.with_gpus(num_gpus) for offer in candidates if offer.date >= oldest_current)
-    return min(
-        filter(None, current),
-        key=lambda offer: (offer.in_stock is False, offer.usd_per_hour, offer.num_gpus),
-        default=None,
-    )
+    resized = (offer.with_gpus(num_gpus) for offer in candidates if offer.date >= oldest_current)
+    current = [offer for offer in resized if offer is not None]
+    newest: dict[bool, calendar_date] = {}
+    for offer in current:
+        newest[offer.spot] = max(newest.get(offer.spot, calendar_date.min), day_of(offer.date))
+
+    def preference(offer: Offer) -> tuple[bool, bool, float, int]:
+        age = (newest[offer.spot] - day_of(offer.date)).days
+        return offer.in_stock is False, age > offer.fresh_days, offer.usd_per_hour, offer.num_gpus
+
+    return min(current, key=preference, default=None)
+
+
+def today() -> calendar_date:
+    """Return the current day, or the one of SOURCE_DATE_EPOCH, with which documents are rendered reproducibly."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    return datetime.fromtimestamp(int(epoch), timezone.utc).date() if epoch.isdecimal() else calendar_date.today()
+
+
+def day_of(listed: str) -> calendar_date:
+    """Parse the date of a price; a month without a day counts as its 28th."""
+    return calendar_date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:

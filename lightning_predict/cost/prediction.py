@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.fields import Field, fields_of
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
-from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, machine_offer
+from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, day_of, machine_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
 from lightning_predict.interval import Interval
@@ -45,6 +45,7 @@ class Price:
         offer: Source and date of the price; None if there is no offer.
         priced_on: Date of the price, as listed (a day or a month); None if there is no offer.
         provider: Who rents out the machines; None if there is no offer.
+        fresh_days: Age in days up to which the price is fresh; None if there is no offer.
     """
 
     usd_per_hour: float | None = None
@@ -52,6 +53,14 @@ class Price:
     offer: str | None = None
     priced_on: str | None = None
     provider: str | None = None
+    fresh_days: int | None = None
+
+    def stale_days(self, today: str | None) -> int | None:
+        """Return the age of the price in days on an ISO day, if it is no longer fresh; else None."""
+        if today is None or self.priced_on is None or self.fresh_days is None:
+            return None
+        days = (date.fromisoformat(today) - day_of(self.priced_on)).days
+        return days if days > self.fresh_days else None
 
 
 def _step_seconds(one: Values) -> float:
@@ -480,4 +489,5 @@ def price_of(
         offer=offer.label,
         priced_on=offer.date,
         provider=offer.provider,
+        fresh_days=offer.fresh_days,
     )

@@ -71,6 +71,9 @@ MIN_RIVAL_PROBABILITY: Final = 1 / 3
 """Minimum probability that a GPU beats the apparent best one for both to be named. Each end of a 90 % interval is
 treated as a 5 % or 95 % quantile of a log-normal distribution."""
 
+MONTHS_FROM: Final = 100
+"""Age of a price in days from which it is shown in months."""
+
 WORTH_NAMING: Final = 0.05
 """Minimum relative time saving for a GPU to be named next to the cheapest."""
 
@@ -136,6 +139,7 @@ class Ranking:
         tight: Names of the GPUs on which it fits tightly.
         without_price: Names of the GPUs that fit but have no price.
         memory_unknown: Whether it is unknown for all GPUs if the run fits.
+        made_on: ISO day of the predictions, for the age of prices; None leaves the age out.
     """
 
     per_iteration: bool
@@ -153,6 +157,7 @@ class Ranking:
     tight: tuple[str, ...]
     without_price: tuple[str, ...]
     memory_unknown: bool
+    made_on: str | None = None
 
     def __str__(self) -> str:
         return "\n".join(ranking_lines(self))
@@ -221,6 +226,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
         tight=tuple(one.gpu for one in predictions.values() if one.memory_fit == "tight"),
         without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
         memory_unknown=bool(fitting) and all(prediction.fits is None for prediction in fitting),
+        made_on=predictions.made_on if isinstance(predictions, AbstractPredictions) else None,
     )
 
 
@@ -344,7 +350,8 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
     price = best.prediction.usd_per_hour
     offer = best.prediction.offer
-    given = ", ".join(text for text in ("" if price is None else usd_per_hour(price), offer or "") if text)
+    parts = ("" if price is None else usd_per_hour(price), offer or "", _stale(best, ranking))
+    given = ", ".join(filter(None, parts))
     which, first = given, ""
     if ranking.perhaps_cheapest:
         which, first = f"first: {given}", "probably "
@@ -353,6 +360,14 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
         found = f"{first}cheapest".capitalize()
         return f"{found}: {with_article(names)} ({which}; {amount}).{beside} It saves no time."
     return f"Rent {with_article(names)} ({which}): {first}cheapest ({amount}).{beside}"
+
+
+def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
+    """Format the age of a price that is no longer fresh: `price 63 days old`; empty for others."""
+    days = candidate.prediction.price.stale_days(ranking.made_on)
+    if days is None:
+        return ""
+    return f"price {days} days old" if days < MONTHS_FROM else f"price {days * 12 // 365} months old"
 
 
 def _is_slower(candidate: RankedGpu, in_use: InUse) -> bool:
@@ -446,7 +461,8 @@ def _deadline_text(ranking: Ranking, deadline_seconds: float) -> str:
         nearest = "" if ranking.fastest is None else f"; the fastest, {ranking.fastest.gpu}, takes "
         return "none" + nearest + ("" if ranking.fastest is None else duration(ranking.fastest.seconds))
     late = "" if best.time.high <= deadline_seconds else f"; may take up to {duration(best.time.high)}"
-    return f"{best.gpu}, {time_and_cost_text(best, ranking)}{late}"
+    age = "" if best is ranking.cheapest else _stale(best, ranking)
+    return f"{best.gpu}, {', '.join(filter(None, (time_and_cost_text(best, ranking), age)))}{late}"
 
 
 def memory_of(candidate: RankedGpu) -> str | None:

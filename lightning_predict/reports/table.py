@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.cost.fields import Field
 from lightning_predict.cost.memory import MemoryNeed
+from lightning_predict.cost.offers import day_of
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import other_forms
@@ -338,15 +339,10 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
     old = [
         f"{one.gpu} ({one.price.priced_on})"
         for one in predictions.values()
-        if one.price.priced_on is not None and (today - _last_day(one.price.priced_on)).days > OLD_DAYS
+        if one.price.priced_on is not None and (today - day_of(one.price.priced_on)).days > OLD_DAYS
     ]
     if old:
         yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
-
-
-def _last_day(listed: str) -> datetime.date:
-    """Parse the date of a price; a month without a day counts as its 28th."""
-    return datetime.date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
 
 
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:

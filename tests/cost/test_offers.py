@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_predict.cost.offers import Offer, cheapest_offer, load_offers, machine_offer, offers_for
 from lightning_predict.cost.prediction import offer_for
+from lightning_predict.cost.price_files import with_spot_prices
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import DEFAULT_GPUS, gpu_names
 from lightning_predict.gpus.layouts import layout_of
@@ -118,6 +119,30 @@ def test_offers_are_ordered_by_the_price_of_one_gpu_and_the_cheapest_is_a_whole_
     other = make_offer(0.1, "2026-01", gpu="L4")
     assert offers_for("T4", [one, eight, other]) == (eight, one)
     assert cheapest_offer("T4", [one, eight, other]) == one  # 3 an hour for one GPU, not 16 for eight
+
+
+def test_a_fresh_price_beats_an_older_one_of_the_same_gpu() -> None:
+    old, fresh = make_offer(1.0, "2026-07-01", instance="old"), make_offer(2.0, "2026-09-01", instance="fresh")
+    assert cheapest_offer("T4", [old, fresh]) == fresh  # 62 days apart
+    assert cheapest_offer("T4", [replace(old, date="2026-07-03"), fresh]) == replace(old, date="2026-07-03")  # 60
+    assert cheapest_offer("T4", [old, replace(fresh, in_stock=False)]) == old  # a machine that there is
+    assert cheapest_offer("T4", [old, fresh, make_offer(0.1, "2026-09-01", gpu="L4")]) == fresh
+    assert cheapest_offer("T4", [old, fresh], num_gpus=1) == fresh
+
+
+def test_spot_prices_are_fresh_for_two_weeks_among_themselves() -> None:
+    spot = replace(make_offer(0.5, "2026-08-17", instance="spot"), spot=True)
+    newer = replace(make_offer(0.6, "2026-09-01", instance="newer"), spot=True)  # 15 days later
+    assert cheapest_offer("T4", [spot, newer]) == newer
+    assert cheapest_offer("T4", [replace(spot, date="2026-08-18"), newer]) == replace(spot, date="2026-08-18")
+    assert cheapest_offer("T4", [spot, make_offer(1.0, "2026-09-01")]) == spot  # on demand, the other kind
+
+
+def test_the_a10g_on_spot_has_the_price_of_2026() -> None:
+    # Of 2025-03 there is one for $0.39, which once decided a recommendation.
+    offer = cheapest_offer("A10G", with_spot_prices(load_offers()))
+    assert offer is not None
+    assert (offer.instance, offer.usd_per_hour, offer.date[:4]) == ("g5.xlarge", 0.636, "2026")
 
 
 def test_regions_are_different_machines_unless_one_is_not_stated() -> None:

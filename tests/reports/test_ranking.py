@@ -48,6 +48,31 @@ def test_the_cheapest_that_meets_a_deadline(hours: float, best: str | None) -> N
     assert names(rank(FULL, deadline_hours=hours))[2] == best
 
 
+@pytest.mark.parametrize(
+    ("fresh_days", "today", "said"),
+    [
+        (60, "2026-11-30", "price"),  # 60 days after 2026-10-01
+        (60, "2026-12-01", "price 61 days old"),
+        (14, "2026-10-15", "price"),
+        (14, "2026-10-16", "price 15 days old"),
+        (60, "2028-06-01", "price 20 months old"),
+    ],
+)
+def test_the_sentence_that_recommends_a_gpu_says_the_age_of_its_price(fresh_days: int, today: str, said: str) -> None:
+    t4 = replace(T4, price=replace(T4.price, priced_on="2026-10-01", fresh_days=fresh_days))
+    first, *rest = ranking_lines(rank(replace(FULL, items_in_order=(H100, t4, K80), made_on=today)), width=200)
+    age = "" if said == "price" else f", {said}"
+    assert f"($0.35/h, Google n1-standard-4 (2026-10-01){age}): cheapest" in first
+    assert "days old" not in " ".join(rest)
+
+
+def test_the_gpu_within_a_deadline_says_the_age_of_its_price_too() -> None:
+    h100 = replace(H100, price=replace(H100.price, priced_on="2026-09-01", fresh_days=60))
+    predictions = replace(FULL, items_in_order=(h100, T4, K80), made_on="2026-11-27")
+    text = " ".join(ranking_lines(rank(predictions, deadline_hours=1), width=200))
+    assert "Within 1 h: H100-SXM-80GB, 24 min, $1.20, price 87 days old." in text
+
+
 def test_a_gpu_on_which_the_run_does_not_fit_is_never_recommended() -> None:
     tempting = changed(with_total(K80, 1.0), cost_usd=0.001, usd_per_hour=3.6)
     assert tempting.fits is False
