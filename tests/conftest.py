@@ -35,6 +35,9 @@ os.environ["LIGHTNING_PREDICT_CACHE"] = os.path.join(tempfile.gettempdir(), "lig
 # The day of the outputs in the documentation, which say how old a price is: 2026-11-27.
 os.environ["SOURCE_DATE_EPOCH"] = "1795780800"
 
+# Nor fetched prices of whoever runs the tests.
+os.environ["LIGHTNING_PREDICT_PRICES"] = os.path.join(tempfile.gettempdir(), "lightning-predict-tests-fetch-no-prices")
+
 # The same examples every time, so that a change is refused for what it broke; speed is for benchmarks.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None)  # other examples every time: --hypothesis-profile search

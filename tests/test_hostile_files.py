@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.study import read_study
+from lightning_predict.cost.current_prices import write_prices
 from lightning_predict.cost.offers import load_offers
 from lightning_predict.cost.price_files import read_offer_file
 from lightning_predict.errors import LightningPredictError
@@ -241,6 +242,11 @@ READERS = {
     "own prices": Reader("p.yaml", text("p.yaml", TWO_OFFERS), lambda folder: read_offer_file(folder / "p.yaml")),
     "SkyPilot": Reader("vms.csv", text("vms.csv", CATALOGUE), lambda folder: read_offer_file(folder / "vms.csv")),
     "price lists": Reader("o.toml", text("o.toml", GOOD), lambda folder: load_offers(folder / "o.toml")),
+    "fetched prices": Reader(
+        "current.json",
+        lambda folder: write_prices(folder / "current.json", load_offers()[:3]),
+        lambda folder: load_offers(folder / "current.json"),
+    ),
     "jobs": Reader("jobs.yaml", text("jobs.yaml", JOBS), lambda folder: read_problem(folder / "jobs.yaml")),
     "jobs as CSV": Reader("jobs.csv", csv_jobs, lambda folder: read_problem(folder / "jobs.yaml")),
     "study": Reader(

@@ -4,6 +4,7 @@ Example::
 
     lightning-predict gpus H100
     lightning-predict offers --gpu L4 --offers our-prices.yaml
+    lightning-predict offers --refresh
     lightning-predict offers --update aws/vms.csv
 """
 
@@ -82,6 +83,7 @@ def offers(
     offers: Path | None = None,
     region: str | None = None,
     date: str | None = None,
+    refresh: bool = False,
     update: str | None = None,
 ) -> CommandAnswer:
     """List rental prices of GPUs, with dates; the cheapest of each GPU first.
@@ -92,6 +94,7 @@ def offers(
         offers: Your own price file instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
         region: With a price file: use the prices of this region.
         date: With a SkyPilot catalogue: the date of its prices (default: the file's).
+        refresh: Fetch the current prices of all providers, and use them in later predictions, which stay offline.
         update: Import a newer SkyPilot catalogue, from a CSV file or its https address, and print where it is stored.
     """
     from lightning_predict.checked import nearest
@@ -101,6 +104,10 @@ def offers(
     from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.gpus import gpu_names
 
+    if refresh:
+        if (gpu, provider, offers, region, date, update) != (None,) * 6:
+            raise InvalidArgumentError("--refresh takes no other option; list the prices afterwards without it.")
+        return _refresh()
     if update is not None:
         if (gpu, provider, offers, region) != (None, None, None, None):
             raise InvalidArgumentError("--update takes --date alone with it; list the prices afterwards with --offers.")
@@ -120,6 +127,24 @@ def offers(
     return CommandAnswer(
         data=lambda: {"offers": json_value(chosen), "notes": list(file.notes)},
         show=lambda: print(_offer_text(chosen, file.notes, with_sources=gpu is not None)),
+    )
+
+
+def _refresh() -> CommandAnswer:
+    from lightning_predict.cost.current_prices import refresh_prices
+
+    found = refresh_prices()
+    providers, kinds = {offer.provider for offer in found.offers}, {offer.gpu for offer in found.offers}
+    newest = max(offer.date for offer in found.offers)
+    lines = [
+        f"{len(found.offers):,} offers of {len(kinds)} GPUs from {len(providers)} providers, read on {newest} "
+        f"from {' and '.join(found.sources)}: {found.path}",
+        "Predictions use them from now on, without the network.",
+        *found.notes,
+    ]
+    return CommandAnswer(
+        data=lambda: {"written": str(found.path), "offers": json_value(found.offers), "notes": list(found.notes)},
+        show=lambda: print("\n".join(lines)),
     )
 
 

@@ -18,16 +18,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date as calendar_date
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, final
 
-from lightning_predict.checked import Checked, read_toml
+import platformdirs
+
+from lightning_predict.checked import Checked, read_json, read_toml
 from lightning_predict.errors import CatalogueError
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.layouts import is_same_machine
 
 OFFERS_FILE: Final = Path(__file__).with_name("offers.toml")
+RELEASE_FILE: Final = Path(__file__).with_name("current.json")
+"""Prices that `make prices` fetched for a release; the file is optional."""
+
+PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
+"""Environment variable with the path of fetched prices; a path without a file leaves the package's prices."""
 
 USER: Final = "user"
 """Provider name of the user's own prices and machines."""
@@ -130,15 +137,26 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
     """Load all offers of a price list file, in the file's order.
 
     Args:
-        path: A TOML file of `[[price_list]]` tables with provider, date, source, optionally region, and `offers`. Each
-            offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally spot_usd_per_hour and
-            in_stock. None loads the file of the package.
+        path: A TOML or JSON file of `[[price_list]]` tables with provider, date, source, optionally region, and
+            `offers`. Each offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally
+            spot_usd_per_hour and in_stock. None loads the files of the package and the prices that
+            `lightning-predict offers --refresh` fetched.
 
     Raises:
         CatalogueError: The file is missing or not TOML, or an offer is invalid; the message names the offer and its
             list.
     """
-    return _shipped_offers() if path is None else _parse_offers(read_toml(path, CatalogueError))
+    if path is not None:
+        return _parse_offers((read_json if path.suffix == ".json" else read_toml)(path, CatalogueError))
+    current = current_prices_file()
+    changed = current.stat().st_mtime_ns if current.is_file() else 0
+    return _shipped_offers() + (_fetched_offers(current, changed) if changed else ())
+
+
+def current_prices_file() -> Path:
+    """Return the file of fetched prices: `LIGHTNING_PREDICT_PRICES`, otherwise in the platform's data folder."""
+    named = os.environ.get(PRICES_VARIABLE)
+    return Path(named) if named else Path(platformdirs.user_data_dir("lightning-predict")) / "prices" / "current.json"
 
 
 def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Offer, ...]:
@@ -221,7 +239,14 @@ def _years_before(date: str, years: int) -> str:
 
 @cache
 def _shipped_offers() -> tuple[Offer, ...]:
-    return _parse_offers(read_toml(OFFERS_FILE, CatalogueError))
+    """Load the prices that were read by hand, and those that the release fetched."""
+    return load_offers(OFFERS_FILE) + (load_offers(RELEASE_FILE) if RELEASE_FILE.is_file() else ())
+
+
+@lru_cache(maxsize=1)
+def _fetched_offers(path: Path, _changed: int) -> tuple[Offer, ...]:
+    """Load fetched prices once for each change of their file."""
+    return load_offers(path)
 
 
 def _parse_offers(document: Checked) -> tuple[Offer, ...]:

@@ -194,6 +194,9 @@ _UNPRICED = "machines without an on-demand price"
 _REASONS = (_ALONE, _PART, _UNPRICED)
 
 _CARD_NAME = re.compile(r"'Name': '([^']*)'")
+_CONSUMER_CARD = re.compile(r"^\d+x-(RTX_\d{4}\w*)-")
+"""Card in the names of Vast.ai's machines: `2x-RTX_4060_Ti-32-65536`; the accelerator's name lacks the suffix."""
+
 _HOST = re.compile(r"(a2-\w+|a3-\w+|a4-\w+|a4x-\w+)-(\d+)g(?:-nolssd)?|(g2-standard)-(\d+)")
 
 
@@ -347,10 +350,16 @@ def _notes(file: str, left_out: Counter[str]) -> Iterator[str]:
 
 def _name_of(accelerator: str, hints: str = "") -> str | None:
     """Return the catalogue name of an accelerator; None if it is unknown (AMD, TPU, other NVIDIA cards)."""
+    suffixed = _CONSUMER_CARD.search(hints)
     try:
-        name = find_gpu(accelerator).name
+        name = find_gpu(accelerator if suffixed is None else suffixed[1].replace("_", " ")).name
     except UnknownGpuError:
         return None
+    return form_of(name, hints)
+
+
+def form_of(name: str, hints: str) -> str:
+    """Return the name of a GPU in the form factor that the name of a machine or card states."""
     return next((forms[name] for pattern, forms in FORMS if name in forms and pattern.search(hints)), name)
 
 
