@@ -183,6 +183,14 @@ RUNS: Final[Mapping[str, Run]] = {
             split="held out",
             is_quick=False,
         ),
+        Run(
+            name="ablation",
+            module="benchmarks.accuracy.ablation",
+            words=("validation", *_CACHE),
+            split="fitted",
+            fitted="the constants of kind `fitted` in `constants.csv`",
+            is_quick=False,
+        ),
         Run(name="rest-of-run", module="benchmarks.accuracy.rest_of_run", split="held out"),
         Run(name="planning", module="benchmarks.planning", words=("STUDY",), split="held out", is_quick=False),
         *(

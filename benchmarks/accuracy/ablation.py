@@ -1,0 +1,249 @@
+"""Measure what each empirical constant of the predictor is worth on published steps, by setting it to a neutral value.
+
+`constants.csv` lists the constants that were measured, fitted or assumed, each with a neutral value (a factor of 1, no
+extra cycles) and a group. All constants of a group are neutral together; the single constants of a group are tried if
+the group matters, or with `--single`. Example::
+
+    python -m benchmarks.accuracy.ablation FOLDER --cache recorded-steps --every 4
+
+    constants = read_constants()
+    with neutral(constants[:1]):
+        ...                        # predictions without the first constant
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import gc
+import importlib
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, Literal, final, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.accuracy.published_steps import PublishedStep
+from benchmarks.accuracy.whole_steps import predicted_steps, published_steps
+from benchmarks.result_files import ResultConsole, write_run
+from benchmarks.training.report import report_table
+from lightning_predict.kernels.models import kernel_models
+
+CONSTANTS: Final = Path(__file__).parent / "constants.csv"
+PACKAGE: Final = "lightning_predict"
+
+Kind = Literal["measured", "fitted", "assumed"]
+"""Where a value comes from: a measurement, a choice on rows that are scored here, or an assumption."""
+
+POINTS_TO_KEEP: Final = 0.1
+"""Minimum loss of accuracy, in points of the mean error of any table, that keeps a constant."""
+
+WIDTH: Final = 140
+
+
+@final
+@dataclass(frozen=True)
+class Constant:
+    """An empirical constant.
+
+    Attributes:
+        module: Its module below the package.
+        name: Its name.
+        kind: Where its value comes from.
+        neutral: Value without its effect.
+        group: Constants that are neutral together.
+    """
+
+    module: str
+    name: str
+    kind: Kind
+    neutral: float
+    group: str
+
+    @cached_property
+    def value(self) -> float:
+        """Its present value.
+
+        Raises:
+            AttributeError: The module has no such constant.
+        """
+        return float(getattr(importlib.import_module(f"{PACKAGE}.{self.module}"), self.name))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Errors on the steps of one table.
+
+    Attributes:
+        cases: Number of steps.
+        error: Mean absolute error.
+        inside: Share of the steps within the 90 % interval.
+    """
+
+    cases: int
+    error: float
+    inside: float
+
+
+def read_constants(path: Path = CONSTANTS) -> tuple[Constant, ...]:
+    """Read the list of constants.
+
+    Raises:
+        ValueError: A kind or a number is not one.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if row["kind"] not in get_args(Kind):
+            raise ValueError(f"{path.name}: {row['name']} is {row['kind']!r}. Expected one of {get_args(Kind)}.")
+    return tuple(Constant(**{**row, "neutral": float(row["neutral"])}) for row in rows)  # type: ignore[arg-type]
+
+
+@contextmanager
+def neutral(constants: Sequence[Constant]) -> Iterator[None]:
+    """Set constants to their neutral values in every module that imported them, and clear the caches of the package."""
+    before = []
+    for constant in constants:
+        own: float = getattr(importlib.import_module(f"{PACKAGE}.{constant.module}"), constant.name)
+        for module in _modules():
+            if vars(module).get(constant.name) is own:
+                before.append((module, constant.name, own))
+                setattr(module, constant.name, constant.neutral if isinstance(own, float) else round(constant.neutral))
+    _clear_caches()
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        _clear_caches()
+
+
+def _modules() -> list[object]:
+    return [module for name, module in list(sys.modules.items()) if name.split(".")[0] == PACKAGE]
+
+
+def _clear_caches() -> None:
+    for found in gc.get_objects():
+        if isinstance(found, functools._lru_cache_wrapper) and str(found.__module__).startswith(PACKAGE):
+            found.cache_clear()
+
+
+def scores(rows: Sequence[PublishedStep], cache: Path) -> dict[str, Score]:
+    """Predict published steps and score them.
+
+    Args:
+        rows: Steps, each of whose recordings `cache` holds.
+        cache: Folder of recorded steps.
+
+    Returns:
+        Scores by table.
+    """
+    cases = predicted_steps(rows, cache=cache, models_of=partial(kernel_models, weights=None), jobs=1)
+    tables: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for case in cases:
+        error = abs(case.predicted.middle / case.measured_seconds - 1)
+        tables[case.table].append((error, case.is_inside))
+    return {
+        table: Score(len(found), statistics.mean(error for error, _ in found), statistics.mean(ok for _, ok in found))
+        for table, found in sorted(tables.items())
+    }
+
+
+def sampled(rows: Sequence[PublishedStep], cache: Path, every: int) -> tuple[PublishedStep, ...]:
+    """Choose every so many recordable steps of each table, with all GPUs that ran them."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.file not in files[row.table] and ((cache / row.file).is_file() or row.recorded(cache) is not None):
+            files[row.table].append(row.file)
+    chosen = {file for found in files.values() for file in found[::every]}
+    return tuple(row for row in rows if row.file in chosen)
+
+
+def ablate(rows: Sequence[PublishedStep], cache: Path, console: Console, *, single: bool) -> Table:
+    """Set each group of constants to neutral values, then the constants of groups that matter, and score.
+
+    Args:
+        rows: Steps to score.
+        cache: Folder of recorded steps.
+        console: Where progress is printed.
+        single: Try each constant of every group.
+    """
+    before = scores(rows, cache)
+    groups: dict[str, list[Constant]] = defaultdict(list)
+    for constant in read_constants():
+        groups[constant.group].append(constant)
+    found = [("none", "", before, True)]
+    for group, constants in groups.items():
+        with neutral(constants):
+            after = scores(rows, cache)
+        matters = worth(before, after) >= POINTS_TO_KEEP
+        found.append((group, "all", after, matters))
+        if len(constants) > 1 and (single or matters):
+            for constant in constants:
+                with neutral([constant]):
+                    own = scores(rows, cache)
+                found.append((group, constant.name, own, worth(before, own) >= POINTS_TO_KEEP))
+        console.print(f"{group}: {'matters' if matters else 'costs nothing here'}", style="dim")
+    return _table(before, found)
+
+
+def worth(before: Mapping[str, Score], after: Mapping[str, Score]) -> float:
+    """Points by which any table's mean error grows, or its coverage departs from 90 %, without a constant."""
+    return max(
+        max(
+            100 * (after[table].error - old.error),
+            100 * (abs(after[table].inside - 0.9) - abs(old.inside - 0.9)),
+        )
+        for table, old in before.items()
+    )
+
+
+def _table(before: Mapping[str, Score], found: Sequence[tuple[str, str, Mapping[str, Score], bool]]) -> Table:
+    table = report_table(
+        "Mean error and coverage by table, without constants",
+        ("group", "constant"),
+        (*(f"{name} %" for name in before), *(f"{name} in 90 %" for name in before), "keep"),
+    )
+    for group, name, scored, keeps in found:
+        errors = [f"{100 * scored[one].error:.2f}" for one in before]
+        inside = [f"{100 * scored[one].inside:.1f}" for one in before]
+        table.add_row(group, name, *errors, *inside, "yes" if keeps else "no")
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.ablation", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="folder of the tables of published steps")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("recorded-steps"), help="recorded steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=4, help="score every so many steps of a table (default: %(default)s)"
+    )
+    parser.add_argument("--single", action="store_true", help="try each constant of every group")
+    parser.add_argument("--result", type=Path, default=None, help="folder to write the result to")
+    options = parser.parse_args(arguments)
+    console = ResultConsole(width=WIDTH)
+    rows = sampled(tuple(published_steps(options.folder, options.cache)), options.cache, options.every)
+    if not rows:
+        print(f"error: {options.cache} holds no recorded step of {options.folder}.", file=sys.stderr)
+        return 1
+    console.print(ablate(rows, options.cache, console, single=options.single))
+    write_run(console, "ablation", options.result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

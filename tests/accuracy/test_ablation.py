@@ -1,0 +1,69 @@
+"""The list of empirical constants, and predictions without some of them."""
+
+from __future__ import annotations
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import lightning_predict as lp
+from benchmarks.accuracy.ablation import CONSTANTS, PACKAGE, Score, neutral, read_constants, worth
+
+ROOT = Path(__file__).parents[2]
+ORIGINS = ("fitted", "training data", "chosen on", "assumption", "own measurements", "median of")
+"""Words of a docstring that say that a value is empirical."""
+
+
+def test_each_listed_constant_exists_and_has_an_effect() -> None:
+    for constant in read_constants():
+        assert constant.value != constant.neutral, f"{constant.name} is neutral already: remove it"
+
+
+def empirical_constants() -> set[tuple[str, str]]:
+    """Constants of the kernels whose own docstring says that they were measured, fitted or assumed."""
+    found = set()
+    for path in (ROOT / PACKAGE / "kernels").rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        for statement, after in pairwise(body):
+            if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.value, ast.Constant)):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                value, text = statement.value.value, str(after.value.value)
+                if isinstance(value, float) and any(origin in text for origin in ORIGINS):
+                    module = ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts)
+                    found.add((module, ast.unparse(statement.target)))
+    return found
+
+
+def test_every_empirical_constant_of_the_kernels_is_listed() -> None:
+    listed = {(constant.module, constant.name) for constant in read_constants()}
+    assert empirical_constants() - listed == set(), f"add them to {CONSTANTS.name} with a neutral value"
+
+
+def test_a_neutral_constant_changes_predictions_and_comes_back() -> None:
+    """BACKWARD_RATIO is 3 and its neutral value, the ratio of FLOPs, 2.5: a backward pass takes 2.5/3 of the time."""
+    (ratio,) = (one for one in read_constants() if one.name == "BACKWARD_RATIO")
+
+    def seconds() -> float:
+        return float(
+            lp.operator_seconds(
+                "attention_backward", "H100-SXM-80GB", dtype="bfloat16", batch=8, heads=16, seq=2048, head_dim=64
+            )
+        )
+
+    before = seconds()
+    with neutral([ratio]):
+        assert seconds() == pytest.approx(before * 2.5 / 3, rel=1e-3)
+    assert seconds() == before
+
+
+def test_a_constant_is_worth_the_largest_loss_of_any_table() -> None:
+    before = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.8)}
+    same = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.095, 0.8)}
+    worse = {"steps": Score(10, 0.052, 0.9), "operators": Score(10, 0.095, 0.8)}
+    narrow = {"steps": Score(10, 0.050, 0.9), "operators": Score(10, 0.100, 0.7)}
+    assert worth(before, same) == pytest.approx(0.0)
+    assert worth(before, worse) == pytest.approx(0.2)  # 5.2 % instead of 5.0 %
+    assert worth(before, narrow) == pytest.approx(10.0)  # 70 % is 10 points further from 90 % than 80 %
