@@ -336,6 +336,9 @@ def parse_json(content: bytes | bytearray, file: File, *, strict: bool = True) -
             strict=strict,
         )
     except (ValueError, RecursionError) as error:
+        start = content.lstrip()[:40].split(b"\n")[0].decode(errors="replace")
+        if start and not start.startswith(("{", "[")):
+            raise file.error_at(f"is not JSON: it begins with {shown(start)}.") from error
         raise file.error_at(f"is not valid JSON ({error}); it may be truncated. Copy or record it again.") from error
     return Checked(value, file)
 

@@ -26,7 +26,13 @@ from lightning_predict.callbacks.output import (
 )
 from lightning_predict.callbacks.progress_bar import left_in_words
 from lightning_predict.callbacks.rank_agreement import wait_seconds
-from lightning_predict.callbacks.rest_prediction import PredictionRequest, RestPrediction, earlier_runs, predict_rest
+from lightning_predict.callbacks.rest_prediction import (
+    PredictionRequest,
+    RestPrediction,
+    earlier_runs,
+    predict_rest,
+    steps_done,
+)
 from lightning_predict.callbacks.trainer_state import batches_of_fit, facts_of, prefetched_batches
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.interval import Interval
@@ -196,7 +202,7 @@ class ForecastUpdates:
         log_and_save(predictions, ranking, trainer, self.manner)
         answer = self._answer or before
         if is_first:
-            when = f"RuntimePredictor, after {trainer.global_step:,} steps: "
+            when = f"RuntimePredictor, after {steps_done(trainer, self.run_clock):,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
             if self.manner.with_table:
                 print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
@@ -210,7 +216,8 @@ class ForecastUpdates:
 
     def _news(self, trainer: Trainer, answer: RestPrediction, instead_of_seconds: float | None = None) -> str:
         """Return a line with the new forecast and, for comparison, the rest of the previous one."""
-        return f"RuntimePredictor: after {trainer.global_step:,} steps, {_news(answer, instead_of_seconds)}."
+        steps = steps_done(trainer, self.run_clock)
+        return f"RuntimePredictor: after {steps:,} steps, {_news(answer, instead_of_seconds)}."
 
     def compare_outcome(self, trainer: Trainer) -> Outcome | None:
         """Compare the actual time with the first prediction, and record it; None if nothing was trained."""

@@ -171,7 +171,7 @@ def predict_rest(
     predictions = replace(
         predictions,
         notes=(*predictions.notes, *_notes(trainer, given, clock, work), *rough_note(rest, is_rough=is_rough)),
-        heading=_heading(predictions, trainer),
+        heading=_heading(predictions, steps_done(trainer, clock)),
         is_running=True,
     )
     return RestPrediction(
@@ -182,12 +182,17 @@ def predict_rest(
     )
 
 
-def _heading(predictions: Predictions, trainer: Trainer) -> str | None:
+def steps_done(trainer: Trainer, clock: RunClock) -> int:
+    """Return the finished steps in the unit of the remaining ones; `global_step` counts those of each optimizer."""
+    return round(trainer.global_step / clock.windows.pace.steps_per_window)
+
+
+def _heading(predictions: Predictions, steps: int) -> str | None:
     if predictions.heading is None:
         return None
     what, _, place = predictions.heading.partition(", recorded on ")
     subject = "Rest of this run: " if any(one.iterations is not None for one in predictions.values()) else ""
-    return f"{subject}{what}, recorded on this {place} at step {trainer.global_step:,}"
+    return f"{subject}{what}, recorded on this {place} at step {steps:,}"
 
 
 def of_processes(step: Trace, trainer: Trainer) -> Trace:

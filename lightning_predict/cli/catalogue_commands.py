@@ -89,7 +89,7 @@ def offers(
     """List rental prices of GPUs, with dates; the cheapest of each GPU first.
 
     Args:
-        gpu: Show only offers of this GPU, with their sources.
+        gpu: Show only offers of this GPU, with their sources; 8xL4: machines with at least eight of them.
         provider: Show only offers of this provider.
         offers: Your own price file instead of the prices that ship with the package: YAML or a SkyPilot catalogue.
         region: With a price file: use the prices of this region.
@@ -101,8 +101,8 @@ def offers(
     from lightning_predict.cost.offers import load_offers, offers_for
     from lightning_predict.cost.price_files import OfferFile, read_offer_file
     from lightning_predict.errors import InvalidArgumentError, UnknownOfferError
-    from lightning_predict.gpus import gpu as find_gpu
     from lightning_predict.gpus import gpu_names
+    from lightning_predict.gpus.layouts import layout_of
 
     if refresh:
         if (gpu, provider, offers, region, date, update) != (None,) * 6:
@@ -115,8 +115,15 @@ def offers(
     if offers is None and (region, date) != (None, None):
         raise InvalidArgumentError("region and date are for a price file of your own; give it with --offers.")
     file = OfferFile(offers=load_offers()) if offers is None else read_offer_file(offers, region=region, date=date)
-    names = gpu_names() if gpu is None else (find_gpu(gpu).name,)
-    chosen = [offer for name in names for offer in offers_for(name, file.offers)]
+    machine = None if gpu is None else layout_of(gpu)
+    if machine is not None and machine.nodes > 1:
+        raise InvalidArgumentError(
+            f"gpu={gpu!r} is several machines; give one: {machine.gpus_per_node}x{machine.gpu.name}."
+        )
+    names = gpu_names() if machine is None else (machine.gpu.name,)
+    needed = 1 if machine is None else machine.gpus_per_node
+    resized = [offer.with_gpus(needed) for name in names for offer in offers_for(name, file.offers)]
+    chosen = [offer for offer in resized if offer is not None]
     if provider is not None:
         known = {offer.provider for offer in file.offers}
         chosen = [offer for offer in chosen if offer.provider.casefold() == provider.casefold()]

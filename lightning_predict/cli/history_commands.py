@@ -95,7 +95,9 @@ def _lines(records: Sequence[HistoryRecord], count: int, path: Path) -> list[str
     from lightning_predict.reports.format import duration
 
     if not records:
-        return [f"No runs in {path}: a run that ends with RuntimePredictor is remembered there."]
+        return [
+            f"No runs in {path}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue."
+        ]
 
     def off(ratio: float) -> str:
         return f"{100 * (ratio - 1):+.0f} %"

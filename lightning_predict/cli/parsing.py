@@ -159,6 +159,24 @@ def _number(text: str) -> float:
     return value
 
 
+def _prices(text: str) -> float | dict[str, float]:
+    """Parse one price, or prices by GPU or layout: `L4=0.5,H100=2`."""
+    from lightning_predict.errors import LightningPredictError
+    from lightning_predict.gpus.layouts import layouts_of
+
+    if "=" not in text:
+        return _number(text)
+    found = {}
+    for pair in filter(None, re.split(r",(?=[^,]*=)", text)):
+        name, _, price = pair.partition("=")
+        try:
+            (layout,) = layouts_of([name.strip()])
+        except (LightningPredictError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"is {text!r}: {error}") from None
+        found[layout.name] = _number(price)
+    return found
+
+
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
     def choice(text: str) -> str:
         if text not in choices:
@@ -171,7 +189,13 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 _THE_REST: Final = "Sequence[str]"
 """Type hint of a parameter that takes all remaining words unchanged."""
 
-_TYPES: Final[Mapping[str, Callable[[str], Any]]] = {"str": str, "Path": Path, "int": _whole_number, "float": _number}
+_TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "str": str,
+    "Path": Path,
+    "int": _whole_number,
+    "float": _number,
+    "float | dict[str, float]": _prices,
+}
 
 
 def _reader(hint: str) -> tuple[Callable[[str], Any], tuple[str, ...]]:

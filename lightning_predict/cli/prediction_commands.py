@@ -45,7 +45,7 @@ def predict(
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     deadline_hours: float | None = None,
-    usd_per_hour: float | None = None,
+    usd_per_hour: float | dict[str, float] | None = None,
     offers: Path | None = None,
     region: str | None = None,
     spot: bool = False,
@@ -80,7 +80,7 @@ def predict(
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
             access (host), or without it in a virtual machine or container (virtual).
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
-        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         offers: Your own price file, YAML or a SkyPilot catalogue; GPUs missing in it keep the listed prices.
         region: With a price file: use the prices of this region.
         spot: Use spot prices if they are below the on-demand prices.
@@ -124,6 +124,8 @@ def predict(
             raise InvalidArgumentError(
                 f"output={str(path)!r} has another ending than {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}; give one."
             )
+        if not path.parent.is_dir():
+            raise InvalidArgumentError(f"output={str(path)!r}: {path.parent} is not a folder; create it first.")
     found_grid = None if grid is None else grid_of(grid)
     if gpus_file is not None:
         add_gpus(gpus_file)
@@ -167,7 +169,7 @@ def predict(
 class Prices:
     """Options for the price of an hour."""
 
-    usd_per_hour: float | None = None
+    usd_per_hour: float | dict[str, float] | None = None
     file: Path | None = None
     region: str | None = None
     spot: bool = False

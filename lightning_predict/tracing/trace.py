@@ -445,6 +445,12 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     write_atomically(target, content)
 
 
+_RECORD_ONE: Final = (
+    "Record a trace by `lightning_predict.capture(step).save(...)`, or convert a profile of torch.profiler by "
+    "`lightning-predict trace import`."
+)
+
+
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a Trace written by `save_trace`.
 
@@ -457,12 +463,15 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
-    document = checked.read_json(source, TraceFormatError)
+    try:
+        document = checked.read_json(source, TraceFormatError)
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{error} {_RECORD_ONE}") from error
     top = document.mapping()
     if top.get("format") != FORMAT:
         raise TraceFormatError(
             f"{source} is not a trace of lightning-predict: its field 'format' is {top.get('format')!r}, expected "
-            f"{FORMAT!r}. A profile of torch.profiler is read by `lightning_predict.import_trace`."
+            f"{FORMAT!r}. {_RECORD_ONE}"
         )
     version = document.member("version").integer(minimum=1)
     if version != VERSION:

@@ -96,6 +96,15 @@ def test_two_optimizers_in_manual_optimization(small: Small, tmp_path: Path, cal
     assert call.workload.training_iterations == 8 - 4
 
 
+def test_the_step_of_the_recording_is_counted_as_the_rest_is(
+    lightning: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(lightning, tmp_path, RuntimePredictor(GPUS), model=lightning.gan(), max_epochs=-1, max_steps=16)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Rest of this run: 4 steps" in printed
+    assert "at step 4" in printed  # of 8; Lightning counts 8 then, two optimizers a batch
+
+
 def test_accumulation_in_manual_optimization(small: Small, tmp_path: Path, calls: list[Call]) -> None:
     fit(small, tmp_path, RuntimePredictor(GPUS), model=small.gan(accumulates=2), batches=12)
     (call,) = calls

@@ -53,6 +53,46 @@ def test_predict_scales_with_iterations_and_own_price(trace: Path, run: Run) -> 
     assert one["offer"].startswith("your own price")
 
 
+def test_prices_by_name_are_taken_as_in_python(trace: Path, run: Run) -> None:
+    words = ("predict", trace, "--gpus", "L4,H100,T4,2xL4", "--iterations", "1000", "--json", "--usd-per-hour")
+    found = run(*words, "L4=0.5,H100=2,2xL4=0.7").json["predictions"]
+    prices = {one["gpu"]: one["usd_per_hour"] for one in found}
+    assert prices.pop("T4") != 0.5  # a listed price
+    assert prices == {"L4": 0.5, "H100-SXM-80GB": 2, "2xL4": 0.7}
+
+
+def test_a_missing_folder_is_said_before_the_work(
+    trace: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lightning_predict.tracing.trace.load_trace", lambda path: pytest.fail("it has begun"))
+    ran = run("predict", trace, "--output", tmp_path / "none" / "page.html")
+    assert ran.code == 2
+    assert "is not a folder; create it first" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "begins"),
+    [
+        ("runs.csv", "gpu,batch_size\nT4,64\n", "gpu,batch_size"),
+        ("train.py", "import torch\n", "import torch"),
+    ],
+)
+def test_what_is_no_trace_is_not_said_to_be_truncated(
+    name: str, content: str, begins: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    ran = run("predict", tmp_path / name)
+    assert ran.code == 2
+    assert f"is not JSON: it begins with '{begins}'. Record a trace by `lightning_predict.capture(step)" in ran.err
+    assert "truncated" not in ran.err
+
+
+def test_a_profile_is_sent_to_the_command_that_reads_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    ran = run("predict", tmp_path / "profile.json")
+    assert "convert a profile of torch.profiler by `lightning-predict trace import`" in ran.err
+
+
 def test_predict_takes_the_speed_of_the_rented_host(trace: Path, run: Run) -> None:
     usual, fast = (
         run("predict", trace, "--gpus", "T4", "--host", factor, "--json").json["predictions"][0]
@@ -167,7 +207,9 @@ def test_predict_says_what_a_price_file_has_that_is_not_used(trace: Path, run: R
         (["--offers", "none.yaml"], "none.yaml does not exist"),
         (["--weights", "nowhere"], "Weights path 'nowhere' does not exist"),
         (["--gpus", "A10G", "--deadline-hours", "1", "--output", "x.yaml"], "No GPU can be recommended"),
-        (["--output", "no/such/folder.html"], "No such file or directory: no/such/folder.html"),
+        (["--output", "no/such/page.html"], "--output 'no/such/page.html': no/such is not a folder; create it first."),
+        (["--usd-per-hour", "L4=0.5,Q9=1"], "--usd-per-hour is 'L4=0.5,Q9=1': 'Q9' is not a GPU of the catalogue"),
+        (["--usd-per-hour", "L4=0,5"], "--usd-per-hour is '0,5', which may be 0.5 or 5"),
         (["--grid", "-5", "--iterations", "9"], "--grid -5 is out of range"),
     ],
 )
@@ -271,6 +313,13 @@ def test_spot_says_what_is_cheaper_on_demand(trace: Path, run: Run) -> None:
     assert ran["notes"][-1] == "On-demand price, because no listed spot price is lower: H100-SXM-80GB."
     own = run("predict", trace, "--gpus", "H100-SXM-80GB", "--spot", "--usd-per-hour", "1", "--json").json
     assert not any(note.startswith("On demand") for note in own["notes"])
+
+
+def test_offers_of_several_gpus_are_of_one_machine(run: Run) -> None:
+    found = run("offers", "--gpu", "8xL4", "--json").json["offers"]
+    assert found
+    assert all(one["gpu"] == "L4" and one["num_gpus"] >= 8 for one in found)
+    assert "gpu '2x8xL4' is several machines; give one: 8xL4." in run("offers", "--gpu", "2x8xL4").err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def test_runs_stand_beside_their_predictions_with_what_was_learnt(file: Path, ru
 
 
 def test_without_runs_it_says_where_they_will_be(file: Path, run: Run) -> None:
-    assert run("history").out == f"No runs in {file}: a run that ends with RuntimePredictor is remembered there.\n"
+    assert run("history").out == (
+        f"No runs in {file}: RuntimePredictor stores a run there when it ends, if it ran on a GPU of the catalogue.\n"
+    )
 
 
 def test_what_is_forgotten_is_only_what_was_named(file: Path, run: Run) -> None:

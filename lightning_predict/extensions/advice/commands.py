@@ -30,7 +30,7 @@ def advise(
     allow: str = "numerics,memory",
     followed: Path | None = None,
     strategy: str = "ddp",
-    usd_per_hour: float | None = None,
+    usd_per_hour: float | dict[str, float] | None = None,
     weights: str | None = None,
     try_: str | None = None,
     script: str | None = None,
@@ -48,7 +48,7 @@ def advise(
         allow: Side effects that changes may have, of numerics, digits, memory, samples, separated by commas.
         followed: The same step captured on the meta device, if the trace is a GPU's profile: torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
-        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         weights: Weights of the models: a folder, a file or an https:// address.
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
             measured gain; needs --script.

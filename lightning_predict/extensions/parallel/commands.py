@@ -33,7 +33,7 @@ def parallel(
     checkpoint_gbps: float | None = None,
     restart_minutes: float | None = None,
     count: int = 10,
-    usd_per_hour: float | None = None,
+    usd_per_hour: float | dict[str, float] | None = None,
     spot: bool = False,
     network_gbps: float | None = None,
     busbw: float | None = None,
@@ -64,7 +64,7 @@ def parallel(
             10).
         restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
         count: Number of results to print.
-        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
         network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
             system's).
@@ -135,7 +135,7 @@ def curve(
     gpus: str = "8x8xH100-SXM-80GB",
     strategy: str = "ddp",
     iterations: int | None = None,
-    usd_per_hour: float | None = None,
+    usd_per_hour: float | dict[str, float] | None = None,
     network_gbps: float | None = None,
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
@@ -151,7 +151,7 @@ def curve(
         gpus: The largest layouts, separated by commas.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
-        usd_per_hour: Your own price of one GPU per hour, the same for all GPUs.
+        usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
             system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
