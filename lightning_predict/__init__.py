@@ -7,6 +7,7 @@ The public API, lazily imported (torch is not loaded before `capture` is called)
 * `advise(trace, gpus)` returns `Advice`: the best changes of the training, their gains, and the GPU to rent.
 * `best_layouts(trace, layouts)` ranks the ways to share a step over several GPUs.
 * `predict(trace, gpus)` returns `Predictions`: one `Prediction` per GPU, and a table when printed.
+* `step_of("hf:Qwen/Qwen2.5-7B", length=2048)` records the step of a model by name, without a script.
 * `operator_seconds(operation, gpu, ...)` is the device time of a single operation.
 * `gpu(name)` finds a `Gpu` in the catalogue; `gpu_names()` lists them.
 * `watch(total_steps=...)` watches your own training loop: predictions, a budget and an outcome.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lightning_predict.errors import LightningPredictError
     from lightning_predict.extensions.advice.advice import advise
     from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.extensions.named_models.step import step_of
     from lightning_predict.extensions.parallel.layout_search import best_layouts
     from lightning_predict.gpus import Gpu, gpu, gpu_names
     from lightning_predict.kernels.operator_times import operator_seconds
@@ -58,6 +60,7 @@ __all__ = [
     "import_trace",
     "operator_seconds",
     "predict",
+    "step_of",
     "watch",
 ]
 

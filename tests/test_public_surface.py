@@ -26,6 +26,7 @@ CARD = [
     "import_trace",
     "operator_seconds",
     "predict",
+    "step_of",
     "watch",
 ]
 

@@ -87,11 +87,27 @@ COMMANDS: Final = Commands()
 ALIASES: Final[Mapping[str, Sequence[str]]] = {"report": ("predict", "--output=report.html")}
 """Expansion of older command names; options after the name override these options."""
 
-WORD_AFTER: Final[Mapping[str, str]] = {"gpus": "search", "cache": "action", "history": "action"}
+WORD_AFTER: Final[Mapping[str, str]] = {
+    "predict": "trace",
+    "gpus": "search",
+    "cache": "action",
+    "history": "action",
+}
 """The optional positional parameter of a command: a word directly after its name."""
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "predict": {
+        "a model by name": (
+            "model",
+            "batch_size",
+            "length",
+            "image_size",
+            "precision",
+            "lora",
+            "lora_targets",
+            "checkpointing",
+            "optimizer",
+        ),
         "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
         "prices and energy": (
             "usd_per_hour",

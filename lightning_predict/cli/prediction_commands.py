@@ -4,6 +4,7 @@ Example::
 
     lightning-predict predict run.json --iterations 10000 --deadline-hours 8 --output report.html,task.yaml
     lightning-predict predict run.json --iterations 10000 --grid europe-west3
+    lightning-predict predict --model timm:vit_base_patch16_224 --batch-size 64 --precision bf16-mixed
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
-from lightning_predict.cli.answers import CommandAnswer, json_value
+from lightning_predict.cli.answers import CommandAnswer, json_value, sentences
 
 if TYPE_CHECKING:
     from lightning_predict.assumptions import Assumptions
@@ -35,8 +36,17 @@ ENDINGS: Final = (".html", ".md", ".json", ".yaml")
 
 
 def predict(
-    trace: Path,
     *,
+    trace: Path | None = None,
+    model: str | None = None,
+    batch_size: int | None = None,
+    length: int | None = None,
+    image_size: int | None = None,
+    precision: str | None = None,
+    lora: int | None = None,
+    lora_targets: str | None = None,
+    checkpointing: bool = False,
+    optimizer: Literal["adamw", "adam", "sgd"] | None = None,
     gpus: str | None = None,
     gpus_file: Path | None = None,
     iterations: int | None = None,
@@ -63,12 +73,23 @@ def predict(
     verbose: bool = False,
     output: str | None = None,
 ) -> CommandAnswer:
-    """Predict a recorded training step on GPUs: time, cost, memory, and which GPU to rent.
+    """Predict a training step on GPUs: time, cost, memory, and which GPU to rent.
 
-    Record the step with `lightning_predict.capture(step).save("run.json")`.
+    Record the step with `lightning_predict.capture(step).save("run.json")`, or name a model with --model.
 
     Args:
         trace: The recorded step.
+        model: Instead of a recorded step, a model by name: hf:Qwen/Qwen2.5-7B, timm:vit_base_patch16_224,
+            torchvision:resnet50, diffusers:facebook/DiT-XL-2-256, or the path of a config.json or its folder. The
+            library must be installed.
+        batch_size: With --model, samples of a step (default: 1).
+        length: With --model, tokens of a sequence.
+        image_size: With --model, height and width of images in pixels (default: the model's own).
+        precision: With --model, Lightning's name of a precision (default: bf16-mixed; with --lora bf16-true).
+        lora: With --model, rank of LoRA's adapters (default: train all parameters). Needs PEFT.
+        lora_targets: With --lora, names of the adapted layers, separated by commas, or all-linear (default: PEFT's).
+        checkpointing: With --model, recompute activations in the backward pass.
+        optimizer: With --model, the optimizer (default: adamw).
         gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten common ones).
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
         iterations: Remaining training steps; without it, times and costs are for one step.
@@ -114,10 +135,21 @@ def predict(
     from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.user_gpus import add_gpus
     from lightning_predict.kernels.interconnect import interconnect_of
+    from lightning_predict.reports.predictions import Predictions
+    from lightning_predict.reports.ranking import rank
     from lightning_predict.run.history import read_history
-    from lightning_predict.tracing.trace import Trace
     from lightning_predict.weights.source import weights_source
 
+    named = {
+        "batch_size": batch_size,
+        "length": length,
+        "image_size": image_size,
+        "precision": precision,
+        "lora": lora,
+        "lora_targets": lora_targets,
+        "checkpointing": checkpointing or None,
+        "optimizer": optimizer,
+    }
     outputs = [Path(name.strip()) for name in (output or "").split(",") if name.strip()]
     for path in outputs:
         if path.suffix not in ENDINGS:
@@ -134,8 +166,11 @@ def predict(
     prices = Prices(usd_per_hour, offers, region, spot)
     listed, notes = prices.offers()
     notes = (*notes, *prices.on_demand(layouts, listed))
+    rank(Predictions(()), deadline_hours=deadline_hours)
+    parsed_strategy = parse_strategy(strategy)
+    step = _step(trace, model, {name: value for name, value in named.items() if value is not None})
     assumptions = Assumptions(
-        strategy=parse_strategy(strategy),
+        strategy=parsed_strategy,
         method=method,
         weights=replace(weights_source(weights), offline=offline),
         offers=listed,
@@ -144,19 +179,19 @@ def predict(
         interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
         release=release,
         host=host,
-        zipf_alpha=None if skew is None else extension("skew_of")(skew, Trace.load(str(trace))),
+        zipf_alpha=None if skew is None else extension("skew_of")(skew, step),
         charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
     )
-    findings = _findings(trace, layouts, iterations, deadline_hours, assumptions, notes)
-    findings = replace(findings, command=command)
+    findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes)
+    findings = replace(findings, command=command, heading=step.notes[0] if model else None)
     if pue != 1 and found_grid is None:
         raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
     if outputs or found_grid is not None:
         findings = findings.with_energy(found_grid, pue)
     if any(path.suffix == ".html" for path in outputs):
-        findings = findings.with_advice(Trace.load(str(trace)), assumptions, iterations)
+        findings = findings.with_advice(step, assumptions, iterations)
     if any(path.suffix in (".html", ".md") for path in outputs):
-        findings = findings.with_memory(Trace.load(str(trace)))
+        findings = findings.with_memory(step)
     for path in outputs:
         path.write_text(findings.text(path.suffix), encoding="utf-8")
     files = [str(path) for path in outputs]
@@ -227,6 +262,7 @@ class Findings:
     advice: Advice | None = None
     memory: MemoryReport | None = None
     command: str | None = None
+    heading: str | None = None
 
     def with_memory(self, trace: Trace) -> Findings:
         """Add a memory report, for the GPU in use, otherwise for the cheapest or first one."""
@@ -348,13 +384,15 @@ class Findings:
         from lightning_predict.reports.ranking import ranking_lines
         from lightning_predict.reports.table import print_table
 
+        if self.heading is not None:
+            print(*sentences([self.heading]), "", sep="\n")
         print_table(self.predictions, columns=self.columns, verbose=verbose, notes=self.energy_notes())
         print("", *ranking_lines(self.ranking, width=width_at_hand()), sep="\n")
 
 
 def _as_typed(given: Mapping[str, object]) -> str:
     """Reconstruct the command line of `predict`, without the output options."""
-    words = ["lightning-predict", "predict", str(given["trace"])]
+    words = ["lightning-predict", "predict", *([] if given["trace"] is None else [str(given["trace"])])]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         if name in ("trace", "output", "verbose") or value == inspect.signature(predict).parameters[name].default:
@@ -363,22 +401,38 @@ def _as_typed(given: Mapping[str, object]) -> str:
     return shlex.join(words)
 
 
+def _step(trace: Path | None, model: str | None, options: Mapping[str, object]) -> Trace:
+    """Read a recorded step, or record the step of a named model.
+
+    Raises:
+        InvalidArgumentError: Neither or both are given, or options of a named model without one.
+    """
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.extensions import extension
+    from lightning_predict.tracing.trace import Trace
+
+    if (trace is None) == (model is None):
+        raise InvalidArgumentError("Give one of a recorded step (predict run.json) and --model.")
+    if trace is not None:
+        if options:
+            raise InvalidArgumentError(f"--{next(iter(options)).replace('_', '-')} has no effect without --model.")
+        return Trace.load(str(trace))
+    named: Trace = extension("step_of")(model, **options)
+    return named
+
+
 def _findings(
-    trace: Path,
+    step: Trace,
     layouts: Sequence[Layout],
     iterations: int | None,
     deadline_hours: float | None,
     assumptions: Assumptions,
     notes: Sequence[str],
 ) -> Findings:
-    """Predict and rank; an invalid deadline is rejected before the trace is read."""
+    """Predict and rank."""
     from lightning_predict.prediction import predict_workload, remaining_steps
-    from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import rank
-    from lightning_predict.tracing.trace import Trace
 
-    rank(Predictions(()), deadline_hours=deadline_hours)
-    step = Trace.load(str(trace))
     found = predict_workload(step, layouts, remaining_steps(step, iterations), assumptions)
     found = replace(found, notes=(*found.notes, *notes))
     return Findings(found, rank(found, deadline_hours=deadline_hours), assumptions.offers or ())

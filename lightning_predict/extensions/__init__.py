@@ -3,6 +3,7 @@
 `parallel` shares a model over GPUs (tensor, pipeline, context and expert parallelism) and searches layouts.
 `embeddings` shards the embedding tables of recommendation models. `advice` predicts the gain of changes. `planning`
 schedules jobs on machines to rent. `regression` predicts from past runs. `own_weights` measures a GPU and fits weights.
+`named_models` builds and records the step of a model by name.
 Example::
 
     best_layouts = extension("best_layouts")
@@ -19,6 +20,7 @@ REGISTERED: Final[Mapping[str, str]] = {
     "Advice": "advice.advice_text",
     "advise": "advice.advice",
     "best_layouts": "parallel.layout_search",
+    "step_of": "named_models.step",
     # Strategies
     "DividedStep": "parallel.divided_step",
     "StageMemory": "parallel.stage_memory",

@@ -66,7 +66,8 @@ def test_it_runs_as_a_module(module: str) -> None:
     [
         (["gpsu"], "'gpsu' is not a command of lightning-predict. Did you mean 'gpus'?"),
         (["xyz"], "'xyz' is not a command of lightning-predict. Commands: predict, run, advise, trace, "),
-        (["predict"], "the following arguments are required: trace. See lightning-predict predict --help."),
+        (["predict"], "Give one of a recorded step (predict run.json) and --model."),
+        (["regress"], "the following arguments are required: runs. See lightning-predict regress --help."),
         (["predict", "x", "--iteratons", "3"], "--iteratons is not an option of predict. Did you mean --iterations?"),
         (["predict", "x", "--zzz"], "--zzz is not an option of predict. See lightning-predict predict --help."),
         (["predict", "x", "--iterations", "many"], "--iterations is 'many', but expected a whole number, for example"),

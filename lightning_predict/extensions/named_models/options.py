@@ -1,0 +1,135 @@
+"""`StepOptions`: what a named step trains on, and `NamedStep`: a model with its batch and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.tracing.precision import Precision, precision_of
+
+OPTIMIZERS: Final = ("adamw", "adam", "sgd")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Settings of a named step.
+
+    Attributes:
+        batch_size: Samples of a step.
+        length: Tokens of a sequence; None if the model reads no text, or has a length of its own.
+        image_size: Height and width of images in pixels; None for the model's own.
+        precision: Lightning's name of a precision; None: `bf16-mixed`, or `bf16-true` with LoRA.
+        lora: Rank of LoRA's adapters; None trains all parameters.
+        lora_targets: Names of the adapted layers, separated by commas, or `all-linear`; None: PEFT's choice.
+        checkpointing: Recompute activations in the backward pass, by the library's own checkpointing.
+        optimizer: One of `OPTIMIZERS`, with torch's defaults.
+
+    Raises:
+        InvalidArgumentError: A value is out of range, or unknown.
+    """
+
+    batch_size: int = 1
+    length: int | None = None
+    image_size: int | None = None
+    precision: str | None = None
+    lora: int | None = None
+    lora_targets: str | None = None
+    checkpointing: bool = False
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length", "image_size", "lora"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidArgumentError(f"{name}={value!r}; expected a whole number of at least 1.")
+        if self.optimizer not in OPTIMIZERS:
+            raise InvalidArgumentError(f"optimizer={self.optimizer!r}; expected one of {', '.join(OPTIMIZERS)}.")
+        if self.lora_targets is not None and self.lora is None:
+            raise InvalidArgumentError("lora_targets= names the layers of LoRA; give its rank, too: lora=16.")
+        self.numbers()
+
+    def numbers(self) -> Precision:
+        """Return the dtypes of parameters and matmuls.
+
+        Raises:
+            InvalidArgumentError: The precision is unknown.
+        """
+        default = "bf16-mixed" if self.lora is None else "bf16-true"
+        return precision_of(self.precision or default)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the parameters of the model itself."""
+        found: torch.dtype = getattr(torch, self.numbers().dtype)
+        return found
+
+    def required_length(self) -> int:
+        """Return the tokens of a sequence.
+
+        Raises:
+            InvalidArgumentError: None were given.
+        """
+        if self.length is None:
+            raise InvalidArgumentError("length= is missing: give the tokens of a sequence, for example length=2048.")
+        return self.length
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedStep:
+    """A model on the meta device, and how to compute its loss.
+
+    Attributes:
+        model: The model, with parameters that are trained and frozen.
+        loss: Runs the forward pass of a batch and returns its loss.
+        batch: The batch in words: `64 images of 224 x 224`.
+        details: More about the step, each a phrase.
+    """
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    batch: str
+    details: tuple[str, ...] = ()
+
+
+def library(name: str, *, needed_for: str) -> Any:
+    """Import a library.
+
+    Args:
+        name: Its name on PyPI, which is that of its module.
+        needed_for: What needs it, for the error.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{needed_for} needs {name}, which is not installed: pip install {name}"
+        ) from error
+
+
+@contextmanager
+def on_meta(dtype: torch.dtype) -> Iterator[None]:
+    """Create tensors on the meta device, with this dtype if they are floating-point."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 image`, `64 images`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

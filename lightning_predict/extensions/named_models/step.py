@@ -1,0 +1,160 @@
+"""`step_of`: the recorded training step of a model by name.
+
+Example::
+
+    trace = lp.step_of("hf:Qwen/Qwen2.5-7B", length=2048, lora=16, checkpointing=True)
+    print(lp.predict(trace, ["A100-SXM-80GB", "H100"], iterations=1000))
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import nn
+
+from lightning_predict.errors import InvalidArgumentError, LightningPredictError
+from lightning_predict.extensions.named_models.diffusion_models import diffusers_step
+from lightning_predict.extensions.named_models.image_models import timm_step, torchvision_step
+from lightning_predict.extensions.named_models.names import Library, ModelName, parse_model_name
+from lightning_predict.extensions.named_models.options import NamedStep, StepOptions
+from lightning_predict.extensions.named_models.transformers_models import transformers_step
+from lightning_predict.tracing.recording import capture
+from lightning_predict.tracing.trace import Trace
+
+_BUILDERS: Final[dict[Library, Callable[[ModelName, StepOptions], NamedStep]]] = {
+    "hf": transformers_step,
+    "timm": timm_step,
+    "torchvision": torchvision_step,
+    "diffusers": diffusers_step,
+}
+
+_OPTIMIZERS: Final[dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),  # values do not change the time
+}
+
+
+def step_of(
+    model: str,
+    *,
+    batch_size: int = 1,
+    length: int | None = None,
+    image_size: int | None = None,
+    precision: str | None = None,
+    lora: int | None = None,
+    lora_targets: str | None = None,
+    checkpointing: bool = False,
+    optimizer: str = "adamw",
+) -> Trace:
+    """Record a training step of a model by name, on the meta device: without weights, data or a GPU.
+
+    The trace's first note describes the step. It computes the model's usual loss and updates all trained parameters.
+
+    Args:
+        model: `hf:`, `timm:`, `torchvision:` or `diffusers:` with a name, or the path of a config.json or its folder.
+            The library must be installed. Configurations of common models ship with this package.
+        batch_size: Samples of a step.
+        length: Tokens of a sequence, for models that read text.
+        image_size: Height and width of images in pixels (default: the model's own).
+        precision: Lightning's name of a precision (default: `bf16-mixed`, or `bf16-true` with LoRA).
+        lora: Rank of LoRA's adapters (default: train all parameters). With a 16-bit precision, adapters are in float32
+            under autocast, as in PEFT and Hugging Face's Trainer.
+        lora_targets: Names of the adapted layers, separated by commas, or `all-linear` (default: PEFT's choice).
+        checkpointing: Recompute activations in the backward pass.
+        optimizer: `adamw`, `adam` or `sgd` (with momentum).
+
+    Raises:
+        InvalidArgumentError: The model or an option is unknown.
+        MissingDependencyError: The library is not installed.
+        CaptureError: The step cannot run on the meta device.
+    """
+    options = StepOptions(
+        batch_size=batch_size,
+        length=length,
+        image_size=image_size,
+        precision=precision,
+        lora=lora,
+        lora_targets=lora_targets,
+        checkpointing=checkpointing,
+        optimizer=optimizer,
+    )
+    name = parse_model_name(model)
+    with _quiet_transformers():
+        built = _built(name, options)
+        trained = [one for one in built.model.parameters() if one.requires_grad]
+        step = _step(built, _OPTIMIZERS[optimizer](trained), options)
+        trace = capture(step, samples_per_step=batch_size, precision=None if lora else options.numbers().word)
+    return replace(trace, notes=(_described(name, built, options), *trace.notes))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence the warnings of transformers, which are about the values of weights and tokens."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _built(name: ModelName, options: StepOptions) -> NamedStep:
+    """Build the model; errors of its library become ours.
+
+    Raises:
+        LightningPredictError: The model cannot be built.
+    """
+    try:
+        return _BUILDERS[name.library](name, options)
+    except LightningPredictError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"{name.text} could not be built ({type(error).__name__}: {error}). Record your own step with lp.capture."
+        ) from error
+
+
+def _step(built: NamedStep, optimizer: torch.optim.Optimizer, options: StepOptions) -> Callable[[], None]:
+    """Return the step: forward pass, backward pass, update."""
+    is_adapted = options.lora is not None and options.numbers().dtype != "float32"
+    numbers = options.dtype
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=numbers if is_adapted else torch.bfloat16, enabled=is_adapted):
+            loss = built.loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _described(name: ModelName, built: NamedStep, options: StepOptions) -> str:
+    """Describe the step in a sentence."""
+    parameters = list(built.model.parameters())
+    total = sum(one.numel() for one in parameters)
+    trained = sum(one.numel() for one in parameters if one.requires_grad)
+    share = "" if trained == total else f", {_short(trained)} trained"
+    facts = [
+        f"{_short(total)} parameters{share}",
+        built.batch,
+        options.numbers().word,
+        _WORDS[options.optimizer],
+        *built.details,
+    ]
+    return f"{name.text}: {'; '.join(facts)}."
+
+
+_WORDS: Final = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD with momentum"}
+
+
+def _short(count: int) -> str:
+    """Return a count in billions or millions."""
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"

@@ -1,0 +1,200 @@
+"""`step_of` records what a script with the same step records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_predict as lp
+from lightning_predict.cli import main
+from lightning_predict.errors import InvalidArgumentError, MissingDependencyError
+from lightning_predict.extensions.named_models import options
+from lightning_predict.tracing.trace import Trace
+
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 64,
+    "n_positions": 128,
+    "vocab_size": 500,
+}
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> str:
+    """Configuration of a small GPT-2."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT2), encoding="utf-8")
+    return str(tmp_path)
+
+
+def recorded(model: nn.Module, loss: Callable[[], torch.Tensor], *, samples: int, precision: str) -> Trace:
+    """Record what a script would: loss, gradients, AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lp.capture(step, samples_per_step=samples, precision=precision)
+
+
+def operations(trace: Trace) -> list[tuple[Any, ...]]:
+    """What determines the times of operations."""
+    return [(one.name, one.phase, one.inputs, one.outputs) for one in trace.operations]
+
+
+def check_same(named: Trace, own: Trace) -> None:
+    """The same operations, and therefore the same times and memory."""
+    assert [one[:2] for one in operations(named)] == [one[:2] for one in operations(own)]
+    ours, theirs = (lp.predict(one, ["A100-SXM-40GB"], history=False)["A100-SXM-40GB"] for one in (named, own))
+    # The host's part is measured in each recording: the device's work must agree exactly
+    assert ours.memory_bytes == theirs.memory_bytes
+    assert ours.step.device_seconds == pytest.approx(theirs.step.device_seconds, rel=1e-9)
+
+
+def test_a_text_model_equals_a_script(gpt2: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    named = lp.step_of(gpt2, batch_size=2, length=64)
+    config = transformers.GPT2Config(
+        **{key: value for key, value in GPT2.items() if key not in ("model_type", "architectures")}, use_cache=False
+    )
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(config).train()
+        tokens = torch.zeros((2, 64), dtype=torch.long)
+    own = recorded(model, lambda: model(input_ids=tokens, labels=tokens).loss, samples=2, precision="bf16-mixed")
+    check_same(named, own)
+    assert named.samples == 2
+    assert sum(math.prod(one.shape) for one in named.parameters) == sum(one.numel() for one in model.parameters())
+
+
+def test_an_image_model_of_timm_equals_a_script() -> None:
+    timm = pytest.importorskip("timm")
+    named = lp.step_of("timm:vit_tiny_patch16_224", batch_size=4, precision="32-true")
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224").train()
+        images, labels = torch.zeros((4, 3, 224, 224)), torch.zeros((4,), dtype=torch.long)
+    own = recorded(model, lambda: nn.functional.cross_entropy(model(images), labels), samples=4, precision="32-true")
+    check_same(named, own)
+
+
+def test_the_note_describes_the_step(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    note = lp.step_of(gpt2, batch_size=2, length=64, precision="bf16-true", optimizer="sgd").notes[0]
+    # 2 blocks of 12 * 64^2 + 13 * 64, the tables of 500 words and 128 positions, and the last norm
+    assert 2 * (12 * 64**2 + 13 * 64) + (500 + 128) * 64 + 2 * 64 == 140_288
+    assert note == (
+        f"{gpt2}: 0.14 M parameters; 2 sequences of 64 tokens; bf16-true; SGD with momentum; configuration as given."
+    )
+
+
+def test_checkpointing_computes_the_forward_pass_again(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    plain, checkpointed = (lp.step_of(gpt2, length=64, checkpointing=value) for value in (False, True))
+    attentions = [
+        sum("scaled_dot_product" in one.name and "backward" not in one.name for one in trace.operations)
+        for trace in (plain, checkpointed)
+    ]
+    assert attentions == [2, 4]  # of two blocks
+
+
+def test_adapters_are_trained_alone(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    trace = lp.step_of(gpt2, length=64, lora=4)
+    # c_attn of each block: 64 x 192; A has 4 x 64 values and B 192 x 4
+    trained = [one for one in trace.parameters if one.requires_grad]
+    assert sum(math.prod(one.shape) for one in trained) == 2 * 4 * (64 + 192)
+    assert {one.dtype for one in trained} == {"float32"}
+    assert {one.dtype for one in trace.parameters if not one.requires_grad} == {"bfloat16"}
+    assert "LoRA of rank 4 in c_attn" in trace.notes[0]
+
+
+def test_a_length_is_required_and_checked(gpt2: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InvalidArgumentError, match="length= is missing"):
+        lp.step_of(gpt2)
+    with pytest.raises(InvalidArgumentError, match=r"length=129 is beyond the 128 positions of .* with more"):
+        lp.step_of(gpt2, length=129)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(options, "import_module", absent)
+    with pytest.raises(MissingDependencyError, match="needs timm, which is not installed: pip install timm"):
+        lp.step_of("timm:resnet50")
+    assert main(["predict", "--model", "hf:gpt2", "--length", "128", "--gpus", "T4"]) == 2
+    assert "pip install transformers" in capsys.readouterr().err
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(GPT2 | {"architectures": ["MineForCausalLM"]}), encoding="utf-8")
+    with pytest.raises(InvalidArgumentError, match="architectures is 'MineForCausalLM'; expected a class of transform"):
+        lp.step_of(str(file), length=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "source"),
+    [
+        ("Qwen/Qwen2.5-7B", 7.62, "safetensors of the model: 7,615,616,512"),
+        ("Qwen/Qwen2.5-3B", 3.09, "model card: 3.09 B"),
+        ("Qwen/Qwen3-4B", 4.02, "safetensors of the model: 4,022,468,096"),
+        ("meta-llama/Llama-3.1-8B", 8.03, "model card: 8.03 B"),
+        ("meta-llama/Llama-3.2-1B", 1.24, "model card: 1.23 B"),
+        ("meta-llama/Llama-3.2-3B", 3.21, "model card: 3.21 B"),
+        ("mistralai/Mistral-7B-v0.1", 7.24, "model card: 7.24 B"),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7, "announcement: 46.7 B"),
+        ("google/gemma-2-2b", 2.61, "Gemma 2 report: 0.59 + 2.02 B"),
+        ("google/gemma-7b", 8.54, "Gemma report: 0.79 + 7.75 B"),
+        ("microsoft/phi-4", 14.7, "model card: 14 B; safetensors 14.7 B"),
+        ("EleutherAI/pythia-1.4b", 1.41, "model card: 1,414,647,808"),
+        ("HuggingFaceTB/SmolLM2-1.7B", 1.71, "safetensors of the model: 1.71 B"),
+        ("gpt2-xl", 1.558, "nanoGPT: 1558 M"),
+        ("bert-large-uncased", 0.336, "336 M with the head tied"),
+        ("t5-large", 0.738, "737,668,096"),
+        ("openai/whisper-medium", 0.764, "Whisper: 769 M with positions and the head tied"),
+    ],
+)
+def test_parameters_of_shipped_models(name: str, billions: float, source: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from lightning_predict.extensions.named_models.configurations import shipped
+
+    config = dict(shipped("hf", name).config)
+    architecture = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):
+        model = architecture(transformers.AutoConfig.for_model(config.pop("model_type"), **config))
+    assert sum(one.numel() for one in model.parameters()) == pytest.approx(1e9 * billions, rel=0.006), source
+
+
+def test_the_command_line_names_a_model(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert main(["predict", "--model", gpt2, "--length", "64", "--batch-size", "2", "--gpus", "T4"]) == 0
+    out = capsys.readouterr().out
+    assert "0.14 M parameters; 2 sequences of 64 tokens; bf16-mixed; AdamW" in out.replace("\n  ", " ")
+    assert "\nT4 " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "Give one of a recorded step (predict run.json) and --model."),
+        (["run.json", "--model", "timm:resnet50"], "Give one of a recorded step"),
+        (["run.json", "--batch-size", "4"], "--batch-size has no effect without --model."),
+    ],
+)
+def test_options_of_a_model_need_one(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *words]) == 2
+    assert text in capsys.readouterr().err
