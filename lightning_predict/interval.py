@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ def _chosen(value: Any, limit: Any, *, takes_smaller: bool) -> Any:
 
 OUTSIDE: Final = 0.05
 """Share of cases below an interval, and above it."""
+
+NORMAL_95: Final = NormalDist().inv_cdf(1 - OUTSIDE)
+"""Standard deviations of a normal distribution from its middle to either end of an interval."""
 
 ODDS: Final = (1 - OUTSIDE) / OUTSIDE
 """Odds of a case on the inner side of an end. Log-odds are linear in log time on either side of the middle."""

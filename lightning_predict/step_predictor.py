@@ -25,6 +25,8 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.translation import translation_notes
 from lightning_predict.memory.libraries import context_bytes, nccl_bytes
+from lightning_predict.note import decisive
+from lightning_predict.reports.format import listed
 from lightning_predict.run.history import (
     Correction,
     HistoryRecord,
@@ -219,6 +221,7 @@ class StepPredictor:
         unknown_gpu = unknown_gpu_note(self.trace)
         return (
             *([] if unknown_gpu is None else [unknown_gpu]),
+            *_wave_scaling_note(self.setting),
             *_notes(self.kinds),
             *kinds_note(self.trace),
             *self._model_notes,
@@ -274,7 +277,25 @@ class StepPredictor:
         if layout == self.in_use and self._forecast is not None:
             run = replace(run, total=self._forecast)
         factor = self._run_factor
-        return (run if factor is None else run.scaled(factor.run)).cut_off(self._workload.time_limit_seconds)
+        if factor is not None:
+            run = run.scaled(factor.run).widened(factor.run_spread)
+        return run.cut_off(self._workload.time_limit_seconds)
+
+
+def _wave_scaling_note(setting: PredictionContext) -> tuple[str, ...]:
+    """Warn if wave scaling alone carries kernels to GPUs for which libraries choose others."""
+    origin = setting.origin
+    if setting.method != "wave" or origin is None:
+        return ()
+    others = [gpu.name for gpu in setting.gpus if gpu.architecture != origin.architecture]
+    if not others:
+        return ()
+    return decisive(
+        [
+            f"Wave scaling assumes the kernels of the {origin.name}. On {listed(others)}, libraries choose other "
+            "kernels, so times may be far too long or too short. Leave out the method."
+        ]
+    )
 
 
 def layout_in_use(trace: Trace, origin: Gpu) -> Layout:

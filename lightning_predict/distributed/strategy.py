@@ -423,7 +423,11 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     values: dict[str, Any] = {}
     for option in options:
         key, separator, value = (part.strip() for part in option.partition("="))
-        if not separator or key not in _OPTIONS:
+        if key in _FLAGS and not separator:
+            separator, value = "=", "true"
+        if key in _OPTIONS and not separator:
+            raise InvalidArgumentError(f"strategy={words!r}: {key} needs a value, for example {_example(key)}.")
+        if key not in _OPTIONS:
             raise InvalidArgumentError(
                 f"strategy={words!r}: {option!r} is not an option; expected one of {', '.join(_OPTIONS)} with its "
                 "value, for example 'ddp,tensor=8'."
@@ -455,6 +459,10 @@ def _value(words: str, key: str, value: str) -> float | str | bool:
         return float(value) if key in _DECIMALS else int(value)
     except ValueError:
         raise InvalidArgumentError(f"strategy={words!r}: {key}={value!r} is not a number.") from None
+
+
+def _example(key: str) -> str:
+    return f"'{key}={_CHOICES[key][0] if key in _CHOICES else 2}'"
 
 
 def _unknown(name: str) -> str:

@@ -23,9 +23,9 @@ from lightning_predict.run.history import HistoryRecord, fingerprint_of, model_f
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
-BATCHES_TO_LEARN_FROM: Final = 20
-"""Minimum number of batches after the prediction for a run to enter the history; in a shorter one, its end weighs too
-much."""
+MIN_BATCHES: Final = 20
+"""Minimum number of batches after the prediction for a run to enter the history and the logger. In a shorter one, its
+end or a single checkpoint decides the ratio."""
 
 
 @final
@@ -150,7 +150,9 @@ class Outcome:
         ).replace("%", " %")
 
     def metrics(self) -> dict[str, float]:
-        """Return values for loggers by name."""
+        """Return values for loggers by name; empty for a run of fewer than `MIN_BATCHES` batches."""
+        if self.batches < MIN_BATCHES:
+            return {}
         values = {
             "actual_hours": seconds_to_hours(self.actual_seconds),
             "actual_predicted_hours": seconds_to_hours(self.predicted_seconds),
@@ -165,7 +167,7 @@ class Outcome:
 
     def record(self) -> HistoryRecord | None:
         """Return a record for the history; None if the run was too short or its GPU is unknown."""
-        if self.expected.gpu is None or self.batches < BATCHES_TO_LEARN_FROM:
+        if self.expected.gpu is None or self.batches < MIN_BATCHES:
             return None
         return HistoryRecord(
             fingerprint=self.expected.fingerprint,

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, final
 
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.interval import Interval
+from lightning_predict.interval import NORMAL_95, Interval
 from lightning_predict.reports.format import (
     PLAIN_WIDTH,
     duration,
@@ -529,14 +529,10 @@ def _rivals(
     )
 
 
-_NORMAL_95: Final = 1.645
-"""95 % quantile of the standard normal distribution."""
-
-
 def _spread(candidate: RankedGpu) -> float:
     """Compute the standard deviation of the logarithm of the time from its 90 % interval."""
     low, high = candidate.time.low, candidate.time.high
-    return math.log(high / low) / (2 * _NORMAL_95) if 0 < low < high < math.inf else 0.0
+    return math.log(high / low) / (2 * NORMAL_95) if 0 < low < high < math.inf else 0.0
 
 
 def _chance_of_less(log_ratio: float, spread: float) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -26,6 +27,7 @@ import platformdirs
 from lightning_predict.checked import Checked, File, parse_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import reject_irregular
+from lightning_predict.interval import NORMAL_95
 from lightning_predict.run.batch_size import line_through
 from lightning_predict.tracing.trace import Trace
 
@@ -90,6 +92,7 @@ class Correction:
         step: Factor for the step time; 1 if the step was measured in this run.
         run: Factor for the run time, for effects that a measured step does not show (throttling, pauses); else 1.
         runs: Number of runs behind the factors.
+        run_spread: Factor by which `run` is uncertain, up and down (90 %).
         batch_sizes: Batch sizes of those runs if none matches the current one and a line through them was used.
     """
 
@@ -97,6 +100,7 @@ class Correction:
     run: float
     runs: int
     batch_sizes: tuple[int, ...] = ()
+    run_spread: float = 1.0
 
     def note(self, gpu: str) -> str:
         """Describe the correction in a sentence for the user."""
@@ -227,10 +231,11 @@ def correction_for(
 
 
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
-    """Compute the median ratio of actual to predicted run time in earlier runs of this step; None without such runs.
+    """Estimate the ratio of actual to predicted run time from earlier runs of this step; None without such runs.
 
     Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to
-    all.
+    all. It is the geometric mean of the runs' ratios and of one run without any difference, so a single odd run counts
+    half. Its spread is the standard error of that mean, which becomes smaller with more runs that agree.
 
     Args:
         records: Runs, oldest first.
@@ -240,8 +245,14 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     alike = [one for one in records if one.layout == layout and one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
     if not alike:
         return None
-    run = statistics.median(one.actual_seconds / one.predicted_seconds for one in alike)
-    return Correction(step=1.0, run=run, runs=len(alike))
+    ratios = [0.0, *(math.log(one.actual_seconds / one.predicted_seconds) for one in alike)]
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return Correction(
+        step=1.0,
+        run=math.exp(statistics.fmean(ratios)),
+        runs=len(alike),
+        run_spread=math.exp(NORMAL_95 * error),
+    )
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:

@@ -195,6 +195,10 @@ class Run:
         total = None if self.total is None else self.total.scaled(factor)
         return replace(self, training_seconds=training, validation_seconds=validation, total=total)
 
+    def widened(self, spread: float) -> Run:
+        """Widen the interval of the total by a factor on both sides."""
+        return replace(self, total=None if self.total is None else self.total.widened(spread))
+
     def cut_off(self, time_limit_seconds: float | None) -> Run:
         """Clip the run at the Trainer's time limit; a run of unknown length lasts until the limit.
 

@@ -150,10 +150,17 @@ class StepPrediction:
         )
 
     def with_measured_steps(self, step_seconds: Sequence[float]) -> StepPrediction:
-        """Replace the interval by steps measured on this machine; unchanged without measurements."""
+        """Replace the interval by steps measured on this machine; unchanged without measurements.
+
+        The interval spans the measured steps and at least the spread of repeated runs, reduced by the root of their
+        number, so that equal steps do not seem to be exact.
+        """
         if not step_seconds:
             return self
-        return replace(self, interval=Interval(min(step_seconds), statistics.median(step_seconds), max(step_seconds)))
+        middle = statistics.median(step_seconds)
+        spread = MEASURED_SPREAD ** (1 / math.sqrt(len(step_seconds)))
+        low, high = min(*step_seconds, middle / spread), max(*step_seconds, middle * spread)
+        return replace(self, interval=Interval(low, middle, high))
 
 
 FAMILY_CORRELATION: Final = 0.25

@@ -140,3 +140,16 @@ def test_the_command_predicts_a_network_from_recorded_layers(tmp_path: Path, run
     ran = run("regress", tmp_path / "net.json", "--layers", f"{tmp_path / 'one.json'},{tmp_path / 'l4.json'}")
     assert ran.code != 0
     assert "recordings of several GPUs (L4, T4)" in ran.err
+
+
+def test_a_network_without_known_layers_is_refused(tmp_path: Path, run: Run) -> None:
+    FITTED.save(str(tmp_path / "one.json"))
+    sigmoid = Operation(name="aten::sigmoid", phase="forward", inputs=(TensorInfo((9,), "float32"),))
+    step(sigmoid).save(str(tmp_path / "other.json"))
+    ran = run("regress", tmp_path / "other.json", "--layers", tmp_path / "one.json")
+    assert ran.code == 2
+    assert "has no layer whose kind the recordings of --layers hold: it has transfer (forward)." in ran.err
+    step(Operation(name="aten::mm", phase="forward")).save(str(tmp_path / "shapeless.json"))
+    ran = run("regress", tmp_path / "shapeless.json", "--layers", tmp_path / "one.json")
+    assert ran.code == 2
+    assert "its operations have no shapes." in ran.err

@@ -42,12 +42,18 @@ def test_what_is_written_reads_back(data: str, tensor: int, pipeline: int) -> No
     assert parse_strategy(f"{data},tensor={tensor},pipeline={pipeline}") == written
 
 
+def test_an_option_that_is_true_or_false_needs_no_value() -> None:
+    assert parse_strategy("fsdp,tensor=8,sequence") == parse_strategy("fsdp,tensor=8,sequence=true")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("magic", "strategy='magic' is not known; choose one of ddp, zero1, .*deepspeed_stage_2"),
         ("fsdp_cpu_offload", "is not known.*offload=optimizer is predicted, behind a comma"),
-        ("ddp,tensor", "'tensor' is not an option; expected one of tensor, pipeline, micro_batches, "),
+        ("ddp,tensor", "tensor needs a value, for example 'tensor=2'"),
+        ("fsdp,recompute", "recompute needs a value, for example 'recompute=none'"),
+        ("ddp,tonsor", "'tonsor' is not an option; expected one of tensor, pipeline, micro_batches, "),
         ("ddp,layers=3", "'layers=3' is not an option"),
         ("ddp,tensor=two", "tensor='two' is not a number"),
         ("ddp,tensor=0", "tensor=0; expected a whole number of at least 1"),

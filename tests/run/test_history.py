@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_predict as lp
+from lightning_predict.interval import Interval
+from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD
 from lightning_predict.run.history import (
     RUNS_THAT_COUNT,
     HistoryRecord,
@@ -20,7 +23,9 @@ from lightning_predict.run.history import (
     history_path,
     model_fingerprint_of,
     read_history,
+    run_correction,
 )
+from lightning_predict.run.workload import Run
 from lightning_predict.tracing.trace import Flags, Memory, Operation, Parameter, TensorInfo, Trace
 from tests.run.test_totals import STEP
 
@@ -156,7 +161,32 @@ def test_the_median_of_the_latest_runs_counts() -> None:
     correction = correction_for(records, "f", STEP, is_measured=True)
     assert correction is not None
     assert (correction.step, correction.runs) == (1.0, RUNS_THAT_COUNT)
-    assert correction.run == pytest.approx(1.045)  # the median of 1.00, 1.01, ... 1.09
+    # Ten ratios of 1.00, 1.01, ... 1.09 and one of 1 without a difference: 1.045 to the power of 10/11, nearly.
+    assert correction.run == pytest.approx(1.045 ** (10 / 11), rel=1e-3)
+
+
+def test_one_odd_run_counts_half_and_widens_the_total() -> None:
+    """A run that took 1.5 times as long: the factor is the root of 1.5, and both 1 and 1.5 lie in its interval."""
+    once = run_correction([replace(RECORD, predicted_seconds=100.0, actual_seconds=150.0)], "f", "T4")
+    assert once is not None
+    assert once.run == pytest.approx(math.sqrt(1.5))
+    assert once.run / once.run_spread < 1.0 < 1.5 < once.run * once.run_spread
+    often = run_correction([replace(RECORD, predicted_seconds=100.0, actual_seconds=150.0)] * 9, "f", "T4")
+    assert often is not None
+    assert often.run == pytest.approx(1.5**0.9)
+    assert 1.0 < often.run_spread < 1.1 < once.run_spread
+    run = Run(
+        gpu="T4", training_seconds=None, validation_seconds=None, total=Interval(9.0, 10.0, 11.0), cycle_seconds=1.0
+    )
+    assert run.widened(1.1).total == Interval(9.0 / 1.1, 10.0, 11.0 * 1.1)
+
+
+def test_equal_measured_steps_are_not_exact() -> None:
+    """A repeated run differs by 5 % at the 90 % level, so the median of four equal steps by the root of that factor."""
+    step = STEP.with_measured_steps([0.5] * 4)
+    assert step.seconds == 0.5
+    assert step.high_seconds == pytest.approx(0.5 * MEASURED_SPREAD**0.5)
+    assert STEP.with_measured_steps([0.4, 0.5, 0.6]).interval == Interval(0.4, 0.5, 0.6)
 
 
 @pytest.mark.parametrize("other", [{"fingerprint": "g"}, {"gpu": "L4"}, {"num_gpus": 2}])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_predict.interval import Interval
-from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
+from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD, WorkTimes, predict_work_times
 from lightning_predict.kernels.operations import problem
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.timeline.calibration import GAP_SECONDS
@@ -119,7 +119,9 @@ def test_on_the_gpu_in_use_the_measured_step_is_the_anchor() -> None:
     work = predict_work_times(trace, [SMALL, BIG], origin=SMALL, models=MODELS, method="mlp")
     own, other = predict_steps(trace, work, [SMALL, BIG], origin=SMALL)
     assert own.seconds == 0.51
-    assert (own.low_seconds, own.high_seconds) == (0.51 * 0.98, 0.51 * 1.03)
+    # Three steps at 0.98, 1 and 1.03 of the middle; repeated runs differ by 5 %, their median by its root of 3.
+    assert own.low_seconds == pytest.approx(0.51 / MEASURED_SPREAD ** (1 / math.sqrt(3)))
+    assert own.high_seconds == 0.51 * 1.03
     # Half of the measured kernel, and the 10 ms that it does not explain.
     # In a running loop the first launch, of 23.9 us, is made while the GPU still works.
     assert other.seconds == pytest.approx(0.25 + 0.01 - 23.9e-6)

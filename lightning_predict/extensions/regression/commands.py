@@ -102,7 +102,7 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
 
     Raises:
         TraceError: A file is missing or is not a trace.
-        InvalidArgumentError: Recordings of several GPUs, or without kernels.
+        InvalidArgumentError: Recordings of several GPUs or without kernels, or a step without any layer of their kinds.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.regression.layers import fit_layers, layers_of
@@ -120,6 +120,12 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
     regression = fit_layers(layer for one in known for layer in layers_of(one))
     trace = Trace.load(str(network))
     found = regression.predict(trace)
+    if not found.layers:
+        raise InvalidArgumentError(
+            f"{network} has no layer whose kind the recordings of --layers hold: "
+            + (f"it has {', '.join(found.unknown)}. " if found.unknown else "its operations have no shapes. ")
+            + "Record it with lp.capture, or give recordings with such layers."
+        )
     measured = sum(kernel.seconds for one in trace.operations for kernel in one.kernels)
     rows = [
         [kind, str(line.layers), f"{line.intercept:.3g} + {line.slope:.3g} c", f"{line.most_work:.3g}"]
