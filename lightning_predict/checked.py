@@ -405,6 +405,20 @@ def read_yaml(path: Path, error: type[LightningPredictError], *, name: str = "")
     return Checked(None if root is None else _Nodes(loader, file).value(root, "", 0)[0], file)
 
 
+def read_text(path: Path, error: type[LightningPredictError]) -> str:
+    """Read a text file that is written by hand.
+
+    Raises:
+        LightningPredictError: Not UTF-8, or over the limit; of the class `error`.
+        OSError: The file cannot be read.
+    """
+    file = File(path.name, error)
+    try:
+        return _written(path, file, "text").decode()
+    except UnicodeDecodeError as problem:
+        raise file.error_at(f"is not text: {problem}. Save it as UTF-8.") from problem
+
+
 def read_csv(
     path: str | os.PathLike[str],
     error: type[LightningPredictError],

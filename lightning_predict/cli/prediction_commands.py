@@ -169,6 +169,9 @@ def predict(
     rank(Predictions(()), deadline_hours=deadline_hours)
     parsed_strategy = parse_strategy(strategy)
     step = _step(trace, model, {name: value for name, value in named.items() if value is not None})
+    heading = None if model is None else step.notes[0]
+    if heading is not None:
+        step = replace(step, notes=step.notes[1:])
     assumptions = Assumptions(
         strategy=parsed_strategy,
         method=method,
@@ -183,7 +186,7 @@ def predict(
         charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
     )
     findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes)
-    findings = replace(findings, command=command, heading=step.notes[0] if model else None)
+    findings = replace(findings, command=command, heading=heading)
     if pue != 1 and found_grid is None:
         raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
     if outputs or found_grid is not None:

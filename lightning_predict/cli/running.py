@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -78,13 +79,19 @@ def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., C
     except SystemExit:  # --help, already printed
         return 0
     as_json = options.pop("json")
-    answer = commands[name](**options)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        answer = commands[name](**options)
     if as_json:
         print(json.dumps(answer.data(), indent=2, allow_nan=False))
     else:
         answer.show()
     sys.stdout.flush()
     return answer.exit_code
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _refused(problem: str) -> int:

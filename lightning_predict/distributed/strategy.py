@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Protocol, final, get_args
 
 from lightning_predict.errors import InvalidArgumentError
@@ -97,6 +97,9 @@ class Strategy:
         micro_batches: Number of micro-batches per batch, whose gradients are accumulated; None: four times `pipeline`,
             or 1 without a pipeline.
         accumulate: Number of batches of the recorded size whose gradients are accumulated before an update.
+        global_batches: Number of batches per update in all data-parallel groups together; `on` derives `accumulate`
+            from it for each layout.
+        batch_samples: Samples of a batch that a file was written for; steps with another number are refused.
         bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
         virtual: Stages per GPU of a pipeline (Megatron's interleaved schedule).
         first_stage: Number of blocks in the first stage, which also has the embedding; None for as many as the other
@@ -167,6 +170,8 @@ class Strategy:
     accumulate: int = 1
     overlap_param_gather: bool = False
     overlap_tensor: bool = False
+    global_batches: int | None = None
+    batch_samples: int | None = None
 
     def __post_init__(self) -> None:
         if self.data not in DATA_STRATEGIES:
@@ -255,6 +260,10 @@ class Strategy:
             f"schedule=zero_bubble puts off the gradients that {self.data} would scatter; choose ddp or zero1.",
         )
         yield (
+            self.global_batches is not None and self.accumulate > 1,
+            f"global_batches={self.global_batches} sets accumulate for each number of GPUs; leave accumulate out.",
+        )
+        yield (
             self.embedding == "",
             "embedding= says nothing; expected auto, a way to share tables, or a plan file.",
         )
@@ -304,6 +313,32 @@ class Strategy:
             and self.offload == "none"
         )
         return self.batch_parallel == 1 and self.micro_batches in (None, 1) and self.accumulate == 1 and is_as_recorded
+
+    def on(self, layout: Layout, *, batches: int = 1, samples: int | None = None) -> Strategy:
+        """Return the strategy on a layout, with the accumulation that makes `global_batches`.
+
+        Args:
+            layout: The GPUs.
+            batches: Batches of the recorded step, whose gradients it accumulates itself.
+            samples: Samples of one of them; None if unknown.
+
+        Raises:
+            InvalidArgumentError: The groups do not divide the batches, or a batch has another size.
+        """
+        if None not in (samples, self.batch_samples) and samples != self.batch_samples:
+            raise InvalidArgumentError(
+                f"The strategy is for batches of {self.batch_samples} samples, but the recorded step has {samples}. "
+                "Record it with that batch size, or change the micro-batch size in the file."
+            )
+        if self.global_batches is None:
+            return self
+        together = self.replicas(layout) * batches
+        if self.global_batches % together:
+            raise InvalidArgumentError(
+                f"{self.global_batches} batches per update cannot be shared by {layout.name}, which processes "
+                f"{together} at a time. Choose a number of GPUs that divides them."
+            )
+        return replace(self, accumulate=self.global_batches // together, global_batches=None)
 
     def replicas(self, layout: Layout) -> int:
         """Return the number of data-parallel groups of a layout, each with its own samples; always 1 for a single GPU.
@@ -370,7 +405,7 @@ class Strategy:
 
 _NUMBERS: Final = (
     *("tensor", "pipeline", "micro_batches", "virtual", "first_stage", "last_stage"),
-    *("context", "expert", "shard", "groups", "accumulate"),
+    *("context", "expert", "shard", "groups", "accumulate", "global_batches", "batch_samples"),
 )
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = (
@@ -404,7 +439,8 @@ class LightningStrategy(Protocol):
 def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
-    Files are torchtitan's TOML and DeepSpeed's JSON. A strategy object of Lightning is also accepted.
+    Files are torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, and
+    shell scripts with Megatron's arguments. A strategy object of Lightning is also accepted.
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.

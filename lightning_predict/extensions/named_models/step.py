@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,12 +96,14 @@ def step_of(
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Silence the warnings of transformers, which are about the values of weights and tokens."""
+    """Silence the warnings of transformers and PEFT, which are about the values of weights and tokens."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(before)
 

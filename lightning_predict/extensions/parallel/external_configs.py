@@ -1,8 +1,9 @@
 """Translates parallel configurations of other projects to the text that `parse_strategy` parses.
 
-Supported are arguments of Megatron and NeMo, torchtitan's TOML, DeepSpeed's JSON, and strategy objects of Lightning.
-Options with an equivalent are translated. Options that affect parallelism and have none are refused, as are batch
-sizes. Options unrelated to parallelism (model, logging, data, learning rates) are ignored. Errors name the option.
+Supported are arguments of Megatron and NeMo, also in a shell script, torchtitan's TOML, DeepSpeed's JSON, YAML of
+accelerate, axolotl, Hugging Face's Trainer and gpt-neox, and strategy objects of Lightning. Options with an equivalent
+are translated. Options that affect parallelism and have none are refused. Options unrelated to parallelism (model,
+logging, data, learning rates) are ignored. Errors name the option.
 Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
@@ -20,8 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_predict.checked import read_json, read_toml, shown
+from lightning_predict.checked import read_json, read_text, read_toml, read_yaml, shown
 from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.extensions.parallel.config_values import batch_words, list_unused, refused, table_of, whole
+from lightning_predict.extensions.parallel.deepspeed_config import unused_keys, words_of_deepspeed
+from lightning_predict.extensions.parallel.shell_arguments import arguments_of_script
+from lightning_predict.extensions.parallel.yaml_configs import words_of_yaml
 
 # --- Arguments
 
@@ -50,12 +55,20 @@ _FLAGS: Final[Mapping[str, str]] = {
 _SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
 """Substrings of arguments that affect parallelism, communication or recomputation."""
 
-_BATCHES: Final = frozenset({"micro-batch-size", "global-batch-size", "rampup-batch-size"})
+_BATCHES: Final = ("global-batch-size", "micro-batch-size")
+
+_WITHOUT_EFFECT: Final = frozenset(
+    "distributed-backend distributed-timeout-minutes no-check-for-nan-in-loss-and-grad ckpt-fully-parallel-save "
+    "ckpt-fully-parallel-load dist-ckpt-format no-async-tensor-model-parallel-allreduce".split()
+)
+"""Arguments that contain a word of `_SHARING` and hardly affect predictions."""
 
 _NOTHING: Final = frozenset({"none", "null", "false"})
 
 _CHOICES: Final[Mapping[str, Mapping[str, str]]] = {
     "recompute-granularity": {"full": "recompute=full", "selective": "recompute=selective"},
+    "recompute-method": {"uniform": ""},
+    "recompute-num-layers": {"1": ""},
     "fp8-recipe": {"tensorwise": "fp8=tensorwise", "delayed": "fp8=tensorwise", "blockwise": "fp8=blockwise"},
 }
 
@@ -72,6 +85,7 @@ def strategy_of_arguments(text: str) -> str:
             missing or invalid.
     """
     words, options, data, overlaps = text.replace("=", " ").split(), list[str](), "ddp", False
+    batches: dict[str, int] = {}
     while words:
         name = words.pop(0)
         known = _argument(name)
@@ -87,7 +101,7 @@ def strategy_of_arguments(text: str) -> str:
                 raise InvalidArgumentError(
                     f"strategy: {name} {value}; expected {' or '.join(_CHOICES[known])}, which have a word here."
                 )
-            options.append(_CHOICES[known][value])
+            options += [_CHOICES[known][value]] if _CHOICES[known][value] else []
         elif known in _FLAGS:
             options += [_FLAGS[known]] * _is_set(words)
         elif known == "use-distributed-optimizer":
@@ -95,16 +109,22 @@ def strategy_of_arguments(text: str) -> str:
         elif known == "overlap-grad-reduce":
             overlaps = _is_set(words)
         elif known in _BATCHES:
-            raise InvalidArgumentError(
-                f"strategy: {name} is not supported: each data-parallel group processes the recorded batch. Leave it "
-                "out, and set accumulate=16 for 16 such batches per update (global batch / recorded batch / groups)."
-            )
+            number = _value(name, words)
+            batches[known] = whole(int(number) if number.isdigit() else number, text[:40], name)
+        elif known == "rampup-batch-size":
+            raise InvalidArgumentError(f"strategy: {name} changes the batch during the run; leave it out.")
+        elif known in _WITHOUT_EFFECT:
+            continue
         elif (name.startswith("-") or f"{name}=" in text) and any(part in known for part in _SHARING):
             understood = ", ".join((*_NUMBERS, *_CHOICES, *_FLAGS, "use-distributed-optimizer", "overlap-grad-reduce"))
             raise InvalidArgumentError(
                 f"strategy: the argument {name} has no word here, so that it would not be predicted; leave it out, or "
                 f"say the sharing as 'fsdp,tensor=8'. Understood are {understood}."
             )
+    total, micro = (batches.get(name) for name in _BATCHES)
+    options += batch_words(
+        total=total, micro=micro, accumulated=None, path="arguments", names=(*_BATCHES, "accumulate")
+    )
     if any(option.startswith("expert=") for option in options):  # one launch per expert, whether grouped or not
         options.append("expert_launches=true")
     options += [] if overlaps else ["overlap_grad_reduce=false"]
@@ -121,7 +141,7 @@ def strategy_of_foreign(words: str | object) -> str:
         return strategy_of_object(words)
     if not words.isalnum() and are_arguments(words):
         return strategy_of_arguments(words)
-    if "=" not in words and words.strip().endswith((".toml", ".json")):  # an option may name a file, too
+    if "=" not in words and words.strip().endswith(FILES):  # an option may name a file, too
         return strategy_of_file(words)
     return words
 
@@ -189,6 +209,10 @@ TORCHTITAN_PASSED_OVER: Final = frozenset(
 """Keys of `[parallelism]` that are read below, or that do not affect predictions."""
 
 
+FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
+"""Suffixes of the files that are read."""
+
+
 def strategy_of_file(path: str) -> str:
     """Translate a configuration file to the text of a strategy.
 
@@ -196,35 +220,39 @@ def strategy_of_file(path: str) -> str:
         InvalidArgumentError: The file does not exist, or one of its options has no equivalent.
     """
     file = Path(path.strip())
-    is_toml = file.suffix == ".toml"
     try:
-        found = (read_toml(file, InvalidArgumentError) if is_toml else read_json(file, InvalidArgumentError)).value
+        if file.suffix == ".sh":
+            return strategy_of_arguments(arguments_of_script(read_text(file, InvalidArgumentError), path))
+        read = {".toml": read_toml, ".json": read_json}.get(file.suffix, read_yaml)
+        found = read(file, InvalidArgumentError).value
     except OSError as error:
-        raise InvalidArgumentError(
-            f"strategy={path!r} is no torchtitan TOML or DeepSpeed JSON that can be read: {error}."
-        ) from error
+        raise InvalidArgumentError(f"strategy={path!r} cannot be read: {error}.") from error
     if not isinstance(found, dict):
-        raise InvalidArgumentError(
-            f"strategy={path!r} holds no table of options; expected torchtitan's or DeepSpeed's."
-        )
-    return ",".join(_of_torchtitan(found, path) if is_toml else _of_deepspeed(found, path))
+        raise InvalidArgumentError(f"strategy={path!r} holds no table of options; expected keys and values.")
+    if file.suffix == ".toml":
+        return ",".join(_of_torchtitan(found, path))
+    if file.suffix != ".json":
+        return ",".join(words_of_yaml(found, path))
+    words = words_of_deepspeed(found, path)
+    list_unused(path, unused_keys(found))
+    return ",".join(words)
 
 
 def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
-    sharing = _table(found, "parallelism", path)
+    sharing = table_of(found, "parallelism", path)
     unknown = set(sharing) - set(TORCHTITAN_NUMBERS) - TORCHTITAN_PASSED_OVER
     if unknown:
-        raise _refused(path, f"parallelism.{min(unknown)}", sharing[min(unknown)])
-    numbers = {key: _whole(sharing.get(key, 1), path, f"parallelism.{key}") for key in TORCHTITAN_NUMBERS}
-    replicas = _whole(
+        raise refused(path, f"parallelism.{min(unknown)}", sharing[min(unknown)])
+    numbers = {key: whole(sharing.get(key, 1), path, f"parallelism.{key}") for key in TORCHTITAN_NUMBERS}
+    replicas = whole(
         sharing.get("data_parallel_replicate_degree", 1), path, "parallelism.data_parallel_replicate_degree"
     )
     shard = sharing.get("data_parallel_shard_degree", -1)
     data = ["ddp"] if shard == 1 else ["fsdp"]
     if replicas > 1 and shard != 1:
-        data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={_whole(shard, path, 'data_parallel_shard_degree')}"]
+        data = ["hybrid"] if shard == -1 else ["hybrid", f"shard={whole(shard, path, 'data_parallel_shard_degree')}"]
     if shard != -1:  # -1: all remaining GPUs
-        data.append(f"groups={replicas * _whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
+        data.append(f"groups={replicas * whole(shard, path, 'parallelism.data_parallel_shard_degree')}")
     words = [*data, *(f"{TORCHTITAN_NUMBERS[key]}={number}" for key, number in numbers.items() if number > 1)]
     if numbers["tensor_parallel_degree"] > 1:
         words.append("sequence=true")
@@ -232,7 +260,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
     if numbers["pipeline_parallel_degree"] > 1:
         schedule = str(sharing.get("pipeline_parallel_schedule", "1F1B"))
         if schedule.lower() not in TORCHTITAN_SCHEDULES:
-            raise _refused(path, "parallelism.pipeline_parallel_schedule", schedule)
+            raise refused(path, "parallelism.pipeline_parallel_schedule", schedule)
         word = TORCHTITAN_SCHEDULES[schedule.lower()]
         is_interleaved = schedule.lower() not in ("1f1b", "gpipe")
         layers = sharing.get("pipeline_parallel_layers_per_stage")
@@ -244,19 +272,22 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
             )
         words += ["virtual=2"] * is_interleaved
         words += [f"schedule={word}"] * (word != "1f1b")
-        words += _micro_batches(sharing, _table(found, "training", path).get("local_batch_size"), path)
-    checkpointing = _table(found, "activation_checkpoint", path)
+        words += _micro_batches(sharing, table_of(found, "training", path).get("local_batch_size"), path)
+    checkpointing = table_of(found, "activation_checkpoint", path)
     words += _recomputed(
         str(checkpointing.get("mode", "selective")), str(checkpointing.get("selective_ac_option", "2")), path
     )
-    quantized = {**_table(found, "float8", path), **_table(found.get("quantize", {}).get("linear", {}), "float8", path)}
-    converters = _table(found, "model", path).get("converters", [])
+    quantized = {
+        **table_of(found, "float8", path),
+        **table_of(found.get("quantize", {}).get("linear", {}), "float8", path),
+    }
+    converters = table_of(found, "model", path).get("converters", [])
     if "float8" in converters or "quantize.linear.float8" in converters:
         recipe = quantized.get("recipe_name", "tensorwise")
         words.append("fp8=tensorwise" if recipe == "tensorwise" else "fp8=rowwise")
     if any("mx" in str(one) for one in converters):
         words.append("fp8=mx")
-    reduced = _table(found, "training", path).get("mixed_precision_reduce", "float32")
+    reduced = table_of(found, "training", path).get("mixed_precision_reduce", "float32")
     return [*words, *([f"reduce_dtype={reduced}"] if words[0] != "ddp" else [])]
 
 
@@ -264,10 +295,10 @@ def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[st
     """Return the micro-batches of a pipeline, of one sample each by default; empty if the batch size is unknown."""
     if batch is None:
         return []
-    own = _whole(
+    own = whole(
         sharing.get("pipeline_parallel_microbatch_size", 1), path, "parallelism.pipeline_parallel_microbatch_size"
     )
-    samples = _whole(batch, path, "training.local_batch_size")
+    samples = whole(batch, path, "training.local_batch_size")
     if samples % own:
         raise InvalidArgumentError(
             f"strategy={path!r}: parallelism.pipeline_parallel_microbatch_size={own} does not divide "
@@ -282,80 +313,8 @@ def _recomputed(mode: str, option: str, path: str) -> list[str]:
         return [] if mode == "none" else ["recompute=full"]
     known = {"op": ["recompute=operations"], "2": ["recompute=layers"], "1": ["recompute=full"]}
     if mode != "selective" or option not in known:
-        raise _refused(path, "activation_checkpoint", f"{mode} {option}")
+        raise refused(path, "activation_checkpoint", f"{mode} {option}")
     return known[option]
-
-
-DEEPSPEED_PASSED_OVER: Final = frozenset(
-    "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
-    "use_multi_rank_bucket_allreduce allgather_partitions allgather_bucket_size load_from_fp32_weights "
-    "elastic_checkpoint sub_group_size prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
-    "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold "
-    "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
-    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
-)
-"""Keys of `zero_optimization` that are read below or hardly affect predictions; some may have the prefix `stage3_`.
-DeepSpeed itself refuses unknown keys there."""
-
-
-def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
-    zero = _table(found, "zero_optimization", path)
-    stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise _refused(path, "zero_optimization.stage", stage)
-    words = [("ddp", "zero1", "zero2", "fsdp")[stage]]
-    for name in ("offload_optimizer", "offload_param"):
-        device = _table(zero, name, path).get("device", "none")
-        if device == "none":
-            continue
-        if name == "offload_param" or device != "cpu":
-            raise _refused(path, f"zero_optimization.{name}.device", device)
-        words.append("offload=optimizer")
-    for key, value in zero.items():
-        if key not in DEEPSPEED_PASSED_OVER and not key.startswith("stage3_") and value not in (False, None, -1):
-            raise _refused(path, f"zero_optimization.{key}", value)
-    accumulated = found.get("gradient_accumulation_steps", 1)
-    if accumulated == "auto":
-        raise InvalidArgumentError(
-            f"strategy={path!r}: gradient_accumulation_steps is 'auto', which the trainer fills in; write the number."
-        )
-    count = _whole(accumulated, path, "gradient_accumulation_steps")
-    words += [f"accumulate={count}"] * (count > 1)
-    if stage < 2 and zero.get("overlap_comm") is False:
-        words.append("overlap_grad_reduce=false")
-    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-    exchanged = found.get("communication_data_type")
-    if exchanged is not None:
-        if exchanged not in dtypes:
-            raise _refused(path, "communication_data_type", exchanged)
-        words.append(f"reduce_dtype={dtypes[exchanged]}")
-    for name in ("pipeline", "tensor_parallel", "sparse_attention"):
-        if found.get(name):
-            raise _refused(path, name, found[name])
-    return words
-
-
-def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
-    """Return a table of options; empty if it is missing."""
-    own = found.get(name) if isinstance(found, Mapping) else None
-    if own is None:
-        return {}
-    if not isinstance(own, Mapping):
-        raise _refused(path, name, own)
-    return own
-
-
-def _whole(value: Any, path: str, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
-    return value
-
-
-def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
-        "say the sharing as 'fsdp,tensor=8'."
-    )
 
 
 # --- Lightning's objects
@@ -381,7 +340,7 @@ def strategy_of_object(found: object) -> str:
     names = [parent.__name__ for parent in type(found).__mro__]
     name = names[0]
     if "DeepSpeedStrategy" in names:
-        return ",".join(_of_deepspeed(getattr(found, "config", None) or {}, name))
+        return ",".join(words_of_deepspeed(getattr(found, "config", None) or {}, name))
     if "FSDPStrategy" in names:
         return ",".join(_of_fsdp(found, name))
     if "ModelParallelStrategy" in names:
@@ -399,9 +358,9 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
     sharding = getattr(found, "sharding_strategy", None)
     sharded = str(getattr(sharding, "name", sharding or "FULL_SHARD")).upper()
     if sharded not in _SHARDED:
-        raise _refused(name, "sharding_strategy", sharded)
+        raise refused(name, "sharding_strategy", sharded)
     if getattr(getattr(found, "cpu_offload", None), "offload_params", False):
-        raise _refused(name, "cpu_offload", True)
+        raise refused(name, "cpu_offload", True)
     if getattr(found, "_activation_checkpointing_kwargs", None):
         raise InvalidArgumentError(
             f"strategy={name!r}: which modules activation_checkpointing_policy computes again is known when they are "
@@ -429,6 +388,6 @@ def _of_model_parallel(found: Any, name: str) -> list[str]:
         )
     for part, size in sizes.items():
         if size != "auto":
-            _whole(size, name, f"{part}_parallel_size")
+            whole(size, name, f"{part}_parallel_size")
     words = ["fsdp"] if tensor == 1 else ["fsdp", f"tensor={tensor}"]
     return words if sizes["data"] == "auto" else [*words, f"groups={sizes['data']}"]
