@@ -1,4 +1,4 @@
-"""Predict a training step of GPT-2 before anything is rented: what it takes, and costs, on ten GPUs.
+"""Predict a training step of GPT-2 before anything is rented: what it takes, and costs, on every GPU with a price.
 
     python examples/gpt2.py
 

@@ -1,4 +1,4 @@
-"""Train a small residual network on scikit-learn's digits, and read what the run would take and cost on ten GPUs.
+"""Train a small residual network on scikit-learn's digits, and read what it would take and cost elsewhere.
 
     python examples/quickstart.py
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +21,11 @@ from typing import Final
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
 from lightning_predict.cost.offers import Offer, today
 from lightning_predict.cost.prediction import Charges, MachineInUse, Prediction, UserPrice, price_of
+from lightning_predict.cost.priced_gpus import ALL, PricedGpus, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.gpus import DEFAULT_GPUS, Gpu
-from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus import Gpu
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.memory_bound import LOOK_UP_CALLS
@@ -32,8 +34,10 @@ from lightning_predict.reports.format import gibibytes
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.workload import Loader, Workload, predict_run
-from lightning_predict.step_predictor import StepPredictor
+from lightning_predict.step_predictor import StepPredictor, layout_in_use
+from lightning_predict.ties import ordered
 from lightning_predict.timeline.step_prediction import StepPrediction
+from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
 
@@ -41,7 +45,7 @@ from lightning_predict.weights.source import AnyWeights
 @fill_in_assumptions
 def predict(
     trace: Trace,
-    gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
+    gpus: str | Sequence[str | Gpu | Layout] = ALL,
     *,
     iterations: int | None = None,
     num_nodes: int = 1,
@@ -62,9 +66,10 @@ def predict(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: Names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts, or a `Gpu` or
-            `Layout`. `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` two machines. Each replica takes the
-            samples of the trace.
+        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; tables show the
+            best of them. Or names of GPUs (our, torch's and cloud providers' spellings are understood) or of layouts,
+            or a `Gpu` or `Layout`. `8xL4` is a machine with eight GPUs, `2x8xH100-SXM-80GB` two machines. Each replica
+            takes the samples of the trace.
         iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
             samples. None predicts only the step.
         num_nodes: Number of machines, for layouts that do not include it.
@@ -82,7 +87,7 @@ def predict(
         charges: See `Assumptions`.
 
     Returns:
-        One Prediction per GPU or layout, in the given order.
+        One Prediction per GPU or layout, in the given order; of a group, the cheapest run first.
 
     Raises:
         UnknownGpuError: A name that the catalogue does not contain.
@@ -96,7 +101,7 @@ def predict(
 
         add_gpus(gpus_file)
     workload = remaining_steps(trace, iterations)
-    layouts = layouts_of(gpus, num_nodes=num_nodes)
+    layouts = layouts_to_predict(gpus, num_nodes=num_nodes, offers=offers, usd_per_hour=usd_per_hour)
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
         method=method,
@@ -142,15 +147,21 @@ def predict_workload(
 
     Args:
         trace: One training step.
-        layouts: GPUs and layouts to predict.
+        layouts: GPUs and layouts to predict. To a `PricedGpus`, the GPU of the recording is added.
         workload: Remaining steps and validation batches on each GPU of the recorded run.
         assumptions: The assumptions.
         validation: One validation batch; None takes the forward share of the training step.
         forecast: Remaining seconds on the machine in use, from the run so far; None: from the steps of the trace.
     """
+    group = layouts.group if isinstance(layouts, PricedGpus) else None
+    origin = gpu_in_use(trace)
+    if group is not None and origin is not None:
+        layouts = tuple(dict.fromkeys((*layouts, layout_in_use(trace, origin))))
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)
+    if group is not None:
+        predictions = tuple(ordered(predictions, _cost_of_steps))
     notes: list[str] = list(step.notes)
     if workload.training_iterations is not None and assumptions.charges is not None:
         notes += filter(None, (assumptions.charges.sentence,))
@@ -162,7 +173,25 @@ def predict_workload(
         machine=None if step.in_use in layouts else _machine_in_use(step, workload, assumptions),
         heading=_heading(step.trace, workload, step.in_use, assumptions, layouts),
         made_on=today().isoformat(),
+        group=group,
     )
+
+
+def _cost_of_steps(one: Prediction) -> float:
+    """Return the cost of a recorded step as a sort key; a GPU without a price or enough memory comes last."""
+    if one.usd_per_hour is None or one.fits is False:
+        return math.inf
+    return one.usd_per_hour * one.cycle_seconds / one.layout.count
+
+
+def shown_layouts(
+    trace: Trace, layouts: Sequence[Layout], iterations: int | None, assumptions: Assumptions
+) -> tuple[Layout, ...]:
+    """Return the layouts of a group that a table would show, cheapest first; named layouts unchanged."""
+    if not isinstance(layouts, PricedGpus):
+        return tuple(layouts)
+    found = predict_workload(trace, layouts, remaining_steps(trace, iterations), assumptions)
+    return tuple(one.layout for one in found.shown().values())
 
 
 TABLES_DECIDE: Final = 0.5

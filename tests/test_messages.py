@@ -138,7 +138,7 @@ def test_a_table_has_three_notes_of_short_sentences(name: str, iterations: int |
         notes = notes_below(table)
         assert 1 <= len(notes) <= MAX_NOTES
         assert_short(notes)
-    full = notes_below(found.text(verbose=True))
+    full = notes_below(found.shown().text(verbose=True))
     assert len(full) > MAX_NOTES
     unfolded = [one for one in notes_below(str(found)) if "would not be faster" not in one]  # it is about left-out rows
     assert set(unfolded) <= set(full)

@@ -191,7 +191,10 @@ def test_a_gpu_outside_the_catalogue_is_not_an_origin() -> None:
     ("gpus", "message"),
     [
         ([], "gpus is empty; name at least one GPU"),
-        ("T4", r"gpus='T4' is one string; give a list of names, for example \['T4'\]"),
+        (
+            "T4",
+            r"gpus='T4' is no group of GPUs; expected all, .*, or a list of names, for example \['T4'\]",
+        ),
         (["0xT4"], r"The layout '0xT4' has 1 machine\(s\) of 0 GPU\(s\)"),
     ],
 )

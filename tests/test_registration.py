@@ -9,7 +9,6 @@ import pytest
 
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import DEFAULT_GPUS
 from lightning_predict.registration import callbacks_from_environment
 from tests.processes import run
 
@@ -53,7 +52,7 @@ def test_the_switch_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTNING_PREDICT", "1")
     (callback,) = callbacks_from_environment()
     assert isinstance(callback, RuntimePredictor)
-    assert callback.gpus == tuple(DEFAULT_GPUS)
+    assert callback.gpus == "all"
     monkeypatch.setenv("LIGHTNING_PREDICT_GPUS", " Tesla T4, L4 ,")
     (callback,) = callbacks_from_environment()
     assert isinstance(callback, RuntimePredictor)

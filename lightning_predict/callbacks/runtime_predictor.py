@@ -43,11 +43,11 @@ from lightning_predict.callbacks.rest_prediction import PredictionRequest, load_
 from lightning_predict.callbacks.trainer_state import callbacks_of, inactive_mode
 from lightning_predict.checked import shown
 from lightning_predict.cost.prediction import Charges, UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError, TraceFormatError
 from lightning_predict.files import FILE_SECONDS, in_hook
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus.layouts import layout_of, layouts_of
+from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.guard import log_exceptions
 from lightning_predict.interval import Interval
 from lightning_predict.kernels.interconnect import Interconnect
@@ -55,7 +55,6 @@ from lightning_predict.observe.clock import device_clock, run_clock_of
 from lightning_predict.observe.predicted_vs_actual import Outcome
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.predictions import Predictions
-from lightning_predict.run.batch_size import BatchSizeOption
 from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
 
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
     from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.run.batch_size import BatchSizeOption
 
 
 @final
@@ -97,7 +97,8 @@ class RuntimePredictor(Callback):
     numbers are the same with and without this callback, and any error in it becomes one warning.
 
     Args:
-        gpus: Names of the GPUs to predict; our, torch's and cloud providers' spellings are understood.
+        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; the table shows
+            the best of them. Or names of GPUs; our, torch's and cloud providers' spellings are understood.
         warmup_steps: Number of steps to time before one is recorded. It is extended if they have not settled, and
             shortened for a short run or the warm-up of a CostBudget.
         capture_steps: Number of consecutive steps to record; the one of median length is used.
@@ -168,7 +169,7 @@ class RuntimePredictor(Callback):
 
     def __init__(
         self,
-        gpus: Sequence[str] = DEFAULT_GPUS,
+        gpus: str | Sequence[str] = ALL,
         *,
         warmup_steps: int = 3,
         capture_steps: int = 1,
@@ -215,8 +216,8 @@ class RuntimePredictor(Callback):
             )
         if isinstance(usd_per_hour, Mapping):
             usd_per_hour = {layout_of(name).name: price for name, price in usd_per_hour.items()}
-        layouts = layouts_of(gpus)
-        self.gpus = tuple(layout.name for layout in layouts)
+        layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
+        self.gpus = gpus if isinstance(gpus, str) else tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour

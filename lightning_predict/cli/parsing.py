@@ -114,6 +114,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "offers",
             "region",
             "spot",
+            "providers",
             "setup_minutes",
             "storage_usd",
             "minimum_minutes",

@@ -47,7 +47,7 @@ def predict(
     lora_targets: str | None = None,
     checkpointing: bool = False,
     optimizer: Literal["adamw", "adam", "sgd"] | None = None,
-    gpus: str | None = None,
+    gpus: str = "all",
     gpus_file: Path | None = None,
     iterations: int | None = None,
     strategy: str = "ddp",
@@ -59,6 +59,7 @@ def predict(
     offers: Path | None = None,
     region: str | None = None,
     spot: bool = False,
+    providers: str | None = None,
     setup_minutes: float = 0.0,
     storage_usd: float = 0.0,
     minimum_minutes: float = 0.0,
@@ -90,7 +91,8 @@ def predict(
         lora_targets: With --lora, names of the adapted layers, separated by commas, or all-linear (default: PEFT's).
         checkpointing: With --model, recompute activations in the backward pass.
         optimizer: With --model, the optimizer (default: adamw).
-        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten common ones).
+        gpus: all, datacenter or consumer (GPUs with a current price, of which the best are shown), or names of GPUs or
+            layouts (8xL4, 2x8xH100), separated by commas.
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
         iterations: Remaining training steps; without it, times and costs are for one step.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
@@ -105,6 +107,8 @@ def predict(
         offers: Your own price file, YAML or a SkyPilot catalogue; GPUs missing in it keep the listed prices.
         region: With a price file: use the prices of this region.
         spot: Use spot prices if they are below the on-demand prices.
+        providers: Only use prices of these providers (RunPod, AWS) or kinds (marketplace, specialised, hyperscaler),
+            separated by commas.
         setup_minutes: Paid minutes until a rented machine trains (boot, environment, data).
         storage_usd: Dollars for storage and data transfer, in addition to the machine.
         minimum_minutes: Minimum billed minutes of a machine.
@@ -128,11 +132,10 @@ def predict(
     from lightning_predict.assumptions import Assumptions
     from lightning_predict.cost.grids import grid_of
     from lightning_predict.cost.prediction import Charges
+    from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.distributed.strategy import parse_strategy
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions import extension
-    from lightning_predict.gpus import DEFAULT_GPUS
-    from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.gpus.user_gpus import add_gpus
     from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.reports.predictions import Predictions
@@ -161,10 +164,11 @@ def predict(
     found_grid = None if grid is None else grid_of(grid)
     if gpus_file is not None:
         add_gpus(gpus_file)
-    asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
-    layouts = layouts_of(asked)
-    prices = Prices(usd_per_hour, offers, region, spot)
+    prices = Prices(usd_per_hour, offers, region, spot, providers)
     listed, notes = prices.offers()
+    layouts = layouts_to_predict(
+        [name.strip() for name in gpus.split(",") if name.strip()], offers=listed, usd_per_hour=usd_per_hour
+    )
     notes = (*notes, *prices.on_demand(layouts, listed))
     rank(Predictions(()), deadline_hours=deadline_hours)
     parsed_strategy = parse_strategy(strategy)
@@ -211,10 +215,11 @@ class Prices:
     file: Path | None = None
     region: str | None = None
     spot: bool = False
+    providers: str | None = None
 
     def offers(self) -> tuple[tuple[Offer, ...], tuple[str, ...]]:
         """Return the offers to take prices from, and notes about them."""
-        from lightning_predict.cost.offers import load_offers
+        from lightning_predict.cost.offers import from_providers, load_offers
         from lightning_predict.cost.price_files import (
             outdated,
             read_offer_file,
@@ -232,11 +237,14 @@ class Prices:
         if self.file is not None:
             found = read_offer_file(self.file, region=self.region)
             table, notes = with_listed(found.offers), (*found.notes, *outdated(found.offers))
+        if self.providers is not None:
+            table = from_providers([name for name in self.providers.split(",") if name.strip()], table)
         return (with_spot_prices(table) if self.spot else table), notes
 
     def on_demand(self, layouts: Sequence[Layout], listed: Sequence[Offer]) -> tuple[str, ...]:
         """Return notes about the limits of spot prices, and the layouts without a cheaper spot price."""
         from lightning_predict.cost.prediction import offer_for
+        from lightning_predict.cost.priced_gpus import PricedGpus
 
         if not self.spot or self.usd_per_hour is not None:
             return ()
@@ -246,6 +254,8 @@ class Prices:
             "Spot machines may be interrupted; lost work is not included here. "
             "`lightning-predict parallel --spot --mtbf-hours` includes it."
         )
+        if isinstance(layouts, PricedGpus):
+            names = ""  # of a group, the prices of the chosen GPUs say so
         return (
             *([interrupted] if any(offer is not None and offer.spot for offer in chosen.values()) else []),
             *([f"On-demand price, because no listed spot price is lower: {names}."] if names else []),

@@ -37,7 +37,8 @@ def run(
     Args:
         script: A Python script, or a program that starts one, such as torchrun.
         arguments: Arguments of the script.
-        gpus: Names of GPUs or layouts (8xL4, 2x8xH100), separated by commas (default: ten common ones).
+        gpus: all, datacenter or consumer (GPUs with a current price), or names of GPUs or layouts (8xL4, 2x8xH100),
+            separated by commas (default: all).
         usd: Dollars that the run may cost; a run that would surely cost more is stopped, with a checkpoint.
         usd_per_hour: With --usd, your price of the machine in use (default: the listed price of its GPU).
     """
@@ -89,8 +90,8 @@ def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) 
         LightningPredictError: Invalid options.
     """
     from lightning_predict.cost.prediction import check_price
+    from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.errors import InvalidArgumentError
-    from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.registration import GPUS_VARIABLE, PRICE_VARIABLE, SWITCH_VARIABLE, USD_VARIABLE
 
     if usd is not None and not usd > 0:
@@ -99,7 +100,7 @@ def _variables(gpus: str | None, usd: float | None, usd_per_hour: float | None) 
         raise InvalidArgumentError("--usd-per-hour is the price for a budget; give the budget with --usd.")
     check_price(usd_per_hour)
     if gpus is not None:
-        layouts_of([name.strip() for name in gpus.split(",") if name.strip()])
+        layouts_to_predict([name.strip() for name in gpus.split(",") if name.strip()])
     given = {GPUS_VARIABLE: gpus, USD_VARIABLE: usd, PRICE_VARIABLE: usd_per_hour}
     return {SWITCH_VARIABLE: "1"} | {name: str(value) for name, value in given.items() if value is not None}
 

@@ -14,7 +14,7 @@ of the same GPU, and a price that was not confirmed for two years is never calle
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date as calendar_date
 from datetime import datetime, timezone
@@ -25,7 +25,7 @@ from typing import Final, final
 import platformdirs
 
 from lightning_predict.checked import Checked, read_json, read_toml
-from lightning_predict.errors import CatalogueError
+from lightning_predict.errors import CatalogueError, InvalidArgumentError
 from lightning_predict.gpus import gpu_names
 from lightning_predict.gpus.layouts import is_same_machine
 
@@ -50,6 +50,39 @@ FRESH_DAYS: Final = 60
 
 FRESH_SPOT_DAYS: Final = 14
 """Maximum age of a fresh spot price, in days; a rounded figure. Spot prices move by the hour."""
+
+OLD_DAYS: Final = 180
+"""Age in days above which a price counts as old; a rounded figure.
+
+`offers.toml` lists 14 machines at two dates, a year to a year and a half apart: 8 kept their price, 4 became 12 to 44 %
+cheaper, and 2 became 27 to 29 % more expensive."""
+
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "marketplace": ("Akash", "OpenRelay", "RunPod Community", "Vast.ai", "TensorDock", "Shadeform", "Salad"),
+    "specialised": (
+        "Civo",
+        "CoreWeave",
+        "Crusoe",
+        "Cudo Compute",
+        "DataCrunch",
+        "DigitalOcean",
+        "Exoscale",
+        "FluidStack",
+        "Hyperstack",
+        "Jarvislabs",
+        "Lambda",
+        "Nebius",
+        "Oblivus Cloud",
+        "OVHcloud",
+        "Paperspace",
+        "RunPod",
+        "Together AI",
+        "Verda",
+        "Vultr",
+    ),
+    "hyperscaler": ("AWS", "Azure", "GCP", "Oracle Cloud"),
+}
+"""Kinds of providers: marketplaces rent out machines of third parties; specialised clouds have mainly GPUs."""
 
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
@@ -211,6 +244,36 @@ def today() -> calendar_date:
 def day_of(listed: str) -> calendar_date:
     """Parse the date of a price; a month without a day counts as its 28th."""
     return calendar_date.fromisoformat(listed if listed.count("-") == 2 else f"{listed}-28")
+
+
+def kind_of_provider(provider: str) -> str | None:
+    """Return the kind of a provider: `marketplace`, `specialised` or `hyperscaler`; None if unknown."""
+    name = _plain(provider)
+    return next((kind for kind, names in KINDS.items() if name in map(_plain, names)), None)
+
+
+def from_providers(names: str | Iterable[str], offers: Sequence[Offer] | None = None) -> tuple[Offer, ...]:
+    """Return the offers of some providers, or of some kinds of providers.
+
+    Args:
+        names: Names such as `RunPod` or `AWS`, or kinds (`marketplace`, `specialised`, `hyperscaler`).
+        offers: Offers to choose from; None uses the offers of the package.
+
+    Raises:
+        InvalidArgumentError: A name that no offer has.
+    """
+    table = load_offers() if offers is None else offers
+    asked = {_plain(name): name for name in ([names] if isinstance(names, str) else names)}
+    known = {_plain(one.provider) for one in table} | {*KINDS}
+    for name, word in asked.items():
+        if name not in known:
+            listed = ", ".join((*KINDS, *sorted({one.provider for one in table})))
+            raise InvalidArgumentError(f"providers={word!r} has no offer here; expected some of {listed}.")
+    return tuple(one for one in table if _plain(one.provider) in asked or kind_of_provider(one.provider) in asked)
+
+
+def _plain(provider: str) -> str:
+    return provider.casefold().replace(" ", "").replace(".", "")
 
 
 def _replaces(newer: Offer, older: Offer) -> bool:

@@ -46,6 +46,7 @@ class Price:
         priced_on: Date of the price, as listed (a day or a month); None if there is no offer.
         provider: Who rents out the machines; None if there is no offer.
         fresh_days: Age in days up to which the price is fresh; None if there is no offer.
+        machine_gpus: GPUs of each machine, which are all paid for; None if there is no offer.
     """
 
     usd_per_hour: float | None = None
@@ -54,6 +55,7 @@ class Price:
     priced_on: str | None = None
     provider: str | None = None
     fresh_days: int | None = None
+    machine_gpus: int | None = None
 
     def stale_days(self, today: str | None) -> int | None:
         """Return the age of the price in days on an ISO day, if it is no longer fresh; else None."""
@@ -341,6 +343,8 @@ class AbstractPredictions(Mapping[str, Prediction]):
         heading: Title of the predictions: number and size of the steps, and where one was recorded.
         is_running: Whether the run is still in progress, so that the machine in use is this one.
         made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
+        group: Group of GPUs that was compared (`all`), of which tables show the best; None for named GPUs.
+        left_out: Number of GPUs of the group that this selection leaves out.
     """
 
     used_gpu: str | None
@@ -349,6 +353,12 @@ class AbstractPredictions(Mapping[str, Prediction]):
     heading: str | None
     is_running: bool
     made_on: str | None
+    group: str | None
+    left_out: int
+
+    def shown(self) -> AbstractPredictions:
+        """Return the predictions that a table shows: of a group the best, of named GPUs all."""
+        return self
 
 
 UserPrice = float | Decimal | Fraction | Mapping[str, float | Decimal | Fraction] | None
@@ -490,4 +500,5 @@ def price_of(
         priced_on=offer.date,
         provider=offer.provider,
         fresh_days=offer.fresh_days,
+        machine_gpus=offer.num_gpus,
     )

@@ -8,23 +8,7 @@
     True
 """
 
-from typing import Final
-
 from lightning_predict.gpus.lookup import gpu, gpu_names
 from lightning_predict.gpus.records import Gpu
 
-__all__ = ["DEFAULT_GPUS", "Gpu", "gpu", "gpu_names"]
-
-DEFAULT_GPUS: Final[tuple[str, ...]] = (
-    "T4",
-    "V100-SXM2-16GB",
-    "L4",
-    "A10G",
-    "L40S",
-    "A100-SXM-40GB",
-    "A100-SXM-80GB",
-    "H100-SXM-80GB",
-    "H200-SXM-141GB",
-    "B200-SXM-180GB",
-)
-"""Ten commonly rented GPUs, from the cheapest to the fastest."""
+__all__ = ["Gpu", "gpu", "gpu_names"]

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.guard import log_exceptions, log_sentence
 from lightning_predict.interval import Interval
 from lightning_predict.observe.forecast import Facts
@@ -51,7 +50,7 @@ class RuntimePredictorCallback(TrainerCallback):
     `trainer_state.json`. A recommendation follows after more steps. Any error becomes one warning.
 
     Args:
-        gpus: Names of the GPUs or layouts to predict.
+        gpus: `all`, `datacenter`, `consumer`, or names of the GPUs or layouts to predict, as for `predict`.
         warmup_steps: Number of steps before the recorded one.
         deadline_hours: Time that the rest of the run may take; the ranking names the cheapest GPU within it.
         usd_per_hour: Your own price of one GPU, the same for all or by name; None takes listed offers.
@@ -78,7 +77,7 @@ class RuntimePredictorCallback(TrainerCallback):
 
     def __init__(
         self,
-        gpus: Sequence[str] = DEFAULT_GPUS,
+        gpus: str | Sequence[str] = ALL,
         *,
         warmup_steps: int = 3,
         deadline_hours: float | None = None,
@@ -91,7 +90,8 @@ class RuntimePredictorCallback(TrainerCallback):
     ) -> None:
         if warmup_steps < 1:
             raise InvalidArgumentError(f"warmup_steps={warmup_steps}; expected at least 1, as the first step is cold.")
-        self.gpus = tuple(layout.name for layout in layouts_of(gpus))
+        layouts = layouts_to_predict(gpus)  # raises here for an unknown name
+        self.gpus = gpus if isinstance(gpus, str) else tuple(layout.name for layout in layouts)
         self.warmup_steps = warmup_steps
         self.deadline_hours = deadline_hours
         self.usd_per_hour = usd_per_hour

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus.layouts import layouts_of
 from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_sentence, wrap_exit
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
@@ -77,7 +76,7 @@ def watch(
     total_steps: int | None = None,
     usd: float | None = None,
     hours: float | None = None,
-    gpus: Sequence[str] = DEFAULT_GPUS,
+    gpus: str | Sequence[str] = ALL,
     model: torch.nn.Module | None = None,
     optimizers: Sequence[Optimizer] = (),
     device: torch.device | str | None = None,
@@ -93,7 +92,7 @@ def watch(
         total_steps: Optimizer steps of the loop; None if unknown: then steps are predicted, but no total.
         usd: Budget in US dollars; needs a price, either yours or a listed one of the GPU in use.
         hours: Budget in hours.
-        gpus: Names of the GPUs and layouts to predict.
+        gpus: `all`, `datacenter`, `consumer`, or names of the GPUs and layouts to predict, as for `predict`.
         model: The trained model, for its memory and the names of its modules.
         optimizers: Its optimizers.
         device: The training device; None takes the device of the model's parameters, or the CPU.
@@ -163,7 +162,7 @@ class WatchedRun:
         total_steps: int | None,
         usd: float | None,
         hours: float | None,
-        gpus: Sequence[str],
+        gpus: str | Sequence[str],
         model: Any,
         optimizers: Sequence[Optimizer],
         device: torch.device | str | None,
@@ -177,7 +176,7 @@ class WatchedRun:
 
         found = next(iter(model.parameters()), None) if model is not None else None
         self._device = torch.device(device if device is not None else ("cpu" if found is None else found.device))
-        self._layouts = layouts_of(gpus)
+        self._layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
         self._model, self.optimizers = model, tuple(optimizers)
         self._total_steps, self._samples = total_steps, samples
         self._terms = (usd, hours, usd_per_hour)

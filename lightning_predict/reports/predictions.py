@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 from lightning_predict.cost.prediction import AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import LightningPredictError, MissingDependencyError, UnknownGpuError
 from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.reports.ranking import Ranking, advice, rank
+from lightning_predict.reports.ranking import Ranking, advice, rank, shortlist
 from lightning_predict.reports.table import html_table, plain_table
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Predictions(AbstractPredictions):
         heading: Title of the predictions: number and size of the steps, and where one was recorded.
         is_running: Whether the run is still in progress, so that the machine in use is this one.
         made_on: Day of the prediction (ISO 8601), used for the age of prices; None leaves the age out.
+        group: Group of GPUs that was compared (`all`), of which tables show the best; None for named GPUs.
+        left_out: Number of GPUs of the group that this selection leaves out.
     """
 
     items_in_order: tuple[Prediction, ...]
@@ -50,6 +52,8 @@ class Predictions(AbstractPredictions):
     heading: str | None = None
     is_running: bool = False
     made_on: str | None = None
+    group: str | None = None
+    left_out: int = 0
 
     def __getitem__(self, name: str) -> Prediction:
         found = self._find(name)
@@ -111,6 +115,18 @@ class Predictions(AbstractPredictions):
         """Show the table and the renting advice in a notebook."""
         lines = "".join(f"<p>{escape(line)}</p>" for line in advice(self.ranking()))
         return html_table(self) + lines
+
+    def shown(self) -> Predictions:
+        """Return the predictions that a table shows: of a group the best, of named GPUs all.
+
+        The best are the Pareto frontier of time and cost, and GPUs that may be the cheapest, cheapest first; the GPU
+        in use comes first.
+        """
+        if self.group is None:
+            return self
+        names = dict.fromkeys(name for name in (self.used_gpu, *shortlist(self.ranking(), self)) if name in self)
+        items = tuple(self[name] for name in names if name is not None)
+        return replace(self, items_in_order=items, group=None, left_out=len(self) - len(items))
 
     def ranking(self, *, deadline_hours: float | None = None) -> Ranking:
         """Rank the GPUs: cheapest, fastest, and cheapest within a deadline; prints as lines.

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, final
 
+from lightning_predict.cost.offers import kind_of_provider
 from lightning_predict.cost.prediction import AbstractPredictions, Prediction
+from lightning_predict.cost.priced_gpus import GROUPS
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.interval import NORMAL_95, Interval
 from lightning_predict.reports.format import (
@@ -135,6 +137,8 @@ class Ranking:
         within_deadline: The cheapest GPU (the fastest, if no price is known) that meets the deadline; None if no GPU
             does, or without a deadline.
         frontier: Pareto frontier of time and cost, fastest first.
+        group: Group of GPUs that was compared; None for named GPUs.
+        compared: Number of GPUs with a price that were compared.
         does_not_fit: Names of the GPUs on which the run does not fit.
         tight: Names of the GPUs on which it fits tightly.
         without_price: Names of the GPUs that fit but have no price.
@@ -153,6 +157,8 @@ class Ranking:
     deadline_hours: float | None
     within_deadline: RankedGpu | None
     frontier: tuple[RankedGpu, ...]
+    group: str | None
+    compared: int
     does_not_fit: tuple[str, ...]
     tight: tuple[str, ...]
     without_price: tuple[str, ...]
@@ -179,6 +185,8 @@ class Ranking:
             "deadline_hours": self.deadline_hours,
             "within_deadline": None if self.within_deadline is None else self.within_deadline.gpu,
             "frontier": [candidate.gpu for candidate in self.frontier],
+            "group": self.group,
+            "compared": self.compared,
             "does_not_fit": list(self.does_not_fit),
             "tight": list(self.tight),
             "without_price": list(self.without_price),
@@ -210,20 +218,28 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     priced = [one for one in candidates if one.cost_usd is not None]
     if in_use is not None and cheapest is not None and not _is_slower(cheapest, in_use):
         priced = [one for one in priced if one.gpu == in_use.name or not _is_slower(one, in_use)]
+    front, group = frontier(candidates), predictions.group if isinstance(predictions, AbstractPredictions) else None
+    rivals = _rivals(cheapest, priced, _cost)
+    tight = [one.gpu for one in predictions.values() if one.memory_fit == "tight"]
+    if group is not None:
+        best = {*rivals, *(one.gpu for one in front)}
+        tight = [name for name in tight if name in best]
     return Ranking(
         per_iteration=per_iteration,
         cheapest=cheapest,
         fastest=fastest,
         as_fast=as_fast,
-        perhaps_cheapest=_rivals(cheapest, priced, _cost),
+        perhaps_cheapest=rivals,
         perhaps_fastest=tuple(one for one in _rivals(fastest, candidates, _time) if one not in as_fast),
         limit=None if fastest is None else _limit(fastest.prediction),
         in_use=in_use,
         deadline_hours=deadline_hours,
         within_deadline=_cheapest(in_time) or _fastest(in_time),
-        frontier=frontier(candidates),
+        frontier=front,
+        group=group,
+        compared=sum(one.usd_per_hour is not None for one in predictions.values()),
         does_not_fit=tuple(one.gpu for one in predictions.values() if one.fits is False),
-        tight=tuple(one.gpu for one in predictions.values() if one.memory_fit == "tight"),
+        tight=tuple(tight),
         without_price=tuple(one.gpu for one in candidates if one.cost_usd is None),
         memory_unknown=bool(fitting) and all(prediction.fits is None for prediction in fitting),
         made_on=predictions.made_on if isinstance(predictions, AbstractPredictions) else None,
@@ -238,6 +254,41 @@ def frontier(candidates: Sequence[RankedGpu]) -> tuple[RankedGpu, ...]:
         best.append(fastest)
         left = [one for one in left if _cost(one) * (1 + EQUAL) < _cost(fastest)]
     return tuple(best)
+
+
+MOST_ROWS: Final = 7
+"""Maximum number of GPUs of a group in a table."""
+
+FEWEST_ROWS: Final = 5
+"""Minimum number of GPUs of a group in a table, if as many fit."""
+
+
+def shortlist(ranking: Ranking, predictions: Mapping[str, Prediction]) -> tuple[str, ...]:
+    """Choose the GPUs of a group that a table shows, cheapest first.
+
+    These are the frontier, thinned to `MOST_ROWS`, and GPUs that may be the cheapest. If that is less than
+    `FEWEST_ROWS`, the next ones of the group follow; if the run fits on none, those that lack the least memory.
+    """
+    front = thinned(ranking.frontier, MOST_ROWS - min(len(ranking.perhaps_cheapest), 1))
+    names = {one.gpu for one in front} | {*ranking.perhaps_cheapest[: MOST_ROWS - len(front)]}
+    fitting = [name for name, one in predictions.items() if one.fits is not False]
+    for name in fitting or _largest(predictions):
+        if len(names) < FEWEST_ROWS:
+            names.add(name)
+    return tuple(name for name in predictions if name in names)
+
+
+def _largest(predictions: Mapping[str, Prediction]) -> list[str]:
+    """Sort GPUs by the memory that a step lacks on them, least first."""
+    return ordered(predictions, lambda name: -(predictions[name].memory_free_bytes or 0.0))
+
+
+def thinned(front: Sequence[RankedGpu], most: int) -> tuple[RankedGpu, ...]:
+    """Drop the steps of a frontier that save the least time, until at most `most` GPUs are left, fastest first."""
+    left = list(front)
+    while len(left) > max(most, 1):
+        left.remove(min(left[:-1], key=lambda one: left[left.index(one) + 1].seconds / one.seconds))
+    return tuple(left)
 
 
 def ranking_lines(ranking: Ranking, *, width: int = PLAIN_WIDTH) -> tuple[str, ...]:
@@ -339,6 +390,10 @@ def alternatives_text(name: str, others: Sequence[str]) -> str:
     return f"{name}, {others[0]} or any of {len(others) - 1} others"
 
 
+_KIND_WORDS: Final = {"specialised": "specialised cloud", "marketplace": "marketplace", "hyperscaler": "hyperscaler"}
+"""Kinds of providers in a sentence."""
+
+
 def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
     in_use = ranking.in_use
     names = alternatives_text(best.gpu, ranking.perhaps_cheapest)
@@ -349,17 +404,37 @@ def _to_rent(best: RankedGpu, ranking: Ranking) -> str:
         own = amount if best.gpu == in_use.name or in_use.cost_usd is None else usd(in_use.cost_usd)
         return f"Stay on {in_use.label}: no GPU is cheaper ({own}).{doubt}"
     price = best.prediction.usd_per_hour
-    offer = best.prediction.offer
-    parts = ("" if price is None else usd_per_hour(price), offer or "", _stale(best, ranking))
-    given = ", ".join(filter(None, parts))
-    which, first = given, ""
+    kind = _KIND_WORDS.get(kind_of_provider(best.prediction.price.provider or "") or "")
+    parts = (best.prediction.offer, kind, _stale(best, ranking), _whole_machine(best.prediction))
+    which, offer, among = "" if price is None else usd_per_hour(price), ", ".join(filter(None, parts)), _among(ranking)
+    if ranking.group is None:
+        which, offer = ", ".join(filter(None, (which, offer))), ""
+    first = ""
     if ranking.perhaps_cheapest:
-        which, first = f"first: {given}", "probably "
-    beside = _beside(best, ranking)
+        which, first = f"first: {which}", "probably "
+    beside = f"{_beside(best, ranking)} Offer: {offer}." if offer else _beside(best, ranking)
     if in_use is not None and not _is_worth_renting(best, in_use):
-        found = f"{first}cheapest".capitalize()
+        found = f"{first}cheapest{among}".capitalize().replace("gpus", "GPUs")
         return f"{found}: {with_article(names)} ({which}; {amount}).{beside} It saves no time."
-    return f"Rent {with_article(names)} ({which}): {first}cheapest ({amount}).{beside}"
+    return f"Rent {with_article(names)} ({which}): {first}cheapest{among} ({amount}).{beside}"
+
+
+def _among(ranking: Ranking) -> str:
+    """Name the group that was compared, after a space: ` of 41 GPUs with a price`; empty for named GPUs."""
+    return (
+        ""
+        if ranking.group is None or ranking.compared < 2
+        else f" of {ranking.compared} {GROUPS[ranking.group]} with a price"
+    )
+
+
+def _whole_machine(best: Prediction) -> str:
+    """Return the share of a GPU that is rented only with others: `sold only in eights: $1.25/h each`."""
+    paid, price = best.price.machine_gpus, best.usd_per_hour
+    if paid is None or price is None or paid <= best.layout.gpus_per_node or best.num_gpus > 1:
+        return ""
+    count = {2: "pairs", 4: "fours", 8: "eights"}.get(paid, f"machines of {paid}")
+    return f"sold only in {count}: {usd_per_hour(price / paid)} each"
 
 
 def _stale(candidate: RankedGpu, ranking: Ranking) -> str:
@@ -408,10 +483,14 @@ def _beside(candidate: RankedGpu, ranking: Ranking) -> str:
     return f" It is as fast as {in_use.label}."
 
 
+MOST_SOONER: Final = 3
+"""Maximum number of faster GPUs that the advice names."""
+
+
 def _sooner(cheapest: RankedGpu, ranking: Ranking) -> Iterable[str]:
     """Name the GPUs that are faster for more money, each with the saved time and the extra cost."""
     texts, on_frontier = [], {one.gpu for one in ranking.frontier}
-    for one in reversed(ranking.frontier):
+    for one in reversed(thinned(ranking.frontier, MOST_SOONER + 1)):
         saved = cheapest.seconds - one.seconds
         if one.gpu == cheapest.gpu or saved < WORTH_NAMING * cheapest.seconds:
             continue
@@ -479,7 +558,9 @@ def remarks(ranking: Ranking) -> Iterable[str]:
     """Yield remarks on GPUs that the ranking leaves out or recommends with reservations."""
     if ranking.fastest is None:
         yield "No GPU can be recommended: the run does not fit on any of them."
-    if ranking.does_not_fit:
+    if ranking.does_not_fit and ranking.group is not None:
+        yield f"The run does not fit on {len(ranking.does_not_fit)} of the GPUs with a price."
+    elif ranking.does_not_fit:
         yield f"Not recommended (does not fit): {listed(ranking.does_not_fit)}."
     if ranking.tight:
         yield f"Memory is tight on {listed(ranking.tight)}: run a few steps before you rent for long."

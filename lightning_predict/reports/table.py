@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from lightning_predict.cost.fields import Field
 from lightning_predict.cost.memory import MemoryNeed
-from lightning_predict.cost.offers import day_of
+from lightning_predict.cost.offers import OLD_DAYS, day_of
 from lightning_predict.cost.prediction import FIELDS, AbstractPredictions, MachineInUse, Prediction
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.lookup import other_forms
@@ -324,13 +324,6 @@ def asked_note(predictions: AbstractPredictions) -> Iterable[str]:
         yield f"{asked} is ambiguous: predicted as {found.name}. Also available: {listed(other_forms(asked, found))}."
 
 
-OLD_DAYS: Final = 180
-"""Age in days above which a price counts as old; a rounded figure.
-
-`offers.toml` lists 14 machines at two dates, a year to a year and a half apart: 8 kept their price, 4 became 12 to 44 %
-cheaper, and 2 became 27 to 29 % more expensive."""
-
-
 def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
     """Yield a note on GPUs whose prices are older than `OLD_DAYS`."""
     if predictions.made_on is None:
@@ -343,6 +336,15 @@ def old_price_note(predictions: AbstractPredictions) -> Iterable[str]:
     ]
     if old:
         yield f"Prices older than {OLD_DAYS} days: {listed(old)}. Check them before you rent."
+
+
+def whole_machine_note(predictions: AbstractPredictions) -> Iterable[str]:
+    """Yield a note on GPUs that are rented only with others, whose cost is that of the whole machine."""
+    for one in predictions.values():
+        paid, price = one.price.machine_gpus, one.usd_per_hour
+        if paid is not None and price is not None and one.num_gpus == 1 and paid > 1 and one.fits is not False:
+            each = usd_per_hour(price / paid)
+            yield f"{one.gpu}: sold only in machines of {paid}; the cost pays for all {paid} ({each} for each GPU)."
 
 
 def price_notes(predictions: AbstractPredictions) -> Iterable[str]:
@@ -433,7 +435,7 @@ GAP: Final = 2
 
 _UNKNOWN: Final = "unknown"
 _MOST_LINES: Final = 2
-"""Maximum number of lines per row; with more, a table of ten GPUs cannot be read at a glance."""
+"""Maximum number of lines per row; with more, a table cannot be read at a glance."""
 
 
 @final
@@ -779,6 +781,7 @@ def plain_table(
         verbose: Add prediction methods, sources of prices, and all notes.
         notes: Additional notes.
     """
+    predictions = predictions if verbose else predictions.shown()
     shown = grid(predictions, PLAIN_WIDTH, columns=columns, verbose=verbose, fold=not verbose)
     header_lines = max(column.header.count("\n") for column in shown.columns)
     headers = ["\n" * (header_lines - column.header.count("\n")) + column.header for column in shown.columns]
@@ -814,6 +817,7 @@ def print_table(
     from rich.console import Console
     from rich.text import Text
 
+    predictions = predictions if verbose else predictions.shown()
     if console is None:
         console = Console()
         if not (console.is_terminal or console.is_jupyter):
@@ -870,6 +874,7 @@ def markdown_table(
         notes: Additional notes.
         width: Maximum line width in characters; columns are dropped if they do not fit. None for no limit.
     """
+    predictions = predictions if verbose else predictions.shown()
     shown = grid(predictions, width, columns=columns, verbose=verbose, fold=not verbose)
     rule = ["---:" if column.justify == "right" else ":---" for column in shown.columns]
     heads = [markdown_text(column.title) for column in shown.columns]
@@ -889,6 +894,7 @@ def markdown_table(
 
 def html_table(predictions: AbstractPredictions) -> str:
     """Return the table and its footnotes as an HTML fragment for notebooks."""
+    predictions = predictions.shown()
     shown = grid(predictions, fold=True)
 
     def line(kind: str, texts: Sequence[str], scope: str) -> str:
@@ -940,6 +946,7 @@ def table_notes(
         *tight_note(predictions),
         *decisive,
         *time_limit_note(predictions),
+        *whole_machine_note(predictions),
         *folded,
         *vendor_note(predictions),
         *extrapolation_note(predictions),
@@ -971,7 +978,9 @@ def table_notes(
     omitted = [note for note in ranked[len(brief) :] if note not in folded]
     more = len(omitted) + sum(not note.startswith(("Prices:", "Covered by:")) for note in details)
     rows = len(folded_gpus(predictions)) if any(note not in brief for note in folded) else 0
+    others = predictions.left_out
     what = [
+        *([f"{others} other GPU{'' if others == 1 else 's'}"] if others else []),
         *([f"{rows} GPU{'' if rows == 1 else 's'} no faster than a cheaper one"] if rows else []),
         *(["the methods"] if any(one.coverage for one in predictions.values()) else []),
         *(["the sources of prices"] if any(one.usd_per_hour is not None for one in predictions.values()) else []),

@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from lightning_predict.cost.offers import load_offers
+from lightning_predict.cost.priced_gpus import layouts_to_predict
 from lightning_predict.extensions.own_weights.measuring import run as measuring
 from lightning_predict.extensions.own_weights.measuring.clock import time_call
 from lightning_predict.extensions.own_weights.training import tuning
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
-from lightning_predict.gpus import DEFAULT_GPUS, gpu, gpu_names
+from lightning_predict.gpus import gpu, gpu_names
 from lightning_predict.gpus.user_gpus import read_gpus
 from tests.cli.conftest import Run
 from tests.training.example import write_own_table
@@ -36,9 +37,23 @@ def test_predict_prints_the_table_and_the_ranking(trace: Path, run: Run) -> None
     assert "Prices: " in full.out
 
 
-def test_predict_without_names_takes_ten(trace: Path, run: Run) -> None:
+def test_predict_without_names_takes_all_gpus_with_a_current_price(trace: Path, run: Run) -> None:
     found = run("predict", trace, "--json").json
-    assert [one["gpu"] for one in found["predictions"]] == list(DEFAULT_GPUS)
+    expected = {layout.name for layout in layouts_to_predict("all")}
+    assert {one["gpu"] for one in found["predictions"]} == expected
+    assert found["ranking"]["compared"] == len(expected)
+    costs = [one["usd_per_hour"] * one["cycle_seconds"] for one in found["predictions"]]
+    assert costs == pytest.approx(sorted(costs))  # the step fits everywhere
+
+
+def test_predict_takes_a_group_and_the_prices_of_some_providers(trace: Path, run: Run) -> None:
+    found = run("predict", trace, "--gpus", "datacenter", "--providers", "hyperscaler,Lambda", "--json").json
+    assert {"T4", "A100-SXM-40GB"} <= {one["gpu"] for one in found["predictions"]}
+    assert not any(one["gpu"].startswith("RTX-4090") for one in found["predictions"])
+    providers = {one["offer"].split()[0] for one in found["predictions"]}
+    assert providers <= {"AWS", "Azure", "GCP", "Oracle", "Lambda"}
+    refused = run("predict", trace, "--providers", "Nobody").err
+    assert "--providers 'Nobody' has no offer here; expected some of marketplace, specialised" in refused
     assert found["ranking"]["per_iteration"] is True
     assert found["written"] == []
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 import lightning_predict as lp
+from lightning_predict.cost.priced_gpus import layouts_to_predict
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.gpus import DEFAULT_GPUS, Gpu, gpu, gpu_names
+from lightning_predict.gpus import Gpu, gpu, gpu_names
 from lightning_predict.gpus.layouts import layout_of
 from lightning_predict.gpus.records import AMD, GENERATIONS, NVIDIA
 from lightning_predict.kernels.interconnect import collective_seconds
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
-from lightning_predict.testing import example_trace
+from lightning_predict.testing import example_offer, example_trace
 from lightning_predict.timeline.host import host_of
 from lightning_predict.timeline.step_prediction import OTHER_MAKERS_SPREAD, predict_steps
 from lightning_predict.tracing.recorded_on import gpu_in_use
@@ -96,8 +97,11 @@ def test_networks_take_each_for_a_generation_that_they_know(row: Gpu) -> None:
     assert not row.generation.has_warp_group_matmul  # Hopper's kernels
 
 
-def test_no_default_is_amds() -> None:
-    assert not set(DEFAULT_GPUS) & {row.name for row in ROWS}
+def test_no_group_has_a_gpu_by_amd_unless_the_user_prices_it() -> None:
+    offers = [example_offer(row.name, 0.1) for row in ROWS] + [example_offer("T4")]
+    assert [layout.name for layout in layouts_to_predict("all", offers=offers)] == ["T4"]
+    own = layouts_to_predict("all", offers=offers, usd_per_hour={"MI300X": 2.0})
+    assert [layout.name for layout in own] == ["T4", "MI300X"]
 
 
 def test_several_are_refused_in_words() -> None:

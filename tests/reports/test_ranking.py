@@ -157,6 +157,8 @@ def test_the_ranking_as_json_values() -> None:
         "deadline_hours": 1,
         "within_deadline": "H100-SXM-80GB",
         "frontier": ["H100-SXM-80GB", "T4"],
+        "group": None,
+        "compared": 2,
         "does_not_fit": ["K80"],
         "tight": [],
         "without_price": [],

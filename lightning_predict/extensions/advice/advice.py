@@ -18,6 +18,7 @@ from typing import Final, final
 
 from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.distributed.strategy import LightningStrategy, Strategy, parse_strategy
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.advice.advice_text import Advice, Chain, ChangeVerdict, EvaluatedChange
@@ -26,9 +27,10 @@ from lightning_predict.extensions.advice.gain_accuracy import MeasuredPairs, cal
 from lightning_predict.extensions.advice.gains import gain, predicted_with
 from lightning_predict.extensions.advice.layers import layer_table
 from lightning_predict.extensions.advice.table import CHANGES
-from lightning_predict.gpus import DEFAULT_GPUS, Gpu
-from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus import Gpu
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
+from lightning_predict.prediction import shown_layouts
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.history import read_history
 from lightning_predict.run.measured_gains import measured_gains
@@ -48,7 +50,7 @@ HARM: Final = 0.98
 @fill_in_assumptions
 def advise(
     trace: Trace,
-    gpus: Sequence[str | Gpu | Layout] = DEFAULT_GPUS,
+    gpus: str | Sequence[str | Gpu | Layout] = ALL,
     *,
     iterations: int | None = None,
     allow: Sequence[str] = ("numerics", "memory"),
@@ -62,7 +64,8 @@ def advise(
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
-        gpus: Names of GPUs or layouts, as for `predict`. Gains are for the GPU in use, otherwise for the first.
+        gpus: Names of GPUs or layouts, or a group, as for `predict`; of a group, those that its table shows. Gains are
+            for the GPU in use, otherwise for the first.
         iterations: Remaining steps; None omits the savings of a run.
         allow: Allowed side effects of changes: `numerics` (products are rounded differently), `digits` (parameters
             permanently lose digits), `memory`, `samples` (a step has others). Changes with other side effects are
@@ -84,7 +87,8 @@ def advise(
         weights=weights,
         history=read_history() if history else (),
     )
-    return advice_for(trace, layouts_of(gpus), assumptions, iterations=iterations, allow=allow, followed=followed)
+    layouts = layouts_to_predict(gpus, usd_per_hour=usd_per_hour)
+    return advice_for(trace, layouts, assumptions, iterations=iterations, allow=allow, followed=followed)
 
 
 def advice_for(
@@ -104,6 +108,7 @@ def advice_for(
     if followed is not None:
         trace = with_data_flow(trace, followed)
     origin = gpu_in_use(trace)
+    layouts = shown_layouts(trace, layouts, iterations, assumptions)
     in_use = None if origin is None else layout_in_use(trace, origin)
     everywhere = list(dict.fromkeys((*([] if in_use is None else [in_use]), *layouts)))
     first = everywhere[0]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def advise(
     trace: Path,
     *,
-    gpus: str | None = None,
+    gpus: str = "all",
     iterations: int | None = None,
     allow: str = "numerics,memory",
     followed: Path | None = None,
@@ -43,7 +43,8 @@ def advise(
 
     Args:
         trace: The recorded step.
-        gpus: Names of GPUs or layouts, separated by commas; gains are for the GPU in use, otherwise for the first.
+        gpus: all, datacenter or consumer (the best of them are used), or names of GPUs or layouts, separated by commas.
+            Gains are for the GPU in use, otherwise for the first.
         iterations: Remaining training steps, to show the savings of a run.
         allow: Side effects that changes may have, of numerics, digits, memory, samples, separated by commas.
         followed: The same step captured on the meta device, if the trace is a GPU's profile: torch.compile needs it.
@@ -57,17 +58,16 @@ def advise(
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
+    from lightning_predict.cost.priced_gpus import layouts_to_predict
     from lightning_predict.distributed.strategy import parse_strategy
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice import advice_for
-    from lightning_predict.gpus import DEFAULT_GPUS
-    from lightning_predict.gpus.layouts import layouts_of
     from lightning_predict.run.history import read_history
     from lightning_predict.tracing.trace import Trace
 
     if output is not None and output.suffix not in (".html", ".json", ".txt"):
         raise InvalidArgumentError(f"output={str(output)!r} has another ending than .html, .json or .txt; give one.")
-    asked = DEFAULT_GPUS if gpus is None else [name.strip() for name in gpus.split(",") if name.strip()]
+    layouts = layouts_to_predict([name.strip() for name in gpus.split(",") if name.strip()], usd_per_hour=usd_per_hour)
     assumptions = Assumptions(
         strategy=parse_strategy(strategy), usd_per_hour=usd_per_hour, weights=weights, history=read_history()
     )
@@ -77,7 +77,7 @@ def advise(
     step = Trace.load(str(trace))
     found = advice_for(
         step,
-        layouts_of(asked),
+        layouts,
         assumptions,
         iterations=iterations,
         allow=[word.strip() for word in allow.split(",") if word.strip()],

@@ -10,6 +10,7 @@ accurate than either step::
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_predict.assumptions import Assumptions
@@ -27,7 +28,7 @@ from lightning_predict.tracing.trace import Trace, measured_seconds
 def predicted_with(
     changes: tuple[Change, ...],
     trace: Trace,
-    layouts: list[Layout],
+    layouts: Sequence[Layout],
     iterations: int | None,
     assumptions: Assumptions,
 ) -> tuple[Trace, Predictions]:

@@ -19,15 +19,16 @@ from lightning_predict.assumptions import Assumptions, fill_in_assumptions
 from lightning_predict.cost.memory import StepMemory, safe_bytes, step_memory
 from lightning_predict.cost.offers import Offer
 from lightning_predict.cost.prediction import Prediction, UserPrice
+from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.extensions.advice.batch_size import BatchSizes, why_no_other_batch, with_samples
 from lightning_predict.extensions.advice.gains import predicted_with
 from lightning_predict.extensions.advice.largest_batch import LargestBatch, largest_batches
 from lightning_predict.extensions.advice.table import change_named
-from lightning_predict.gpus import DEFAULT_GPUS, Gpu
-from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus import Gpu
+from lightning_predict.gpus.layouts import Layout
 from lightning_predict.interval import Interval
-from lightning_predict.prediction import predict_workload, remaining_steps
+from lightning_predict.prediction import predict_workload, remaining_steps, shown_layouts
 from lightning_predict.reports.format import duration, gibibytes, significant, usd
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.run.batch_size import BatchSizeOption, StraightLine, largest_power_of_two, line_through
@@ -41,7 +42,7 @@ from lightning_predict.weights.source import AnyWeights
 @fill_in_assumptions
 def batch_size_what_if(
     traces: Mapping[int, Trace],
-    gpus: Sequence[str] = DEFAULT_GPUS,
+    gpus: str | Sequence[str] = ALL,
     *,
     method: str = "auto",
     offers: Sequence[Offer] | None = None,
@@ -71,7 +72,7 @@ def batch_size_what_if(
         LightningPredictError: As `predict`.
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
-    return batch_sizes_that_fit(traces, layouts_of(gpus), assumptions)
+    return batch_sizes_that_fit(traces, layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour), assumptions)
 
 
 def batch_sizes_that_fit(
@@ -87,6 +88,8 @@ def batch_sizes_that_fit(
     Raises:
         LightningPredictError: As `batch_size_what_if`.
     """
+    if traces:
+        layouts = shown_layouts(traces[min(traces)], layouts, None, assumptions)
     scaled = _scalable(traces)
     if scaled is not None:
         largest = largest_batches(scaled, layouts, assumptions.strategy)
@@ -112,7 +115,7 @@ def batch_sizes_that_fit(
 @fill_in_assumptions
 def precision_what_if(
     trace: Trace,
-    gpus: Sequence[str] = DEFAULT_GPUS,
+    gpus: str | Sequence[str] = ALL,
     dtype: str = "bfloat16",
     *,
     iterations: int | None = None,
@@ -123,7 +126,7 @@ def precision_what_if(
 
     Args:
         trace: A step in float32.
-        gpus: Names of GPUs.
+        gpus: Names of GPUs, or a group, as for `predict`.
         dtype: `bfloat16` or `float16`.
         iterations: Remaining steps; None predicts only the step.
         usd_per_hour: See `Assumptions`.
@@ -142,7 +145,7 @@ def precision_what_if(
 @fill_in_assumptions
 def compile_what_if(
     trace: Trace,
-    gpus: Sequence[str] = DEFAULT_GPUS,
+    gpus: str | Sequence[str] = ALL,
     *,
     iterations: int | None = None,
     followed: Trace | None = None,
@@ -153,7 +156,7 @@ def compile_what_if(
 
     Args:
         trace: An eager step.
-        gpus: Names of GPUs.
+        gpus: Names of GPUs, or a group, as for `predict`.
         iterations: Remaining steps; None predicts only the step.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
             the data flow between operations.
@@ -169,7 +172,7 @@ def compile_what_if(
 
 
 def _with(
-    name: str, trace: Trace, gpus: Sequence[str], iterations: int | None, assumptions: Assumptions
+    name: str, trace: Trace, gpus: str | Sequence[str], iterations: int | None, assumptions: Assumptions
 ) -> Predictions:
     """Predict a step with a change; measured corrections are kept.
 
@@ -180,7 +183,8 @@ def _with(
     why_not = change.why_not(trace, None)
     if why_not is not None:
         raise InvalidArgumentError(f"{change.words} cannot be told for this step: {why_not}.")
-    return predicted_with((change,), trace, list(layouts_of(gpus)), iterations, assumptions)[1]
+    layouts = layouts_to_predict(gpus, usd_per_hour=assumptions.usd_per_hour)
+    return predicted_with((change,), trace, layouts, iterations, assumptions)[1]
 
 
 def batch_size_lines(options: Sequence[BatchSizeOption]) -> tuple[str, ...]:

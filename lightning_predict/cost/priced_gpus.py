@@ -1,0 +1,114 @@
+"""Groups of GPUs to predict: all that can be rented at a current price, or those of data centres, or of consumers.
+
+A recommendation is the cheapest of what was compared, so the default compares every NVIDIA GPU with a current price;
+tables then show only the best. Example::
+
+    >>> from lightning_predict.testing import example_offer
+    >>> offers = [example_offer("L4"), example_offer("RTX-4090"), example_offer("T4", date="2019-01-01")]
+    >>> [layout.name for layout in layouts_to_predict("all", offers=offers)]  # the T4's price is too old
+    ['L4', 'RTX-4090']
+    >>> [layout.name for layout in layouts_to_predict("consumer", offers=offers)]
+    ['RTX-4090']
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+from lightning_predict.cost.offers import OLD_DAYS, Offer, day_of, load_offers
+from lightning_predict.cost.prediction import UserPrice
+from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
+from lightning_predict.gpus import Gpu, gpu, gpu_names
+from lightning_predict.gpus.layouts import Layout, layouts_of
+from lightning_predict.gpus.records import NVIDIA
+
+ALL: Final = "all"
+
+GROUPS: Final[Mapping[str, str]] = {ALL: "GPUs", "datacenter": "data-centre GPUs", "consumer": "consumer GPUs"}
+"""Groups of GPUs, with their names in a sentence."""
+
+_CONSUMER: Final = ("GTX-", "RTX-2", "RTX-3", "RTX-4", "RTX-5", "TITAN-")
+"""Prefixes of the names of GeForce and TITAN cards."""
+
+_WORKSTATION: Final = ("-Ada",)
+"""Endings of names of workstation cards with such a prefix: RTX-4000-Ada."""
+
+
+@final
+class PricedGpus(tuple[Layout, ...]):
+    """Layouts of a group of GPUs: all with a current price; tables show the best of them.
+
+    Attributes:
+        group: Name of the group.
+    """
+
+    group: str
+
+
+def is_consumer(card: Gpu) -> bool:
+    """Return whether a card is a GeForce or TITAN, which data centres do not offer."""
+    return card.name.startswith(_CONSUMER) and not card.name.endswith(_WORKSTATION)
+
+
+def layouts_to_predict(
+    gpus: str | Sequence[str | Gpu | Layout],
+    *,
+    num_nodes: int = 1,
+    offers: Sequence[Offer] | None = None,
+    usd_per_hour: UserPrice = None,
+) -> tuple[Layout, ...]:
+    """Parse the GPUs that a user asks for: a group, or names.
+
+    Args:
+        gpus: `all`, `datacenter` or `consumer`: the NVIDIA GPUs with a current price. Or a list of names, as in
+            `layouts_of`.
+        num_nodes: Number of machines, for layouts that do not include it.
+        offers: Offers to take prices from; None takes those of the package.
+        usd_per_hour: The user's own prices; a GPU named there belongs to the group.
+
+    Returns:
+        The layouts; a `PricedGpus` for a group.
+
+    Raises:
+        InvalidArgumentError: No GPU of the group has a current price, or an error of `layouts_of`.
+        UnknownGpuError: As `layouts_of`.
+    """
+    if isinstance(gpus, Sequence) and len(gpus) == 1 and isinstance(gpus[0], str) and gpus[0] in GROUPS:
+        gpus = gpus[0]
+    if not isinstance(gpus, str):
+        return layouts_of(gpus, num_nodes=num_nodes)
+    if gpus not in GROUPS:
+        raise InvalidArgumentError(
+            f"gpus={gpus!r} is no group of GPUs; expected {', '.join(GROUPS)}, or a list of names, for example "
+            f"[{gpus!r}]."
+        )
+    priced = _with_current_price(load_offers() if offers is None else offers) | _with_own_price(usd_per_hour)
+    found = [gpu(name) for name in gpu_names() if name in priced]
+    chosen = [one for one in found if gpus == ALL or is_consumer(one) == (gpus == "consumer")]
+    if not chosen:
+        raise InvalidArgumentError(
+            f"gpus={gpus!r}: no such GPU has a current price. Name GPUs, or give other offers or prices."
+        )
+    layouts = PricedGpus(Layout(one, 1, num_nodes) for one in chosen)
+    layouts.group = gpus
+    return layouts
+
+
+def _with_current_price(offers: Sequence[Offer]) -> set[str]:
+    """Return the NVIDIA GPUs with a price at most `OLD_DAYS` days older than the newest one."""
+    if not offers:
+        return set()
+    oldest = max(day_of(one.date) for one in offers) - datetime.timedelta(days=OLD_DAYS)
+    return {one.gpu for one in offers if day_of(one.date) >= oldest and gpu(one.gpu).vendor == NVIDIA}
+
+
+def _with_own_price(usd_per_hour: UserPrice) -> set[str]:
+    found = set()
+    for name in usd_per_hour if isinstance(usd_per_hour, Mapping) else ():
+        try:
+            found.add(gpu(name).name)
+        except UnknownGpuError:
+            continue  # a layout such as 8xL4
+    return found
