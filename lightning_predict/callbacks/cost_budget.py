@@ -33,7 +33,7 @@ from lightning_predict.callbacks.arguments import (
     hours_of,
 )
 from lightning_predict.callbacks.lightning_packages import LIGHTNINGS_OWN, Callback, rank_zero_info, warn
-from lightning_predict.callbacks.output import log_event, log_values
+from lightning_predict.callbacks.output import BUDGET_GROUP, log_event, log_values
 from lightning_predict.callbacks.rank_agreement import (
     AgreementSchedule,
     Decision,
@@ -206,6 +206,7 @@ class CostBudget(Callback):
         pue: Power usage effectiveness of the data centre, a factor on the power; 1: the machines alone.
         setup_minutes: Minutes of paid machine time before training.
         storage_usd: Dollars for storage and data transfer; they count as used from the start.
+        webhook: An https address that gets a JSON notice at 80 % and at the stop, for example of Slack or Discord.
 
     Attributes:
         terms: The limits and prices as given.
@@ -233,6 +234,7 @@ class CostBudget(Callback):
         pue: float = 1.0,
         setup_minutes: float = 0.0,
         storage_usd: float = 0.0,
+        webhook: str | None = None,
     ) -> None:
         self.terms = Terms.checked(
             usd=usd,
@@ -248,6 +250,11 @@ class CostBudget(Callback):
         check_steps("warmup_steps", warmup_steps)
         self.scope = scope
         self.on_exceed = on_exceed
+        self.webhook = webhook
+        if webhook is not None:
+            from lightning_predict.callbacks.notices import check_webhook
+
+            check_webhook(webhook)
         self.warmup_steps = warmup_steps
         self.stopping_reason: str | None = None
         self._ledger = Ledger(ledger_clock())
@@ -611,6 +618,8 @@ class CostBudget(Callback):
             "batches": batches_between_checks(clock),
             "validation_interval": None if not batch_seconds else max(1, math.ceil(CHECK_SECONDS / batch_seconds)),
         }
+        if verdict.action in ("warn", "stop"):
+            send_notices(trainer, self.webhook, verdict)
         if verdict.action == "warn":
             warn_and_log(trainer, verdict.reason)
         if verdict.action != "stop":
@@ -644,6 +653,8 @@ class CostBudget(Callback):
         if validation is not None and validation.batch is not None and batches is not None:
             rest = max(0, batches - fit.validated_batches) * (validation.batch.middle + validation.wait.middle)
         verdict = GO_ON if fit.watch is None else fit.watch.check_validation(rest)
+        if verdict.action == "stop":
+            send_notices(trainer, self.webhook, verdict)
         return {"action": verdict.action, "reason": verdict.reason}
 
     # On every rank:
@@ -908,16 +919,25 @@ def batches_between_checks(clock: RunClock) -> int:
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
     """Log the used, allowed and forecast amounts, and the reason if the budget is exceeded."""
-    refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
+    refusals = log_values(trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)})
     if exceeded:
-        refusals += log_event(trainer, "budget", "exceeded", reason)
+        refusals += log_event(trainer, BUDGET_GROUP, "exceeded", reason)
     for refusal in refusals:
+        warn(refusal)
+
+
+def send_notices(trainer: Trainer, webhook: str | None, verdict: BudgetVerdict) -> None:
+    """Send an alert of Weights & Biases, and a webhook, about a warning or a stop."""
+    from lightning_predict.callbacks.notices import notify
+
+    event = "exceeded" if verdict.action == "stop" else "warned"
+    for refusal in notify(trainer, webhook, event=event, reason=verdict.reason):
         warn(refusal)
 
 
 def warn_and_log(trainer: Trainer, reason: str) -> None:
     """Warn, and log the event."""
     warn(f"CostBudget: {reason}.")
-    refusals = log_values(trainer, "budget", {"warned": 1.0})
-    for refusal in refusals + log_event(trainer, "budget", "warned", reason):
+    refusals = log_values(trainer, BUDGET_GROUP, {"warned": 1.0})
+    for refusal in refusals + log_event(trainer, BUDGET_GROUP, "warned", reason):
         warn(refusal)

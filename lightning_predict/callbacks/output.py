@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from lightning_predict.callbacks.lightning_packages import rank_zero_info, warn
 from lightning_predict.callbacks.rank_agreement import wait_seconds
@@ -38,6 +38,10 @@ from lightning_predict.timeout import run_unless_hanging
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ProgressBar
+
+
+BUDGET_GROUP: Final = "run_budget"
+"""Group of a budget's values in loggers; TensorBoard sorts groups by name, and shows the predictions before it."""
 
 
 @final

@@ -392,10 +392,12 @@ class BudgetWatch:
         return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
-        """Return values for loggers by name: for each limit the used, allowed and (given a forecast) needed amounts."""
+        """Return values for loggers by name: for each limit the used, allowed, left and forecast amounts."""
         values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
         for limit in self.limits:
-            values[f"{limit.name}_used"], values[f"{limit.name}_limit"] = limit.used(elapsed), limit.total
+            used = limit.used(elapsed)
+            values[f"{limit.name}_used"], values[f"{limit.name}_limit"] = used, limit.total
+            values[f"{limit.name}_left"] = max(limit.total - used, 0.0)
             if forecast is not None:
                 values[f"{limit.name}_forecast"] = limit.used(elapsed + forecast.middle)
                 values[f"{limit.name}_forecast_low"] = limit.used(elapsed + forecast.low)

@@ -76,6 +76,16 @@ def metrics(
     }
 
 
+def left_here(predictions: Predictions, *, separator: str = "/") -> dict[str, float]:
+    """Return the remaining hours and dollars of a run in progress on its machine; unknown ones are left out."""
+    here = predictions.get(predictions.used_gpu or "") or predictions.machine
+    if here is None or not predictions.is_running:
+        return {}
+    hours = None if here.total is None else seconds_to_hours(here.total.middle)
+    named = {"hours_left_here": hours, "usd_left_here": here.price.cost_usd}
+    return {separator.join(("predict", name)): value for name, value in named.items() if value is not None}
+
+
 def _readable(value: float) -> float:
     """Round to four significant digits."""
     return float(f"{value:.4g}")
@@ -134,6 +144,17 @@ def _wandb_rows(predictions: Predictions) -> Iterator[list[Any]]:
         ]
 
 
+def _wandb_summary(logger: Any, predictions: Predictions, _step: int) -> None:
+    """Write the recommendation to the run's summary, so that runs can be sorted and filtered by it."""
+    ranking = predictions.ranking()
+    chosen = {"cheapest": ranking.cheapest, "fastest": ranking.fastest}
+    found: dict[str, Any] = {f"predict/{word}_gpu": one.gpu for word, one in chosen.items() if one is not None}
+    if ranking.cheapest is not None and not ranking.per_iteration:
+        found |= {"predict/cheapest_usd": ranking.cheapest.cost_usd}
+        found |= {"predict/cheapest_hours": seconds_to_hours(ranking.cheapest.seconds)}
+    logger.experiment.summary.update(found)
+
+
 def _mlflow_artifacts(logger: Any, predictions: Predictions, step: int) -> None:
     client, run_id = logger.experiment, logger.run_id
     client.log_dict(run_id, predictions.as_dict() | {"step": step}, f"{ARTIFACT_FOLDER}/predictions.json")
@@ -161,6 +182,7 @@ DELIVERIES: Final = (
     Delivery("TensorBoardLogger", "bar figure", _tensorboard_figure),
     Delivery("TensorBoardLogger", "layout of charts", _tensorboard_layout),
     Delivery("WandbLogger", "table", _wandb_table),
+    Delivery("WandbLogger", "summary", _wandb_summary),
     Delivery("MLFlowLogger", "artifacts", _mlflow_artifacts),
 )
 
@@ -187,7 +209,8 @@ def log_predictions(
     """
 
     def values(separator: str) -> dict[str, float]:
-        return metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
+        found = metrics(predictions, separator=separator, in_full=in_full, gpus=gpus)
+        return found | left_here(predictions, separator=separator)
 
     return tuple(warning for logger in loggers for warning in _log_predictions_to(logger, predictions, step, values))
 

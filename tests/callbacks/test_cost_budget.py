@@ -212,14 +212,14 @@ def test_it_logs_what_is_used_allowed_and_forecast(small: Small, tmp_path: Path,
     budget = CostBudget(usd=100, hours=1, usd_per_hour=3600)  # a dollar a second
     fit(small, tmp_path, budget, model=timed_model(small, time), logger=logger)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
-        row, _ = [row for row in csv.DictReader(file) if row["budget/usd_used"]]
-    values = {key: float(value) for key, value in row.items() if key.startswith("budget/")}
+        row, _ = [row for row in csv.DictReader(file) if row["run_budget/usd_used"]]
+    values = {key: float(value) for key, value in row.items() if key.startswith("run_budget/")}
     assert row["step"] == "5"  # half of the run
-    assert values["budget/usd_used"] == 5.0
-    assert values["budget/usd_limit"] == 100.0
-    assert values["budget/usd_forecast"] == 10.0
-    assert values["budget/hours_forecast_low"] < 10 / 3600 < values["budget/hours_forecast_high"]
-    assert values["budget/exceeded"] == 0.0
+    assert values["run_budget/usd_used"] == 5.0
+    assert values["run_budget/usd_limit"] == 100.0
+    assert values["run_budget/usd_forecast"] == 10.0
+    assert values["run_budget/hours_forecast_low"] < 10 / 3600 < values["run_budget/hours_forecast_high"]
+    assert values["run_budget/exceeded"] == 0.0
 
 
 def test_minimums_that_override_a_stop_are_said_at_once(small: Small, tmp_path: Path) -> None:
@@ -310,10 +310,10 @@ def test_the_forecast_is_made_again_from_how_training_went(small: Small, tmp_pat
     assert budget.stopping_reason == "1 min 26 s of 1 min 25 s (hours) are used"
     with open(Path(logger.log_dir) / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
-    forecasts = [float(row["budget/hours_forecast"]) * 3600 for row in rows if row["budget/hours_forecast"]]
+    forecasts = [float(row["run_budget/hours_forecast"]) * 3600 for row in rows if row["run_budget/hours_forecast"]]
     assert forecasts[0] == pytest.approx(60.0)
     assert forecasts[-1] > 85.0
-    assert float(rows[-1]["budget/exceeded"]) == 1.0
+    assert float(rows[-1]["run_budget/exceeded"]) == 1.0
 
 
 def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -325,10 +325,10 @@ def test_validation_is_forecast_from_what_it_took(lightning: Small, tmp_path: Pa
     )
     trainer.fit(model, lightning.loader(10), lightning.loader(2))
     with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["budget/hours_forecast"]]
+        rows = [row for row in csv.DictReader(file) if row["run_budget/hours_forecast"]]
     # At step 16 one validation of 20 s was seen, and the others are believed to be like it.
     assert rows[0]["step"] == "16"
-    assert float(rows[0]["budget/hours_forecast"]) * 3600 == pytest.approx(40 + 4 * 20)
+    assert float(rows[0]["run_budget/hours_forecast"]) * 3600 == pytest.approx(40 + 4 * 20)
 
 
 def test_a_jump_of_the_wall_clock_changes_nothing(

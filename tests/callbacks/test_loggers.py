@@ -49,9 +49,9 @@ def test_tensorboard(small: Small, tmp_path: Path) -> None:
 
     assert "cheapest" in text("predict/ranking")
     assert "- Within 1 h: " in text("predict/ranking")
-    assert text("budget/exceeded").startswith("**exceeded** at step ")
-    assert text("budget/exceeded").endswith("of $20.00 (usd) are used")
-    assert [scalar.value for scalar in events.Scalars("budget/exceeded")][-1] == 1.0
+    assert text("run_budget/exceeded").startswith("**exceeded** at step ")
+    assert text("run_budget/exceeded").endswith("of $20.00 (usd) are used")
+    assert [scalar.value for scalar in events.Scalars("run_budget/exceeded")][-1] == 1.0
     assert events.Scalars("predict/T4/total_hours")
 
 
@@ -63,7 +63,7 @@ def test_csv(small: Small, tmp_path: Path) -> None:
     assert predictor.predictions is not None
     predicted = [float(row["predict/T4/iteration_ms"]) for row in rows if row["predict/T4/iteration_ms"]]
     assert predicted == [pytest.approx(predictor.predictions["T4"].iteration_seconds * 1e3)]
-    assert [float(row["budget/exceeded"]) for row in rows if row["budget/exceeded"]][-1] == 1.0
+    assert [float(row["run_budget/exceeded"]) for row in rows if row["run_budget/exceeded"]][-1] == 1.0
 
 
 def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +72,11 @@ def test_mlflow(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fit(lightning, tmp_path, logger)
     client, run_id = logger.experiment, logger.run_id
     names = {Path(artifact.path).name for artifact in client.list_artifacts(run_id, "lightning_predict")}
-    assert {"predictions.json", "predict_ranking_step_3.md", "budget_exceeded_step_4.md"} <= names
+    assert {"predictions.json", "predict_ranking_step_3.md", "run_budget_exceeded_step_4.md"} <= names
     folder = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "lightning_predict"
     assert "cheapest" in (folder / "predict_ranking_step_3.md").read_text()
-    assert "(usd) are used" in (folder / "budget_exceeded_step_4.md").read_text()
-    assert client.get_run(run_id).data.metrics["budget/exceeded"] == 1.0
+    assert "(usd) are used" in (folder / "run_budget_exceeded_step_4.md").read_text()
+    assert client.get_run(run_id).data.metrics["run_budget/exceeded"] == 1.0
 
 
 def test_wandb(lightning: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,12 +199,12 @@ def test_the_budget_judges_the_same_number(lightning: Small, tmp_path: Path, tim
     budget = CostBudget(hours=10.0)
     watching.fit(tmp_path, model, 100, validation=8, callbacks=[budget], logger=logger)
     with open(Path(logger.log_dir) / "metrics.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["budget/hours_forecast"]]
+        rows = [row for row in csv.DictReader(file) if row["run_budget/hours_forecast"]]
     assert [row["step"] for row in rows][:2] == ["16", "32"]
     for row in rows:
         left = watching.left[int(row["step"])]
         assert left is not None
-        needed, used = (3600 * float(row[f"budget/hours_{name}"]) for name in ("forecast", "used"))
+        needed, used = (3600 * float(row[f"run_budget/hours_{name}"]) for name in ("forecast", "used"))
         assert needed - used == pytest.approx(left)
 
 

@@ -77,7 +77,7 @@ def fit(package: str, folder: Path, case: str) -> None:
             for one in callbacks
             if isinstance(one, RuntimePredictor) and one.predictions is not None and "8xT4" in one.predictions
         ],
-        "budgets_logged": sum("budget/exceeded" in keys for keys in logged),
+        "budgets_logged": sum("run_budget/exceeded" in keys for keys in logged),
         "warned": [str(one.message) for one in caught if "LightningPredict" in one.category.__name__],
     }
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(seen))

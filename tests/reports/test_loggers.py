@@ -215,6 +215,8 @@ def test_wandb_gets_metrics_and_a_table_of_numbers(wandb_logger: WandbLogger, tm
     summary = dict(wandb_logger.experiment.summary)
     assert {key: summary[key] for key in metrics(FULL)} == pytest.approx(metrics(FULL))
     assert summary["trainer/global_step"] == STEP
+    assert (summary["predict/cheapest_gpu"], summary["predict/fastest_gpu"]) == ("T4", "H100-SXM-80GB")
+    assert (summary["predict/cheapest_usd"], summary["predict/cheapest_hours"]) == (1.12, pytest.approx(3.2))
     (path,) = Path(wandb_logger.experiment.dir).glob("media/table/predict/table_*.table.json")
     table = json.loads(path.read_text())
     others = ["measured_ms", "fits", "memory_fit", "covered_by", "offer"]

@@ -1,0 +1,79 @@
+"""Notices about a budget: an alert of Weights & Biases, and a webhook of a chat or a script.
+
+Loaded only when a budget has something to say. Example::
+
+    CostBudget(usd=50, webhook="https://hooks.slack.com/services/...")   # at 80 % and at the stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_predict.callbacks.output import logged
+from lightning_predict.callbacks.rank_agreement import wait_seconds
+from lightning_predict.timeout import run_unless_hanging
+from lightning_predict.weights.source import address_of
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+WEBHOOK_SECONDS: Final = 10.0
+"""Time limit of a webhook's connection, and again of its answer; training waits for it."""
+
+
+def check_webhook(webhook: str | None) -> str | None:
+    """Return the address of a webhook unchanged.
+
+    Raises:
+        InvalidArgumentError: It is not an https address, or one of this machine.
+    """
+    if webhook is not None:
+        address_of(webhook, what="Webhook", expected="an https address")
+    return webhook
+
+
+def notify(trainer: Trainer, webhook: str | None, *, event: str, reason: str) -> Iterator[str]:
+    """Send a notice to Weights & Biases and to a webhook, on rank zero.
+
+    Args:
+        trainer: The Trainer, for its loggers.
+        webhook: Address that takes JSON; None for none.
+        event: `warned` or `exceeded`.
+        reason: Sentence without a full stop.
+
+    Yields:
+        A sentence for every notice that was not sent.
+    """
+    if not trainer.is_global_zero:
+        return
+    title, level = f"CostBudget {event}", "ERROR" if event == "exceeded" else "WARN"
+    boards: list[Any] = [
+        one for one in trainer.loggers if "WandbLogger" in {base.__name__ for base in type(one).__mro__}
+    ]
+
+    def alert() -> Iterator[str]:
+        for board in boards:
+            try:
+                board.experiment.alert(title=title, text=reason, level=level)
+            except Exception as error:  # other people's code, with network access
+                yield f"{type(board).__name__} could not alert: {type(error).__name__}: {error}"
+
+    if boards:
+        yield from logged(trainer, lambda: list(alert()))
+    if webhook is None:
+        return
+    content = {"text": f"{title}: {reason}.", "content": f"{title}: {reason}.", "event": event, "reason": reason}
+    try:
+        longest = wait_seconds(trainer, 2 * WEBHOOK_SECONDS)
+        run_unless_hanging(longest, "the webhook", lambda: _post(webhook, content | {"step": trainer.global_step}))
+    except Exception as error:  # the address may be secret, so it is not in the message
+        yield f"CostBudget could not call its webhook: {type(error).__name__}"
+
+
+def _post(webhook: str, content: dict[str, Any]) -> None:
+    """Send JSON that Slack (`text`) and Discord (`content`) understand."""
+    import requests
+
+    answer = requests.post(webhook, json=content, timeout=WEBHOOK_SECONDS, allow_redirects=False)
+    answer.raise_for_status()

@@ -1,0 +1,149 @@
+"""Notices of a budget: a webhook on the loopback, alerts of Weights & Biases, the scalars, and the order of groups."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_predict.callbacks import CostBudget, RuntimePredictor
+from lightning_predict.callbacks.lightning_packages import LightningPredictWarning
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.interval import Interval
+from lightning_predict.reports.loggers import left_here
+from lightning_predict.testing import Clock, example_machine
+from tests.callbacks.small import Small
+from tests.callbacks.test_cost_budget import fit, time, timed_model  # noqa: F401 (a fixture)
+from tests.reports.example import FULL
+
+
+@contextlib.contextmanager
+def listening(status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the address of a server on the loopback, and the JSON that it gets."""
+    got: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/secret-token", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.filterwarnings("ignore:CostBudget")
+@pytest.mark.parametrize(("usd", "event"), [(12.0, "warned"), (8.5, "exceeded")])
+def test_a_webhook_is_called_at_80_percent_and_at_the_stop(
+    usd: float,
+    event: str,
+    lightning: Small,
+    tmp_path: Path,
+    time: Clock,  # noqa: F811
+) -> None:
+    with listening() as (url, got):
+        budget = CostBudget(usd=usd, usd_per_hour=3600, webhook=url)  # a dollar a second, ten batches of a second
+        fit(lightning, tmp_path, budget, model=timed_model(lightning, time))
+    *earlier, notice = got
+    assert {one["event"] for one in earlier} <= {"warned"}  # of $8.50, 80 % were used before
+    assert notice["event"] == event
+    assert notice["text"] == notice["content"] == f"CostBudget {event}: {notice['reason']}."
+    if event == "exceeded":
+        assert notice["reason"] == budget.stopping_reason
+    else:
+        assert "of $12.00 (usd) are used" in notice["reason"]
+
+
+def test_a_webhook_that_fails_is_said_without_its_secret(lightning: Small, tmp_path: Path) -> None:
+    with listening(status=500) as (url, got):
+        budget = CostBudget(usd=1e-9, usd_per_hour=1, on_exceed="warn", webhook=url)
+        with pytest.warns(LightningPredictWarning) as warned:
+            model = fit(lightning, tmp_path, budget)
+    assert model.batches_trained == 10
+    (said,) = (str(one.message) for one in warned if "webhook" in str(one.message))
+    assert said == "CostBudget could not call its webhook: HTTPError"
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize("webhook", ["http://example.org/hook", "hooks.slack.com/x", "ftp://example.org"])
+def test_a_webhook_must_be_encrypted(webhook: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="Webhook"):
+        CostBudget(usd=1, webhook=webhook)
+
+
+def test_weights_and_biases_gets_an_alert(lightning: Small, tmp_path: Path) -> None:
+    alerts: list[dict[str, str]] = []
+
+    class Experiment:
+        def alert(self, **words: str) -> None:
+            alerts.append(words)
+
+    class WandbLogger(lightning.lightning.loggers.CSVLogger):  # type: ignore[misc,name-defined]
+        @property
+        def experiment(self) -> Any:
+            return Board(super().experiment)
+
+        def log_table(self, key: str, columns: list[str], data: list[list[Any]], step: int) -> None:
+            pass
+
+    class Board:
+        """The CSV's experiment, which alerts, too."""
+
+        def __init__(self, files: Any) -> None:
+            self._files, self.alert = files, Experiment().alert
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._files, name)
+
+    budget = CostBudget(usd=1e-9, usd_per_hour=1)
+    fit(lightning, tmp_path, budget, logger=WandbLogger(tmp_path))
+    assert alerts == [{"title": "CostBudget exceeded", "text": budget.stopping_reason, "level": "ERROR"}]
+
+
+def test_hours_left_here_and_dollars_left_are_scalars(lightning: Small, tmp_path: Path, time: Clock) -> None:  # noqa: F811
+    logger = lightning.lightning.loggers.CSVLogger(tmp_path)
+    budget = CostBudget(usd=100, usd_per_hour=3600)
+    fit(lightning, tmp_path, budget, model=timed_model(lightning, time), logger=logger)
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["run_budget/usd_left"]]
+    assert float(rows[0]["run_budget/usd_left"]) == 100 - float(rows[0]["run_budget/usd_used"])
+
+
+def test_the_time_left_on_the_machine_in_use_is_logged() -> None:
+    running = replace(FULL, is_running=True)
+    assert left_here(running) == pytest.approx({"predict/hours_left_here": 3.2, "predict/usd_left_here": 1.12})
+    machine = example_machine("CPU", 0.4, total=Interval(3600.0, 7200.0, 7300.0))
+    assert left_here(replace(running, used_gpu=None, machine=machine)) == {"predict/hours_left_here": 2.0}
+    assert left_here(FULL) == {}  # no run in progress
+
+
+def test_tensorboard_shows_the_predictions_before_the_budget(lightning: Small, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = lightning.lightning.loggers.TensorBoardLogger(tmp_path)
+    predictor = RuntimePredictor(["T4", "L4"], warmup_steps=2)
+    fit(lightning, tmp_path, [predictor, CostBudget(usd=100, usd_per_hour=1)], logger=logger)
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    groups = [tag.partition("/")[0] for tag in sorted(events.Tags()["scalars"]) if "/" in tag]  # as its pages sort
+    assert list(dict.fromkeys(groups)) == ["predict", "run_budget"]
+    assert "predict/hours_left_here" in events.Tags()["scalars"]
