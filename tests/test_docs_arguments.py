@@ -41,7 +41,7 @@ def test_the_options_of_predict_are_grouped_and_few() -> None:
     """At most 18 of the first release; those of network, host, costs and named models came since, in groups."""
     since = {"--network-gbps", "--busbw", "--pcie", "--release", "--host", "--help"}
     since |= {f"--{name.replace('_', '-')}" for name in GROUPS["predict"]["a model by name"]}
-    since |= {"--setup-minutes", "--storage-usd", "--minimum-minutes", "--pue"}
+    since |= {"--setup-minutes", "--storage-usd", "--minimum-minutes", "--pue", "--max-usd"}
     assert len(set(option_names("predict")) - since) <= 18
     grouped = [name for names in GROUPS["predict"].values() for name in names]
     assert len(grouped) == len(set(grouped)) >= 16

@@ -33,7 +33,7 @@ class CommandAnswer:
     Attributes:
         data: Returns JSON values.
         show: Prints text.
-        exit_code: Exit code of the command: 0, except after a failed script.
+        exit_code: Exit code of the command: 0, except after a failed script or above `--max-usd`.
     """
 
     data: Callable[[], object]

@@ -110,6 +110,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         ),
         "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
         "prices and energy": (
+            "max_usd",
             "usd_per_hour",
             "offers",
             "region",

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import inspect
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -55,6 +55,7 @@ def predict(
     busbw: float | None = None,
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     deadline_hours: float | None = None,
+    max_usd: float | None = None,
     usd_per_hour: float | dict[str, float] | None = None,
     offers: Path | None = None,
     region: str | None = None,
@@ -103,6 +104,7 @@ def predict(
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
             access (host), or without it in a virtual machine or container (virtual).
         deadline_hours: Also recommend the cheapest GPU that finishes within this many hours.
+        max_usd: Exit with 1 if the run costs more than this on the cheapest GPU, or its cost is unknown; for CI.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         offers: Your own price file, YAML or a SkyPilot catalogue; GPUs missing in it keep the listed prices.
         region: With a price file: use the prices of this region.
@@ -202,8 +204,36 @@ def predict(
     for path in outputs:
         path.write_text(findings.text(path.suffix), encoding="utf-8")
     files = [str(path) for path in outputs]
-    show = partial(print, *files, sep="\n") if files else partial(findings.show, verbose=verbose)
-    return CommandAnswer(data=lambda: findings.as_dict() | {"written": files}, show=show)
+    excess = None if max_usd is None else over_limit(findings.ranking, max_usd)
+
+    def show() -> None:
+        if files:
+            print(*files, sep="\n")
+        else:
+            findings.show(verbose=verbose)
+        if excess is not None:
+            print(excess, file=sys.stderr)
+
+    return CommandAnswer(
+        data=lambda: findings.as_dict() | {"written": files}, show=show, exit_code=0 if excess is None else 1
+    )
+
+
+def over_limit(ranking: Ranking, max_usd: float) -> str | None:
+    """Return why a run is over a limit in dollars; None if the cheapest GPU is within it."""
+    from lightning_predict.errors import InvalidArgumentError
+    from lightning_predict.reports.format import usd
+
+    if not max_usd > 0:
+        raise InvalidArgumentError(f"max_usd={max_usd:g} is no limit; expected US dollars above 0.")
+    if ranking.per_iteration:
+        raise InvalidArgumentError("--max-usd is a limit for the whole run; give its length with --iterations.")
+    best = ranking.cheapest
+    if best is None or best.cost_usd is None:
+        return f"The cost is unknown, so it cannot be compared with --max-usd {usd(max_usd)}."
+    if best.cost_usd <= max_usd:
+        return None
+    return f"The cheapest GPU, {best.gpu}, costs {usd(best.cost_usd)}, more than --max-usd {usd(max_usd)}."
 
 
 @final
