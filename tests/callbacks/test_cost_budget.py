@@ -815,7 +815,7 @@ def test_a_logger_that_fails_does_not_keep_it_going(lightning: Small, tmp_path: 
             raise ConnectionError("the server is gone")
 
     with pytest.warns(
-        LightningPredictWarning, match="Broken could not log budget: ConnectionError: the server is gone"
+        LightningPredictWarning, match="Broken could not log run_budget: ConnectionError: the server is gone"
     ):
         assert fit(lightning, tmp_path, CostBudget(hours=1e-9), logger=Broken(tmp_path)).batches_trained == 1
 
