@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -105,19 +105,26 @@ def samples_of(batch: Any) -> int | None:
     """Return the batch size: the first size that all tensors share; None if they differ.
 
     Args:
-        batch: A batch of a loader: a tensor, or tensors in tuples, lists and dicts.
+        batch: A batch of a loader: a tensor, or tensors in tuples, lists, mappings and dataclasses.
     """
     sizes = set(_first_sizes(batch))
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _first_sizes(batch: Any) -> list[int]:
-    if isinstance(batch, dict):
+    if is_dataclass(batch):
+        batch = _members(batch)
+    if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (tuple, list)):
         return [size for part in batch for size in _first_sizes(part)]
     shape = getattr(batch, "shape", None)
     return [int(shape[0])] if shape is not None and len(shape) > 0 else []
+
+
+def _members(value: Any) -> dict[str, object]:
+    """Return the fields of a dataclass; one with slots has no `__dict__`."""
+    return {one.name: getattr(value, one.name, None) for one in fields(value)}
 
 
 def shapes_of(batch: Any) -> tuple[object, ...] | None:
@@ -143,7 +150,7 @@ def _shapes(value: Any) -> Iterator[object]:
         for part in value:
             yield from _shapes(part)
     elif is_dataclass(value):
-        yield from _shapes(vars(value))
+        yield from _shapes(_members(value))
     else:
         is_plain = not getattr(value, "is_nested", False) and "strided" in str(getattr(value, "layout", "strided"))
         shape = getattr(value, "shape", None) if is_plain else None

@@ -213,6 +213,8 @@ def _last_batch_share(trainer: Any) -> float:
         return 1.0
     if trainer.num_training_batches != len(loader):
         return 1.0  # the limit cuts the last one off
+    if len(loader.sampler) < loader.batch_size:
+        return 1.0  # the only batch of an epoch is not smaller than others
     rest = len(loader.sampler) % loader.batch_size
     return rest / loader.batch_size if rest else 1.0
 
