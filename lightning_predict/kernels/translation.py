@@ -40,7 +40,7 @@ from lightning_predict.kernels.operations import (
     translator_of,
 )
 from lightning_predict.ties import ordered
-from lightning_predict.tracing.recorded_on import updates_one_by_one
+from lightning_predict.tracing.recorded_on import MULTI_TENSOR, updates_one_by_one
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 STRICT_VARIABLE: Final = "LIGHTNING_PREDICT_STRICT"
@@ -142,15 +142,15 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
 
     If the trace was not recorded on CUDA, three patterns differ from a GPU and are rewritten:
 
-    * `torch.optim` updates one tensor at a time; on CUDA, it uses the multi-tensor (foreach) implementation by default.
-      Equal single-tensor operations of the optimizer are merged into one item with their total traffic. Torch versions
-      without this default are an exception.
+    * On the CPU, `torch.optim` updates one tensor at a time; on CUDA, it uses the multi-tensor (foreach)
+      implementation by default. Equal single-tensor operations of the optimizer are merged into one item with their
+      total traffic, unless the step chose otherwise or its torch release lacks this default.
     * Dropout draws a mask, scales it and multiplies. On CUDA, this is one kernel, and the mask has one byte per
       element, also in the backward pass.
     * The gradient of `gather` is added to zeros: out of place under a dispatch mode, in place on CUDA.
     """
     elsewhere = trace.device != "cuda"
-    merges = elsewhere and not updates_one_by_one(trace)
+    merges = elsewhere and trace.flags.foreach is None and not updates_one_by_one(trace)
     firsts = _firsts(trace.operations)
     translated: dict[int, tuple[tuple[OperationShape, ...], str | None]] = {}
     known: dict[int, bool] = {}
@@ -185,7 +185,8 @@ def work_items(trace: Trace) -> tuple[WorkItem, ...]:
             known[firsts[index]] = is_known(operation)
         unknown = () if not problems or known[firsts[index]] else (operation.name,)
         item = WorkItem((index,), problems, len(operation.kernels) or len(problems), unknown, error)
-        if merges and operation.phase == "optimizer" and problems and all(map(_is_vector_work, problems)):
+        is_single = operation.phase == "optimizer" and not operation.name.startswith(MULTI_TENSOR)
+        if merges and is_single and problems and all(map(_is_vector_work, problems)):
             updates.setdefault(operation.name, []).append(item)
         else:
             items.append(item)

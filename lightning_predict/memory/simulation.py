@@ -22,7 +22,7 @@ from typing import Final, final
 from lightning_predict.memory.allocator import CachingAllocator, MemoryBlock
 from lightning_predict.memory.libraries import trial_bytes, workspace_bytes
 from lightning_predict.memory.storages import ATTENTIONS, Storage, attention_bytes, batch_bytes, written_storages
-from lightning_predict.tracing.recorded_on import FREES_GRADIENTS, release_of
+from lightning_predict.tracing.recorded_on import MULTI_TENSOR, frees_gradients, updates_one_by_one
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
@@ -88,19 +88,19 @@ def blocks_of(trace: Trace) -> Blocks:
     trained = [size for size, parameter in zip(sizes, trace.parameters, strict=True) if parameter.requires_grad]
     rest = (memory.parameter_bytes or 0) - sum(sizes)
     written = sum(one.size_bytes for one in storages if one.cause == "update")
-    at_once = any(operation.name.startswith(("aten::_foreach_", "aten::_fused_")) for operation in operations)
+    # Otherwise the update's storages are those of a device without CUDA's default.
+    at_once = trace.flags.foreach is not None or any(one.name.startswith(MULTI_TENSOR) for one in operations)
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
     # If the trace lacks tensors of the backward pass, the remaining gradients are still added.
     unseen = gradients - sum(kept)
-    release = release_of(trace.software)
-    if release is None or release >= FREES_GRADIENTS:
+    if frees_gradients(trace):
         kept = []
-    else:
-        # Before this release, gradients persist: they are zeroed and accumulated into, and parameters are updated one
-        # by one.
-        storages = tuple(_added_up(one) for one in storages if one.cause != "update")
+    else:  # gradients persist: they are zeroed and accumulated into
+        storages = tuple(map(_added_up, storages))
+    if trace.flags.foreach is None and updates_one_by_one(trace):
+        storages = tuple(one for one in storages if one.cause != "update")
         update = (max(trained, default=0),) if written else ()
     return Blocks(
         lasting=(*sizes, *(size for size in (rest, unseen) if size > 0)),

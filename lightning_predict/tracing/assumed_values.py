@@ -243,6 +243,9 @@ class AssumedValues:
         result: torch.Tensor = func(args[0], args[1].to("meta"), **kwargs)
         return result
 
+    def _updated(self, _func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Run a fused update in place, which changes no shapes."""
+
     def _repeated(self, func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
         known = self._known(args[0])
         if known.value is None:
@@ -419,6 +422,8 @@ _RUNS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::unique_consecutive": AssumedValues._unique,
     "aten::_ctc_loss": AssumedValues._ctc,
     "aten::_ctc_loss_backward": AssumedValues._ctc_backward,
+    "aten::_fused_sgd_": AssumedValues._updated,
+    "aten::_fused_adagrad_": AssumedValues._updated,
     "aten::div": AssumedValues._divided,
     "aten::repeat_interleave": AssumedValues._repeated,
     "aten::_to_copy": AssumedValues._copied,

@@ -13,7 +13,7 @@ import itertools
 import platform
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,19 +40,33 @@ MAX_PLACES: Final = 20_000
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
-def read_flags(autocast_dtype: str | None) -> Flags:
-    """Return the current global flags.
+def read_flags(autocast_dtype: str | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Flags:
+    """Return the current global flags, and the choice of the optimizers.
 
     Args:
         autocast_dtype: Autocast dtype seen while the step ran.
+        optimizers: Optimizers that stepped.
     """
+    choices = {_updates_together(group) for optimizer in optimizers for group in optimizer.param_groups}
     return Flags(
         matmul_tf32=_allows_tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul),
         cudnn_tf32=_allows_tf32(getattr(torch.backends.cudnn, "conv", None), torch.backends.cudnn),
         autocast_dtype=autocast_dtype,
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
         cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
+        foreach=choices.pop() if len(choices) == 1 else None,
     )
+
+
+def _updates_together(group: Mapping[str, Any]) -> bool | None:
+    """Return a parameter group's choice to update all tensors together; None for torch's default.
+
+    An optimizer without the options of `torch.optim` runs on CUDA as it was recorded: one by one, unless it calls
+    multi-tensor operations itself.
+    """
+    if group.get("fused"):
+        return True
+    return False if group.get("differentiable") else group.get("foreach", False)
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:

@@ -25,20 +25,13 @@ but convolutions lose it. Example::
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import wraps
-from importlib import import_module
 from typing import Any, Final, final
-from weakref import WeakSet
 
 import torch
 import torch.nn.functional as functional
 from torch._prims_common import suggest_memory_format
-from torch.utils import checkpoint
 
 from lightning_predict.errors import CaptureError
 from lightning_predict.tracing.precision import (
@@ -53,7 +46,6 @@ from lightning_predict.tracing.precision import (
 )
 from lightning_predict.tracing.signatures import RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, tensors_in
-from lightning_predict.tracing.trace import Trace
 
 _FORWARD: Final = frozenset({"aten::convolution", "aten::_convolution"})
 _BACKWARD: Final = "aten::convolution_backward"
@@ -321,157 +313,6 @@ class AutocastOnMeta:
             self._parameters[id(source)] = source
         self._saw_copy(source, copy)
         return copy
-
-
-_REPLACING: Final = threading.Lock()
-_REPLACED: Final[dict[tuple[int, str], tuple[Any, int]]] = {}
-"""Original attributes and the number of users of each replacement, by place."""
-
-
-@contextmanager
-def patched_attribute(owner: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute of torch while any thread needs it; the last thread restores the original.
-
-    Args:
-        owner: A module or a class.
-        name: Name of the attribute.
-        replacement_of: Returns the replacement for the original value; it is used by all threads.
-    """
-    place = id(owner), name
-    with _REPLACING:
-        plain, needed = _REPLACED.get(place, (getattr(owner, name), 0))
-        if not needed:
-            setattr(owner, name, replacement_of(plain))
-        _REPLACED[place] = plain, needed + 1
-    try:
-        yield
-    finally:
-        with _REPLACING:
-            plain, needed = _REPLACED.pop(place)
-            if needed > 1:
-                _REPLACED[place] = plain, needed - 1
-            else:
-                setattr(owner, name, plain)
-
-
-@contextmanager
-def fused_optimizers_on_meta() -> Iterator[None]:
-    """Let optimizers with `fused=True` accept parameters on the meta device, which torch refuses.
-
-    Meta kernels exist for Adam and AdamW; for other optimizers torch raises an error.
-    """
-    name = "_get_fused_kernels_supported_devices"
-    module = import_module("torch.optim.optimizer")
-    if not hasattr(module, name):  # an older torch, which only checks for CUDA
-        yield
-        return
-    with patched_attribute(module, name, lambda devices: lambda: [*devices(), "meta"]):
-        yield
-
-
-@dataclass
-class CudaAutocasts:
-    """State of CUDA autocasts that a step entered on a machine without CUDA.
-
-    Attributes:
-        entered: Whether an enabled one was entered.
-        lost: Whether a disabled one was entered that torch may have disabled.
-    """
-
-    entered: bool = False
-    lost: bool = False
-
-    def with_notes(self, trace: Trace) -> Trace:
-        """Return the trace with notes for the user about them."""
-        notes = list(trace.notes)
-        if self.entered and trace.device == "cpu":
-            trace = replace(trace, flags=replace(trace.flags, autocast_dtype=None))
-            notes.append(
-                "The step entered an autocast for CUDA, which casts nothing on the CPU: predicted as it ran. Record it "
-                "on the meta device for its casts to be counted."
-            )
-        if self.lost:
-            notes.append(
-                "An autocast for CUDA that the step entered is off: without CUDA, torch turns it off as it is made. "
-                "Make it within the step, or say capture(precision=...), for its casts to be counted."
-            )
-        return replace(trace, notes=tuple(notes))
-
-
-_AUTOCASTS: Final[ContextVar[CudaAutocasts | None]] = ContextVar("_AUTOCASTS", default=None)
-"""State of the step being recorded in this thread."""
-
-_MADE: Final[WeakSet[torch.autocast]] = WeakSet()
-"""CUDA autocasts created by recorded steps."""
-
-
-@contextmanager
-def autocast_of_absent_cuda() -> Iterator[CudaAutocasts]:
-    """Keep `torch.autocast("cuda")` enabled on machines without CUDA, where torch disables it with a warning.
-
-    It affects only meta tensors, through `AutocastOnMeta`, and only steps of this thread. An autocast created earlier
-    cannot be distinguished from one that the user disabled: it stays off, and a note says so.
-
-    Yields:
-        State of the autocasts that were entered so far.
-    """
-    found = CudaAutocasts()
-    if torch.cuda.is_available():
-        yield found
-        return
-    token = _AUTOCASTS.set(found)
-    try:
-        with (
-            patched_attribute(torch.autocast, "__init__", _made_for_cuda),
-            patched_attribute(torch.autocast, "__enter__", _entered_for_cuda),
-            patched_attribute(checkpoint, "_infer_device_type", _checkpointed_for_cuda),
-        ):
-            yield found
-    finally:
-        _AUTOCASTS.reset(token)
-
-
-def _made_for_cuda(plain: Callable[..., None]) -> Callable[..., None]:
-    @wraps(plain)
-    def init(
-        self: torch.autocast,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
-    ) -> None:
-        is_cuda = device_type == "cuda" and _AUTOCASTS.get() is not None
-        plain(self, device_type, dtype, enabled and not is_cuda, cache_enabled)
-        if is_cuda:
-            self._enabled = enabled
-            _MADE.add(self)
-
-    return init
-
-
-def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(plain)
-    def enter(self: torch.autocast) -> Any:
-        found = _AUTOCASTS.get()
-        if found is not None and self.device == "cuda":
-            if self._enabled:
-                found.entered = True
-            elif self not in _MADE and autocast_dtype() is None:
-                found.lost = True
-        return plain(self)
-
-    return enter
-
-
-def _checkpointed_for_cuda(plain: Callable[..., str]) -> Callable[..., str]:
-    """Treat the meta device as CUDA, so that checkpointing re-enters CUDA autocast for a recomputation."""
-
-    @wraps(plain)
-    def infer(*args: Any) -> str:
-        device = plain(*args)
-        return "cuda" if device == "meta" and _AUTOCASTS.get() is not None else device
-
-    return infer
 
 
 def _is_castable(tensor: torch.Tensor) -> bool:

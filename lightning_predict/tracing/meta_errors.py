@@ -21,10 +21,8 @@ import torch
 
 from lightning_predict.errors import CaptureError
 
-_NAMES_META: Final = re.compile(
-    r"\bmeta (tensor|device)|\b(Sparse\w*)?Meta('| tensor)|register_meta|must be on supported"
-)
-"""torch's errors for operations that the meta device lacks, and for fused or capturable optimizers there."""
+_NAMES_META: Final = re.compile(r"\bmeta (tensor|device)|\b(Sparse\w*)?Meta('| tensor)|register_meta")
+"""torch's errors for operations that the meta device lacks."""
 
 _RAISED: Final = (RuntimeError, AssertionError, ValueError, TypeError)
 
@@ -50,13 +48,9 @@ def explained(error: Exception) -> CaptureError | None:
             f"{line} reads values of a tensor, which meta tensors do not have ({reason}). Create that tensor on the "
             "CPU, for example lengths or indices, remove the line, or record on the CPU or a GPU."
         )
-    if "optim" in text or "supported device" in text or "_fused_" in text:
-        advice = "Use the optimizer with foreach=True, which takes nearly as long as fused or capturable"
-    else:
-        advice = "Use another operation"
     return CaptureError(
-        f"{line} uses an operation that torch does not have on the meta device ({reason}). {advice}, or record on the "
-        "CPU or a GPU."
+        f"{line} uses an operation that torch does not have on the meta device ({reason}). Use another one, or record "
+        "on the CPU or a GPU."
     )
 
 

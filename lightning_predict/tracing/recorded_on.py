@@ -140,10 +140,24 @@ def _named(trace: Trace) -> str:
     return f"Recorded on {trace.gpu_reported_name}."
 
 
-# --- The release of torch
+# --- Defaults of torch on CUDA, by release
+#
+# zero_grad       frees gradients since 2.0, else fills them with zeros  torch/optim/optimizer.py: zero_grad
+# torch.optim     foreach since 2.0, else one by one                     torch/optim/optimizer.py:
+#                 fused only on request                                  _default_to_fused_or_foreach
+# clipping        foreach since 2.0, else one by one                     torch/nn/utils/clip_grad.py
+# GradScaler      on since 1.6                                           torch/amp/grad_scaler.py: __init__
+# convolutions    output channels last if images or weight are           aten/src/ATen/native/ConvUtils.h:
+#                                                                        cudnn_conv_suggest_memory_format
+#
+# `absent_cuda.py` and `meta_device.py` apply those of the current release to meta tensors; the functions below tell
+# time and memory those of the trace's release, and what the step chose itself (`Flags.foreach`, `Flags.set_to_none`).
 
-FREES_GRADIENTS: Final = (2, 0)
+FOREACH_SINCE: Final = (2, 0)
 """First release whose `zero_grad` frees gradients, and whose optimizers update all tensors together on CUDA."""
+
+MULTI_TENSOR: Final = ("aten::_foreach_", "aten::_fused_")
+"""Prefixes of operations that update several tensors together."""
 
 _FILLS: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
@@ -176,9 +190,18 @@ def check_release(release: str | None) -> None:
 
 
 def updates_one_by_one(trace: Trace) -> bool:
-    """Return whether the optimizer launches kernels per tensor, as before torch 2.0."""
+    """Return whether the optimizer launches kernels per tensor on CUDA: by the step's choice, or before torch 2.0."""
+    return _is_before_foreach(trace) if trace.flags.foreach is None else not trace.flags.foreach
+
+
+def frees_gradients(trace: Trace) -> bool:
+    """Return whether `zero_grad` frees gradients: by the step's choice, or since torch 2.0."""
+    return not _is_before_foreach(trace) if trace.flags.set_to_none is None else trace.flags.set_to_none
+
+
+def _is_before_foreach(trace: Trace) -> bool:
     release = release_of(trace.software)
-    return release is not None and release < FREES_GRADIENTS
+    return release is not None and release < FOREACH_SINCE
 
 
 def for_torch_release(trace: Trace, release: str | None) -> Trace:
@@ -198,8 +221,36 @@ def for_torch_release(trace: Trace, release: str | None) -> Trace:
     under = replace(trace, software={**trace.software, "torch": release})
     if asked is None:
         return under
-    is_older = asked < FREES_GRADIENTS and (recorded is None or recorded >= FREES_GRADIENTS)
-    return replace(under, operations=_with_kept_gradients(trace)) if is_older else under
+    if asked >= FOREACH_SINCE or (recorded is not None and recorded < FOREACH_SINCE):
+        return under
+    if trace.flags.foreach is None:
+        under = replace(under, operations=tuple(_one_by_one(trace.operations)))
+    return under if frees_gradients(under) else replace(under, operations=_with_kept_gradients(under))
+
+
+_TOGETHER: Final = "aten::_foreach_"
+
+_LISTS: Final = {"addcmul_": 3, "addcdiv_": 3, "lerp_": 2, "copy_": 2}
+"""Number of tensor lists that multi-tensor operations read; 2 for others with a second list, 1 without."""
+
+
+def _one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield the operations, with multi-tensor ones of the optimizer as one operation per tensor."""
+    for operation in operations:
+        if operation.phase != "optimizer" or not operation.name.startswith(_TOGETHER):
+            yield operation
+            continue
+        name = operation.name.removeprefix(_TOGETHER)
+        has_other = "alpha" in operation.arguments or name in ("mul_", "div_", "mul", "div", "sub", "maximum_")
+        has_number = bool({"scalar", "scalars"} & operation.arguments.keys())
+        lists = _LISTS.get(name.removesuffix("_") + "_", 2 if has_other and not has_number else 1)
+        count, rest = divmod(len(operation.inputs), lists)
+        if rest or operation.inputs[0].device == "cpu":  # the counters of steps, and the number added to each
+            count = len(operation.inputs) - 1
+        for index in range(count):
+            inputs = operation.inputs[index::count][:lists]
+            outputs = operation.outputs[index::count] if operation.outputs else inputs[:1]
+            yield replace(operation, name=f"aten::{name}", inputs=inputs, outputs=outputs)
 
 
 def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:

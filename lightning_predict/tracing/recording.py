@@ -24,15 +24,10 @@ from typing import Any, Final
 import torch
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError, LightningPredictError
+from lightning_predict.tracing.absent_cuda import StepSettings, as_on_absent_cuda, forget_step, patched_attribute
 from lightning_predict.tracing.data_flow import with_data_flow
 from lightning_predict.tracing.dispatch import DispatchRecorder
 from lightning_predict.tracing.environment import compilations
-from lightning_predict.tracing.meta_device import (
-    CudaAutocasts,
-    autocast_of_absent_cuda,
-    fused_optimizers_on_meta,
-    patched_attribute,
-)
 from lightning_predict.tracing.precision import Precision, precision_of
 from lightning_predict.tracing.running_loop import MIN_BATCHES, StepBlock, with_running_loop
 from lightning_predict.tracing.session import CaptureSession
@@ -97,35 +92,31 @@ def capture(
         step = _under_autocast(step, getattr(torch, wanted.autocast))
     warm_up = _as_on_meta(step, may_cast=casts and not torch.cuda.is_available())
     before = _cuda_allocations()
-    with fused_optimizers_on_meta(), autocast_of_absent_cuda():
+    with as_on_absent_cuda():
         seconds, hosts, block = _warmed_up(warm_up, warmup_steps)
     device = _device_in_use(before if warmup_steps else [])
 
-    def record(*, creates_subclasses: bool) -> tuple[CaptureSession, CudaAutocasts]:
+    def record(*, creates_subclasses: bool) -> tuple[CaptureSession, StepSettings]:
         session = CaptureSession(
             device=device, compiled_before=compiled_before, step=own_step, creates_subclasses=creates_subclasses
         )
         session.start()
         try:
-            with (
-                fused_optimizers_on_meta(),
-                autocast_of_absent_cuda() as autocasts,
-                _naming_assumptions(lambda: session.assumptions),
-            ):
+            with as_on_absent_cuda() as settings, _naming_assumptions(lambda: session.assumptions):
                 step()
         finally:
             session.stop()
-        return session, autocasts
+        return session, settings
 
     try:
-        session, autocasts = record(creates_subclasses=False)
+        session, settings = record(creates_subclasses=False)
     except RuntimeError as error:
         if _CREATES_SUBCLASS not in str(error):
             raise
-        session, autocasts = record(creates_subclasses=True)
+        session, settings = record(creates_subclasses=True)
     trace = session.trace(step_seconds=seconds, samples=samples_per_step)
     trace = with_running_loop(trace, hosts=hosts if len(hosts) == len(seconds) else (), block=block)
-    trace = autocasts.with_notes(trace)
+    trace = settings.added_to(trace)
     if trace.has_measured_kernels and not trace.compiled:
         trace = _followed(trace, step)
     if wanted is not None:
@@ -150,7 +141,7 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
             try:
                 return step()
             except CaptureError:  # a recorder may assume the values that the step reads
-                is_recorded = True
+                forget_step()
         recorder = DispatchRecorder()
         recorder.start()
         try:

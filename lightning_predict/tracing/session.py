@@ -324,13 +324,14 @@ class CaptureSession:
                 recorder="dispatch",
                 optimizer_steps=recorder.optimizers.steps,
                 held=held,
-                flags=environment.read_flags(recorder.autocast_dtype),
+                flags=environment.read_flags(recorder.autocast_dtype, recorder.optimizers.optimizers),
                 notes=recorder.notes,
             )
         else:
             assert self._recorder is not None
             trace = self._recorder.trace(shown_by=shown_by)
-            trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype))
+            stepped = () if updates is None else updates.optimizers
+            trace = replace(trace, flags=environment.read_flags(trace.flags.autocast_dtype, stepped))
         roots = [self._model] if self._model is not None else (modules.roots if modules is not None else [])
         environment.check_listed(roots)
         if roots and isinstance(self._recorder, DispatchRecorder):

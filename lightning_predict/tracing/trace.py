@@ -230,6 +230,8 @@ class Flags:
         autocast_dtype: dtype of an enclosing autocast; None without.
         cudnn_benchmark: cuDNN benchmarks algorithms and keeps the fastest.
         cudnn_deterministic: cuDNN uses only deterministic algorithms.
+        foreach: Whether the optimizers update all tensors together by the step's choice; None for torch's default.
+        set_to_none: Whether `zero_grad` frees gradients by the step's choice; None for torch's default.
     """
 
     matmul_tf32: bool = False
@@ -237,6 +239,8 @@ class Flags:
     autocast_dtype: str | None = None
     cudnn_benchmark: bool = False
     cudnn_deterministic: bool = False
+    foreach: bool | None = None
+    set_to_none: bool | None = None
 
 
 @final
