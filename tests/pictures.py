@@ -45,8 +45,8 @@ DOCS: Final = ROOT / "docs"
 MADE_OF: Final = DOCS / "pictures.json"
 STEPS: Final = 50_000
 DEADLINE_HOURS: Final = 8.0
-_AGES: Final = re.compile(r"Prices older than 180 days.*?\.(?= |\n|$)", re.DOTALL)
-"""The note on old prices, which grows as time goes by."""
+_AGES: Final = re.compile(r"Prices older than 180 days.*?\.(?= |\n|$)|, price \d+ (days|months)\s+old", re.DOTALL)
+"""The note on old prices, and the ages of prices, which grow as time goes by."""
 
 
 def example() -> Predictions:
@@ -70,7 +70,7 @@ def terminal(found: Predictions) -> Console:
 
 def texts(found: Predictions) -> dict[str, str]:
     """Give the text of each picture."""
-    page = re.sub(r"<style>.*?</style>", "", report(found), flags=re.DOTALL)
+    page = re.sub(r"<(style|script)>.*?</\1>", "", report(found), flags=re.DOTALL)
     shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
     ranking = found.ranking(deadline_hours=DEADLINE_HOURS)
     logged = metrics(found, gpus=that_decide(ranking, found))

@@ -1,6 +1,7 @@
 """The report as one self-contained HTML file: works offline, supports light and dark mode, phones, and printing.
 
-All text is escaped. The file has no scripts, and its content security policy forbids the browser to load anything.
+All text is escaped. One script sorts, filters and rescales the table, and keeps its state in the page's address. The
+content security policy allows only that script, by its hash, and forbids the browser to load anything.
 Example::
 
     Path("report.html").write_text(html_report(result, rank(result, deadline_hours=8)), encoding="utf-8")
@@ -8,9 +9,12 @@ Example::
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Final
 
 from lightning_predict.cost.offers import Offer, load_offers
@@ -34,111 +38,18 @@ from lightning_predict.reports.format import duration, milliseconds, share, usd,
 from lightning_predict.reports.predictions import Predictions
 from lightning_predict.reports.ranking import RankedGpu, Ranking, advice, memory_of, remarks, time_and_cost_text
 from lightning_predict.reports.table import Grid, columns_of, energy_note, grid, table_notes
-from lightning_predict.units import hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
+from lightning_predict.units import bytes_to_gibibytes, hours_to_seconds, seconds_to_hours, seconds_to_milliseconds
 
-STYLE: Final = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1c2330; --dim: #5c6675; --line: #dfe3ea;
-  --accent: #2f6db5; --good: #1f7a4d; --bad: #b3412f; --used: #9c5510; --muted: #8f99a8; --track: #eef1f5; }
-@media (prefers-color-scheme: dark) { :root { --page: #12161d; --card: #1b212b; --text: #e6eaf0; --dim: #9aa5b4;
-  --line: #303947; --accent: #6ea8ea; --good: #5cc492; --bad: #ee8572; --used: #e3a25b; --muted: #77849a;
-  --track: #242c38; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 56px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; letter-spacing: -0.01em; }
-h2 { font-size: 17px; margin: 0 0 12px; }
-p { margin: 0 0 8px; }
-.sub, .dim, figcaption { color: var(--dim); }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 20px 22px;
-  margin-top: 18px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 14px; margin-top: 22px; }
-.card { background: var(--card); border: 1px solid var(--line); border-top: 3px solid var(--accent);
-  border-radius: 10px; padding: 14px 18px 16px; }
-.card.none { border-top-color: var(--muted); }
-.card h2 { font-size: 12px; text-transform: uppercase; letter-spacing: 0.06em; color: var(--dim); margin: 0 0 6px; }
-.card .gpu { font-size: 20px; font-weight: 650; margin: 0; overflow-wrap: anywhere; }
-.card .what { font-size: 16px; margin: 2px 0 6px; }
-.card .dim { font-size: 13px; margin: 0; }
-.advice { font-size: 16px; } .advice p { margin: 0 0 6px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { padding: 7px 10px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-th { color: var(--dim); font-weight: 600; font-size: 12.5px; vertical-align: bottom; }
-tbody tr:last-child > * { border-bottom: 0; }
-td.right, th.right { text-align: right; white-space: nowrap; }
-tbody th { white-space: nowrap; font-weight: 600; font-size: 14px; color: var(--text); vertical-align: top; }
-tr.unfit > * { color: var(--dim); }
-tr.used > * { background: color-mix(in srgb, var(--used) 9%, var(--card)); }
-.badge { display: inline-block; margin-left: 8px; padding: 0 7px; border-radius: 9px; font-size: 11.5px;
-  font-weight: 600; line-height: 18px; border: 1px solid currentcolor; }
-.badge.best { color: var(--good); }
-.badge.unfit, .badge.tight { color: var(--bad); }
-td.bad { color: var(--bad); font-weight: 600; }
-figure { margin: 0; } figcaption { font-size: 13.5px; margin-top: 6px; }
-svg { max-width: 100%; height: auto; display: block; font: 12px system-ui, -apple-system, "Segoe UI", Roboto,
-  sans-serif; }
-svg .grid { stroke: var(--line); stroke-width: 1; fill: none; }
-svg text { fill: var(--text); } svg .tick, svg .axis { fill: var(--dim); }
-svg .number { fill: var(--card); font-weight: 650; font-size: 11px; }
-svg .point { fill: var(--accent); } svg .point.used { fill: var(--used); } svg .point.unfit { fill: var(--dim); }
-svg .frontier { stroke: var(--accent); stroke-width: 1.6; fill: none; opacity: 0.55; }
-svg .limit { stroke: var(--bad); stroke-width: 1.2; stroke-dasharray: 5 4; fill: none; }
-.narrow { display: none; }
-.bar { display: grid; grid-template-columns: minmax(90px, 24%) 1fr minmax(72px, auto); gap: 12px; align-items: center;
-  margin: 5px 0; font-size: 14px; }
-.bar .name { text-align: right; overflow-wrap: anywhere; } .bar.used .name { color: var(--used); font-weight: 600; }
-.bar.unfit { color: var(--dim); } .bar .value { font-variant-numeric: tabular-nums; min-width: 92px; }
-.track { position: relative; height: 18px; background: var(--track); border-radius: 3px; }
-.track i { position: absolute; display: block; }
-.fill { left: 0; top: 2px; bottom: 2px; background: var(--accent); border-radius: 2px; }
-.bar.used .fill, .bar.used .dot { background: var(--used); } .bar.unfit .fill, .bar.unfit .dot { background:
-  var(--muted); }
-.dot { top: 3px; width: 12px; height: 12px; margin-left: -6px; border-radius: 6px; background: var(--accent); }
-.whisker { top: 8px; height: 2px; min-width: 2px; background: var(--text); opacity: 0.75; }
-.shares { display: flex; overflow: hidden; } .shares i { position: static; height: 100%; }
-.p0 { background: #4477aa; } .p1 { background: #ee6677; } .p2 { background: #228833; } .p3 { background: #ccbb44; }
-.p4 { background: #66ccee; } .p5 { background: #aa3377; } .p6 { background: #997700; } .p7 { background: #44aa99; }
-.p8 { background: #999999; }
-.key { list-style: none; padding: 0; margin: 10px 0 0; display: flex; flex-wrap: wrap; gap: 4px 18px; font-size:
-  13.5px; }
-.key li { margin: 0; overflow-wrap: anywhere; }
-.key i { display: inline-block; width: 12px; height: 12px; margin-right: 6px; border-radius: 2px; vertical-align:
-  -1px; }
-.key b { display: inline-block; min-width: 18px; margin-right: 6px; color: var(--accent); }
-details summary { cursor: pointer; font-size: 17px; font-weight: 650; } details[open] summary { margin-bottom: 12px; }
-ul { margin: 0; padding-left: 20px; } li { margin: 4px 0; overflow-wrap: anywhere; }
-a { color: var(--accent); } footer { margin-top: 24px; color: var(--dim); font-size: 13px; }
-@media (max-width: 700px) {
-  main { padding: 18px 10px 36px; } section { padding: 14px 12px; } h1 { font-size: 22px; }
-  .wide { display: none; } .narrow { display: block; }
-  .bar { grid-template-columns: 1fr auto; gap: 2px 12px; margin: 9px 0; }
-  .bar .name { text-align: left; } .bar .value { text-align: right; min-width: 0; }
-  .bar .track { grid-column: 1 / -1; grid-row: 2; }
-  th, td { padding: 6px 8px; } table { font-size: 13.5px; }
-    table.all thead { display: none; } table.all tr { display: block; padding: 8px 0; border-bottom: 1px solid
-    var(--line); }
-    table.all tbody th, table.all td { display: flex; justify-content: space-between; gap: 12px; text-align: left;
-    border: 0;
-    padding: 2px 4px; white-space: normal; }
-  table.all tbody th { font-size: 15px; } table.all td.right { text-align: right; }
-  table.all td::before { content: attr(data-label); color: var(--dim); } table.all td:empty { display: none; }
-}
-table.sizes { table-layout: fixed; } table.sizes td { overflow-wrap: anywhere; }
-table.sizes th:first-child { width: 5em; }
-@media print {
-  body { background: none; font-size: 12px; } main { max-width: none; padding: 0; } h1 { font-size: 20px; }
-  section { padding: 10px 12px; margin-top: 10px; } .advice { font-size: 13px; }
-  .card, tr, figure { break-inside: avoid; }
-  h2 { break-after: avoid; } .scroll { overflow: visible; } table { font-size: 10.5px; }
-  th, tbody th { font-size: 10.5px; } th, td { padding: 3px 5px; } tbody th, th.right { white-space: normal; }
-  .badge { font-size: 9px; line-height: 13px; margin-left: 4px; padding: 0 4px; }
-}
-"""
+STYLE: Final = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+SCRIPT: Final = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
+"""Sorts and filters the table; the page is complete without it."""
 
 
 TITLE = "What this training run takes on other GPUs"
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+_POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; form-action 'none'; base-uri 'none'"
+)
 
 
 def html_report(
@@ -185,7 +96,8 @@ def html_report(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>{body}</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>{body}</main>"
+        f"<script>{SCRIPT}</script></body></html>\n"
     )
 
 
@@ -352,10 +264,58 @@ def _table(predictions: Predictions, ranking: Ranking, shown: Grid) -> str:
         is_used = isinstance(line, MachineInUse) or line.gpu == predictions.used_gpu
         badges = "" if isinstance(line, MachineInUse) else _badges(line, ranking)
         kind = "used" if is_used else ("unfit" if isinstance(line, Prediction) and line.fits is False else "")
-        rows.append(f'<tr class="{kind}"><th scope="row"><span>{escape(row[0])}{badges}</span></th>{cells}</tr>')
+        rows.append(
+            f'<tr class="{kind}"{_data(line)}><th scope="row"><span>{escape(row[0])}{badges}</span></th>{cells}</tr>'
+        )
     return (
-        f'<section><h2>All GPUs</h2><div class="scroll"><table class="all"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
+        f'<section><h2>All GPUs</h2>{_controls(predictions)}<div class="scroll"><table class="all">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _data(line: Prediction | MachineInUse) -> str:
+    """Return the numbers of a row, from which the script computes time and cost for other numbers of steps."""
+    total = None if line.total is None else line.total.middle
+    price, cost = line.price.usd_per_hour, line.price.cost_usd
+    fixed = None if None in (total, price, cost) else cost - seconds_to_hours(total) * price  # type: ignore[operator,arg-type]
+    values: dict[str, str | float | None] = {
+        "total": total,
+        "step": line.cycle.middle,
+        "price": price,
+        "fixed": fixed,
+        "provider": line.price.provider,
+    }
+    if isinstance(line, Prediction):
+        values |= {
+            "memory": round(bytes_to_gibibytes(line.layout.gpu.memory_bytes)),
+            "fits": int(line.fits is not False),
+        }
+    return "".join(
+        f' data-{name}="{escape(value if isinstance(value, str) else f"{value:.9g}")}"'
+        for name, value in values.items()
+        if value is not None
+    )
+
+
+def _controls(predictions: Predictions) -> str:
+    """Return the controls of the table, which the script shows and fills."""
+    steps = next((one.iterations for one in predictions.values() if one.iterations is not None), None)
+    fixed = any(one.is_cut_off for one in predictions.values())
+    sliders = {
+        "steps": ("Steps", "-40", "40", "0"),
+        "deadline": ("Deadline", "0", "100", "100"),
+        "price": ("Price up to", "0", "1", "1"),
+    }
+    return (
+        f'<form class="controls" id="controls" data-steps="{0 if fixed or steps is None else steps}" hidden>'
+        '<label>Sort by<select name="sort"></select></label><label>Provider<select name="provider"></select></label>'
+        '<label>GPU memory<select name="memory"></select></label>'
+        + "".join(
+            f"<label>{word}<output></output>"
+            f'<input type="range" name="{name}" min="{low}" max="{high}" value="{at}"></label>'
+            for name, (word, low, high, at) in sliders.items()
+        )
+        + '<button type="reset">Reset</button><p class="found" role="status"></p></form>'
     )
 
 
