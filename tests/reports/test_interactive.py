@@ -33,7 +33,7 @@ def page(folder: Path, predictions: Predictions, link: str = "", *, scripts: boo
         timeout=120,
         check=True,
     )
-    return ran.stdout
+    return str(ran.stdout)
 
 
 def rows(document: str) -> list[list[str]]:
@@ -49,7 +49,7 @@ def rows(document: str) -> list[list[str]]:
 def found(document: str) -> str:
     """Return what the script says of the table."""
     (text,) = re.findall(r'<p class="found" role="status">(.*?)</p>', document)
-    return text
+    return str(text)
 
 
 AS_MADE = ["T4 (recorded)", "H100-SXM-80GB", "K80 †"]
