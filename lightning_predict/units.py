@@ -44,11 +44,6 @@ def microseconds_to_seconds(microseconds: float) -> float:
     return microseconds / MEGA
 
 
-def nanoseconds_to_seconds(nanoseconds: float) -> float:
-    """Convert nanoseconds to seconds."""
-    return nanoseconds / GIGA
-
-
 def seconds_to_hours(seconds: float) -> float:
     """Convert seconds to hours."""
     return seconds / SECONDS_PER_HOUR

@@ -16,7 +16,6 @@ VALUES = st.floats(1e-9, 1e12)
     [
         (units.seconds_to_milliseconds(0.25), 250),
         (units.seconds_to_microseconds(0.25), 250_000),
-        (units.nanoseconds_to_seconds(5e8), 0.5),
         (units.seconds_to_hours(5400), 1.5),
         (units.gibibytes_to_bytes(2), 2 * 1024**3),
         (units.mebibytes_to_bytes(2), 2 * 1024**2),

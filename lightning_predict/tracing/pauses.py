@@ -13,15 +13,12 @@ Example::
 from __future__ import annotations
 
 import gc
-import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, final
 
 from lightning_predict.tracing.trace import Operation
-from lightning_predict.units import nanoseconds_to_seconds
 
 SHORTEST_PAUSE_SECONDS: Final = 5e-3
 """Minimum pause that is recorded. Shorter ones come from PyTorch, from hooks, or from time slices (3-4 ms) lost to
@@ -42,52 +39,37 @@ NODE_SECONDS: Final = 5e-6
 """Upper bound on autograd's time per node, before the first node of a backward pass runs and when nodes are freed. It
 was 0.5 to 1.4 us in isolation, and 3.9 us in a large process on a busy machine."""
 
-STALE_SECONDS: Final = 5e-4
-"""Maximum age of a reading of the time lost to other programs."""
-
-_SCHEDULER: Final = "/proc/thread-self/schedstat"
-"""Linux file whose second number is the time in nanoseconds that a thread was runnable but did not run."""
-
 
 @final
 class PauseTimer:
     """Measures the pauses between operations on one thread.
 
-    Pauses are measured as on an idle machine. Time lost to other programs is excluded (on Linux, which reports it). So
-    is garbage collection, which recording increases.
+    The clock is the CPU time of this thread, so that a busy machine adds nothing: other programs, other threads and
+    waits for the disk do not count. Waits of the step for another process do not count either. Garbage collection,
+    which recording increases, is excluded.
 
     Args:
         is_framework: Called at the end of a pause; returns whether only PyTorch ran in it, which a recorder slows down.
             For example, an update of 148 parameters takes 6.4 ms before its first operation on an idle machine.
-        clock: Monotonic clock, in seconds.
-        others: Returns the seconds lost to other programs; None reads them from the system.
+        clock: CPU time of this thread, in seconds.
     """
 
     def __init__(
         self,
         is_framework: Callable[[], bool] = lambda: False,
         *,
-        clock: Callable[[], float] = time.perf_counter,
-        others: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._is_framework = is_framework
         self._clock = clock
-        self._others = others or self._waiting_seconds
         self._found: list[tuple[int, float]] = []
         self._since: float | None = None
-        self._own_since = 0.0
-        self._scheduler: int | None = None
-        self._waited, self._read_at = 0.0, -math.inf
         self._collecting_since = 0.0
         self._collected = 0.0
 
     def open(self) -> None:
         """Start measuring, with no operation running."""
         self.close(after=0)
-        try:
-            self._scheduler = os.open(_SCHEDULER, os.O_RDONLY)
-        except OSError:
-            self._scheduler = None
         gc.callbacks.append(self._collects)
         self.begins()
 
@@ -96,28 +78,17 @@ class PauseTimer:
         self.ends(before=after)
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is not None:
-            os.close(scheduler)
 
     def begins(self) -> None:
         """Record that no operation is running."""
-        now = self._clock()
-        # Reading the file after each operation would be the largest cost. Within half a millisecond, other programs can
-        # take at most that time.
-        if now - self._read_at > STALE_SECONDS:
-            self._waited = self._others()
-            # Another program may run as soon as the file is read, so the pause begins after that.
-            now = self._read_at = self._clock()
-        self._since = now
-        self._own_since = now - self._waited - self._collected
+        self._since = self._clock() - self._collected
 
     def ends(self, *, before: int) -> None:
         """Record that an operation begins, or that the recording ends."""
         since, self._since = self._since, None
-        if since is None or self._clock() - since < SHORTEST_PAUSE_SECONDS:
+        if since is None:
             return
-        seconds = self._own_clock() - self._own_since
+        seconds = self._clock() - self._collected - since
         if seconds >= SHORTEST_PAUSE_SECONDS and not self._is_framework():
             self._found.append((before, seconds))
 
@@ -146,21 +117,8 @@ class PauseTimer:
             timed[index] = replace(timed[index], python_seconds=timed[index].python_seconds + seconds)
         return tuple(timed)
 
-    def _own_clock(self) -> float:
-        """Return the time in seconds, without time lost to other programs and garbage collection."""
-        return self._clock() - self._others() - self._collected
-
-    def _waiting_seconds(self) -> float:
-        """Return how long this thread was runnable but did not run."""
-        if self._scheduler is None:
-            return 0.0
-        try:
-            return nanoseconds_to_seconds(int(os.pread(self._scheduler, 64, 0).split()[1]))
-        except (OSError, ValueError, IndexError):
-            return 0.0
-
     def _collects(self, phase: str, _: Mapping[str, Any]) -> None:
-        now = self._clock() - self._others()
+        now = self._clock()
         if phase == "start":
             self._collecting_since = now
         else:
