@@ -1,8 +1,8 @@
-"""Comparisons of predicted numbers that rounding cannot decide.
+"""Comparisons of predicted numbers that ignore differences due to floating-point rounding.
 
-Networks compute in float32, and BLAS kernels add in different orders: the same prediction differs by about 1e-7 between
-processors. Two times that are equal by construction, such as two GPUs that the host limits, must not be ordered by that
-difference. So numbers within `TIE` of each other are equal here, and the first of them in the given order wins::
+Neural networks compute in float32, and BLAS kernels add in different orders. So the same prediction differs by about
+1e-7 between processors. Two GPUs can have the same predicted time, for example if the CPU limits both; rounding must
+not decide their order. Here, numbers within `TIE` of each other are equal, and among equal items the first one wins::
 
     >>> times = {"L4": 2.0000001, "A10": 2.0, "T4": 3.0}
     >>> least(times, times.__getitem__), ordered(times, times.__getitem__, reverse=True)
@@ -19,11 +19,12 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 TIE: Final = 1e-5
-"""Relative difference up to which two predicted numbers are equal: a hundred times the rounding of float32."""
+"""Relative difference up to which two predicted numbers are equal: about a hundred times the rounding error of
+float32."""
 
 
 def less(value: Any, other: Any) -> Any:
-    """Return whether a number is less than another by more than `TIE`; elementwise for arrays."""
+    """Return whether a number is clearly less than another, by more than `TIE`; elementwise for arrays."""
     return value + TIE * abs(value) < other
 
 
@@ -53,9 +54,9 @@ def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = 
     """Sort items by a value; ties keep the order in which they were given.
 
     Args:
-        items: What to sort.
-        value: The number to sort by.
-        reverse: The greatest value first.
+        items: The items to sort.
+        value: Returns the number to sort an item by.
+        reverse: Whether the greatest value comes first.
     """
     pairs = [(value(item), place, item) for place, item in enumerate(items)]
     pairs.sort(key=lambda pair: pair[0], reverse=reverse)

@@ -1,9 +1,9 @@
-"""`ForecastUpdates`: the first prediction, its updates, and the final comparison.
+"""`ForecastUpdates`: the first prediction of a fit, its updates during the run, and the final comparison.
 
-The first prediction knows this machine only from a few steps. Once there are enough
-(`observe.forecast.ForecastSchedule`), a recommendation follows. From then on the forecast is recomputed each time the
-number of steps has doubled. If it leaves the interval shown before, or recommends another GPU, one line is printed and
-the prediction is logged again. Example::
+The first prediction knows this machine only from a few steps. When enough steps were timed
+(`observe.forecast.ForecastSchedule`), a recommendation follows. From then on, the forecast is recomputed each time the
+number of steps has doubled. If the new forecast leaves the interval that was printed before, or recommends another GPU,
+one line is printed and the prediction is logged again. Example::
 
     follow_up = ForecastUpdates(question, run_clock_of(trainer, device_clock=clock))
     predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
@@ -52,21 +52,26 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 NOTICEABLE_SHARE: Final = 0.05
-"""Relative change of the host's part (loader, checkpoints) of a total that triggers a new prediction."""
+"""Relative change that triggers a new prediction: the host time (loader, checkpoints) changes by this share of a
+total."""
 
 NOTICEABLE_HOST_SECONDS: Final = 60.0
-"""Minimum change of the host's part of any GPU's total, in seconds, that triggers a new prediction."""
+"""Minimum change of the host time of a run, in seconds, that triggers a new prediction."""
 
 SECONDS_WORTH_A_LINE: Final = 10.0
-"""Minimum remaining time to print changes or the outcome; in a shorter run, start and end weigh too much."""
+"""Minimum remaining time in seconds to print a change or the outcome. In a shorter run, start and end dominate."""
 
 
 @final
 class ForecastUpdates:
     """Predictions of a fit over time.
 
+    `predict` makes a prediction and remembers it as the last printed forecast. `renew` recomputes the forecast, and
+    calls `predict` again only if the forecast has changed. `compare_outcome` compares the first reliable prediction
+    with the actual time.
+
     Attributes:
-        foretold: Gains that the advice predicted for changes of the step, by name: low, middle, high.
+        foretold: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
     """
 
     def __init__(self, question: PredictionRequest, run_clock: RunClock, manner: OutputOptions | None = None) -> None:
@@ -87,17 +92,17 @@ class ForecastUpdates:
 
     @property
     def has_predicted(self) -> bool:
-        """The first prediction was made."""
+        """Whether the first prediction was made."""
         return self._trace is not None
 
     @property
     def advises(self) -> bool:
-        """There are enough steps for a recommendation."""
+        """Whether enough steps were timed for a recommendation."""
         return self._moments is not None and self._moments.has_come
 
     @property
     def remaining(self) -> Interval[float] | None:
-        """Remaining seconds of the run on this machine; None before a prediction, or if its end is unknown."""
+        """Remaining seconds of the run on this machine; None before a prediction, or if the run's end is unknown."""
         left = None if self._outlook is None else self._outlook.left(self.run_clock.now())
         return None if left is None else left.clamp_min(0.0)
 
@@ -123,15 +128,15 @@ class ForecastUpdates:
         moment: HookMoment,
         is_first_belief: bool = False,
     ) -> Predictions:
-        """Predict the rest of the run; omitted arguments keep their last value.
+        """Predict the rest of the run. Arguments that are omitted keep their last value.
 
         Args:
             trainer: The Trainer.
             trace: The recorded step.
             validation: A recorded validation batch.
-            pace: Observed pace of the windows.
+            pace: Observed number of batches and of optimizer steps per accumulation window.
             moment: The current hook.
-            is_first_belief: The first reliable prediction; the outcome is measured from here.
+            is_first_belief: Whether this is the first reliable prediction. The outcome is measured from here.
         """
         self._began = self.run_clock.now()
         is_renewed = self._answer is not None
@@ -168,15 +173,15 @@ class ForecastUpdates:
         return answer.predictions
 
     def exclude_display_time(self) -> None:
-        """Exclude the time to predict and to show the result from the run's time."""
+        """Exclude the time that was spent on predicting and printing from the run's time."""
         if self._outcome_timer is not None:
             self._outcome_timer.exclude_since(since=self._began)
 
     def renew(self, trainer: Trainer, *, moment: HookMoment) -> Predictions | None:
-        """Recompute the rest of the run, and predict again if it left the interval shown before.
+        """Recompute the forecast of the rest of the run, and predict again if it left the interval printed before.
 
         Returns:
-            The new predictions, which were logged; None if the previous ones still hold.
+            The new predictions, which were also logged; None if the previous ones are still valid.
         """
         before, said, trace = self._answer, self._said, self._trace
         if before is None or said is None or trace is None:
@@ -220,7 +225,7 @@ class ForecastUpdates:
         return f"RuntimePredictor: after {steps:,} steps, {_news(answer, instead_of_seconds)}."
 
     def compare_outcome(self, trainer: Trainer) -> Outcome | None:
-        """Compare the actual time with the first prediction, and record it; None if nothing was trained."""
+        """Compare the actual time with the first reliable prediction, and store it; None if nothing was trained."""
         if self._outcome_timer is None:
             return None
         outcome = self._outcome_timer.compare(batches_seen=trainer.fit_loop.total_batch_idx + 1)
@@ -230,7 +235,7 @@ class ForecastUpdates:
             print_sentence(trainer, f"RuntimePredictor: {outcome.sentence}.")
         for refusal in log_values(trainer, "predict", outcome.metrics()):
             warn(refusal)
-        # A run that was stopped within an epoch has one validation more than the expected time of its part.
+        # A run that is stopped within an epoch has one more validation than the predicted time of this part includes.
         is_told = outcome.is_whole or trainer.is_last_batch
         record = outcome.record() if self._question.uses_history and is_told else None
         if record is not None and self._trace is not None:
@@ -252,7 +257,7 @@ class ForecastUpdates:
         return outcome
 
     def _settle(self, trainer: Trainer, trace: Trace) -> None:
-        """Copy memory, buffered batches and device time of the recorded step to the run's clock."""
+        """Copy the recorded step's memory, prefetched batches and device time to the run's clock."""
         # A checkpoint has its full size once every optimizer has stepped.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
@@ -262,13 +267,13 @@ class ForecastUpdates:
 
 
 def cheapest_of(predictions: Predictions) -> str | None:
-    """Name the recommended GPU; None without a recommendation."""
+    """Return the name of the recommended GPU; None without a recommendation."""
     cheapest = predictions.ranking().cheapest
     return None if cheapest is None else cheapest.gpu
 
 
 def _news(answer: RestPrediction, instead_of_seconds: float | None) -> str:
-    """Describe the forecast for this machine and for the recommended GPU."""
+    """Describe the forecast for this machine and for the recommended GPU, as a phrase."""
     rest, used = answer.rest, answer.predictions.used_gpu
     forecast = rest.forecast
     if forecast is None:
@@ -289,7 +294,7 @@ def _news(answer: RestPrediction, instead_of_seconds: float | None) -> str:
 
 
 def host_time_changed(answer: RestPrediction, now: Workload) -> bool:
-    """Return whether the host's part of every total differs noticeably from the prediction."""
+    """Return whether the host time of the run differs noticeably from the one in the prediction."""
     totals = [one.total_seconds for one in answer.predictions.values() if one.total_seconds is not None]
     before = answer.rest.workload
     if not totals or before.training is None or now.training is None or not before.training.batches:
@@ -300,7 +305,10 @@ def host_time_changed(answer: RestPrediction, now: Workload) -> bool:
 
 
 def _host_seconds(workload: Workload) -> float:
-    """Return the seconds that the host adds on every GPU; an overlapping loader adds its full time."""
+    """Return the seconds that the host adds on every GPU.
+
+    A loader adds its full time, even if it overlaps with the GPU.
+    """
     batches = 0 if workload.training is None else workload.training.batches
     return (
         workload.loader.seconds_per_batch * batches

@@ -1,4 +1,4 @@
-"""Progress and limits of a fit, read from a Trainer's public attributes.
+"""Reads the progress and the limits of a fit from a Trainer's public attributes.
 
 Example::
 
@@ -54,14 +54,14 @@ def position_of(
     moment: HookMoment = "batch end",
     batches_per_epoch: int | None = None,
 ) -> Position:
-    """Read the progress of the fit; call it in the hooks around a training batch, when all of it is known.
+    """Read the progress of the fit. Call this only in the batch-start and batch-end hooks, where every value is known.
 
     Args:
         trainer: A Trainer that is fitting.
         batches_done: Finished batches of this epoch.
-        pace: Observed pace of the windows.
+        pace: Observed number of batches and of optimizer steps per accumulation window (gradient accumulation).
         moment: The current hook.
-        batches_per_epoch: For a loader without a length; None if unknown.
+        batches_per_epoch: Observed batches per epoch, for a loader without a length; None if unknown.
     """
     length = _finite(trainer.num_training_batches)
     return Position(
@@ -81,7 +81,7 @@ def position_of(
 
 
 def batches_of_fit(trainer: Trainer) -> int | None:
-    """Return the batches of the fit that begins; a rough count that ignores later changes of accumulation."""
+    """Estimate the total batches of the fit when it begins. Later changes of gradient accumulation are ignored."""
     per_epoch, epochs, steps = (
         _finite(trainer.num_training_batches),
         _limit(trainer.max_epochs),
@@ -94,14 +94,17 @@ def batches_of_fit(trainer: Trainer) -> int | None:
 
 
 def batches_without_step(trainer: Trainer, windows: StepCounter) -> int:
-    """Count the batches since the last optimizer step, at the end of a batch: no checkpoint has their gradients."""
+    """Count the batches since the last optimizer step, whose gradients a checkpoint lacks.
+
+    Call this at the end of a batch.
+    """
     if windows.is_followed or not windows.batches:
         return windows.batches_in_window
     return 0 if trainer.is_last_batch else (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
 
 
 def callbacks_of(trainer: Any) -> list[Any]:
-    """Return `trainer.callbacks`, which type checkers do not see."""
+    """Return `trainer.callbacks`, an attribute that type checkers do not know."""
     return list(trainer.callbacks)
 
 
@@ -156,7 +159,7 @@ def _finite(number: float) -> int | None:
 def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
     """Read the schedule of a ModelCheckpoint from its attributes, which have these names since Lightning 1.6."""
     is_validated = trainer.enable_validation and sum(trainer.num_val_batches) != 0
-    # ModelCheckpoint's own rule; if it waits for a validation that never runs, it never writes.
+    # This is ModelCheckpoint's own rule. If it waits for a validation that never runs, it never writes a checkpoint.
     at_validation = trainer.check_val_every_n_epoch != 1 or (is_validated and trainer.val_check_interval != 1.0)
     own_choice, best = callback._save_on_train_epoch_end, callback.save_top_k != 0
     return CheckpointSchedule(
@@ -169,7 +172,7 @@ def _saving(trainer: Any, callback: Any) -> CheckpointSchedule:
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """Return the training loaders, however several are combined."""
+    """Return the training loaders as a flat list, also if the user combined several."""
     return _single(trainer.train_dataloader)
 
 
@@ -178,7 +181,7 @@ def _single(loaders: Any) -> list[Any]:
 
 
 def has_workers(trainer: Any) -> bool:
-    """Return whether workers make the training batches while it trains."""
+    """Return whether worker processes load the training batches."""
     return _have_workers(trainer.train_dataloader)
 
 
@@ -188,18 +191,18 @@ def _have_workers(loaders: Any) -> bool:
 
 
 def starts_workers(trainer: Any) -> bool:
-    """Return whether each epoch restarts the workers."""
+    """Return whether each epoch restarts the worker processes."""
     return has_workers(trainer) and not all(getattr(one, "persistent_workers", False) for one in _loaders(trainer))
 
 
 def prefetched_batches(trainer: Any) -> int:
-    """Return the number of batches that the workers prefetch, which are ready after a break."""
+    """Return the number of batches that the workers prefetch; after a pause, these are ready without a wait."""
     loaders = _loaders(trainer) if has_workers(trainer) else []
     return max((one.num_workers * (getattr(one, "prefetch_factor", None) or 1) for one in loaders), default=0)
 
 
 def _last_batch_share(trainer: Any) -> float:
-    """Return the size of an epoch's last batch relative to the others; 1 unless it is known to be smaller."""
+    """Return the size of an epoch's last batch relative to the others; 1 if it is not known to be smaller."""
     loaders = _loaders(trainer)
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         return 1.0
@@ -220,7 +223,7 @@ def _last_batch_share(trainer: Any) -> float:
 
 
 def _limit(number: int | None) -> int | None:
-    """Convert a limit as Lightning spells it: -1 means no limit."""
+    """Convert a limit of Lightning: -1 means no limit."""
     return None if number is None or number < 0 else number
 
 
@@ -235,7 +238,7 @@ def _accumulation(trainer: Trainer) -> Mapping[int, int]:
 def _validation(trainer: Trainer, *, is_due: bool) -> Validation | None:
     if not trainer.enable_validation:
         return None
-    # Empty before the first validation if no sanity check ran and the first epochs are not validated.
+    # The list is empty before the first validation, if no sanity check ran and the first epochs have no validation.
     batches = trainer.num_val_batches
     return Validation(
         batches=_finite(sum(batches)) if batches else None,

@@ -1,4 +1,4 @@
-"""`main`: parse the arguments, run one command, print its answer; errors become one line and exit code 2.
+"""`main`: parses the arguments, runs one command, prints its answer. An error becomes one line and exit code 2.
 
 Example::
 
@@ -43,11 +43,12 @@ def main(
     """Run the command line.
 
     Args:
-        arguments: Words after the program's name; None takes the process's own.
+        arguments: Arguments after the program's name; None for those of the process.
         commands: Functions of the commands, by name.
 
     Returns:
-        Exit code: 0 on success; 2 on an error, which is one line on standard error; the script's own after `run`.
+        Exit code: 0 on success, 2 on an error, which is printed as one line to stderr. For `run`, the script's exit
+        code.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     problem = unknown_command(words)

@@ -40,10 +40,10 @@ USER: Final = "user"
 """Provider name of the user's own prices and machines."""
 
 OWN_PRICE: Final = "own price"
-"""Machine name of a user's price that was given without a machine; such a price is dated today."""
+"""Placeholder machine name for a user's price that names no machine. Such a price gets today's date."""
 
 CURRENT_YEARS: Final = 2
-"""Maximum age of a current offer, relative to the newest offer of its table."""
+"""Maximum age of a current offer in years, relative to the newest offer of its price table."""
 
 FRESH_DAYS: Final = 60
 """Maximum age of a fresh on-demand price, in days; a rounded figure. Lists change every few months."""
@@ -88,7 +88,8 @@ LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
 
 BY_THE_GPU: Final = "max_gpus"
-"""Key of a list whose provider rents out single GPUs of a machine, each at the same price."""
+"""Price-list key for providers that rent single GPUs of a machine at the same price per GPU. Its value is the maximum
+number of GPUs in one machine."""
 
 
 @final
@@ -107,7 +108,8 @@ class Offer:
         region: Region of the price; None if it holds everywhere or was not stated.
         date: ISO date (or month) of the price.
         source: Where the price was found.
-        max_gpus: Most GPUs rented together in one machine, each at the same price; None if the machine is rented whole.
+        max_gpus: Maximum number of GPUs that can be rented in one machine, at the same price per GPU; None if the
+            machine is rented as a whole.
         in_stock: Whether the machine was available when the price was read; None if the list does not say.
     """
 
@@ -172,8 +174,8 @@ def load_offers(path: Path | None = None) -> tuple[Offer, ...]:
     Args:
         path: A TOML or JSON file of `[[price_list]]` tables with provider, date, source, optionally region, and
             `offers`. Each offer has instance, gpu (a catalogue name), num_gpus, usd_per_hour and optionally
-            spot_usd_per_hour and in_stock. None loads the files of the package and the prices that
-            `lightning-predict offers --refresh` fetched.
+            spot_usd_per_hour and in_stock. If None, the files of the package and the prices that
+            `lightning-predict offers --refresh` fetched are loaded.
 
     Raises:
         CatalogueError: The file is missing or not TOML, or an offer is invalid; the message names the offer and its
@@ -197,7 +199,7 @@ def offers_for(gpu_name: str, offers: Iterable[Offer] | None = None) -> tuple[Of
 
     Args:
         gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None uses the offers of the package.
+        offers: Offers to choose from; None for the package's price list.
     """
     listed = [offer for offer in (load_offers() if offers is None else offers) if offer.gpu == gpu_name]
     newest = [offer for offer in listed if not any(_replaces(other, offer) for other in listed)]
@@ -213,8 +215,8 @@ def cheapest_offer(gpu_name: str, offers: Sequence[Offer] | None = None, *, num_
 
     Args:
         gpu_name: Catalogue name of the GPU, as in `Gpu.name`.
-        offers: Offers to choose from; None uses the offers of the package. Their newest date, over all GPUs, defines
-            "current".
+        offers: Offers to choose from; None for the package's price list. An offer is current if it is at most
+            `CURRENT_YEARS` older than the newest one, of any GPU.
         num_gpus: Minimum number of GPUs of the machine.
     """
     table = load_offers() if offers is None else tuple(offers)
@@ -289,14 +291,17 @@ def machine_offer(machine: str, gpu_name: str, offers: Iterable[Offer] | None = 
     Args:
         machine: The name, for example `p4d.24xlarge`.
         gpu_name: Catalogue name of its GPU.
-        offers: Offers to choose from; None uses the offers of the package.
+        offers: Offers to choose from; None for the package's price list.
     """
     listed = (offer for offer in offers_for(gpu_name, offers) if is_same_machine(offer.instance, machine))
     return max(listed, key=lambda offer: offer.date, default=None)
 
 
 def _years_before(date: str, years: int) -> str:
-    """Return the same day (or month) of an earlier year; ISO dates sort as strings, even if some lack the day."""
+    """Return the same day (or month) some years earlier.
+
+    ISO dates can be compared as strings, even if some lack the day.
+    """
     return f"{int(date[:4]) - years:04d}{date[4:]}"
 
 

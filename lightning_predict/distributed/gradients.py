@@ -32,9 +32,9 @@ class Bucket:
     """A gradient, or a bucket of gradients that are communicated together.
 
     Attributes:
-        size_bytes: Total size.
-        after: Number of operations of the step after which all of them are ready.
-        is_expert: Whether they are gradients of experts, which fewer GPUs exchange.
+        size_bytes: Total size of the gradients.
+        ready_after: Number of operations of the step that must finish before all gradients of the bucket are ready.
+        is_expert: Whether they are gradients of MoE experts. Fewer GPUs take part in the all-reduce of those.
     """
 
     size_bytes: float
@@ -45,12 +45,12 @@ class Bucket:
 @final
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Consecutive operations of one FSDP unit.
+    """Consecutive operations of one FSDP unit in one phase.
 
     Attributes:
         unit: Name of the unit.
-        is_backward: Whether they are in the backward phase.
-        begin: Index of the first operation.
+        is_backward: Whether the operations belong to the backward pass.
+        first_operation: Index of the first operation.
     """
 
     unit: str
@@ -91,11 +91,12 @@ def has_backward(work: Sequence[HostOperation]) -> bool:
 
 
 def ready_gradients(trace: Trace, work: Sequence[HostOperation]) -> list[Bucket]:
-    """Return each trainable parameter's gradient, in the order in which they become ready.
+    """Return the gradient of each trainable parameter, in the order in which they become ready.
 
-    A module may have no backward operation, for example a parent that passes its weight to a function. Its gradients
-    are then ready with the modules inside it, or the enclosing module, or the whole backward phase. With gradient
-    accumulation, only the last batch counts, since earlier batches do not communicate.
+    A module may have no backward operation, for example if it passes its weight to a function. Its gradients are then
+    ready when the enclosing module finishes, or at the end of the backward pass. A module with submodules finishes with
+    the last of these. With gradient accumulation, only the last micro-batch counts, since earlier ones do not
+    communicate.
     """
     last: dict[str, int] = {}
     for index, operation in enumerate(work):
@@ -121,11 +122,13 @@ def _ready(parameter: Parameter, last: Mapping[str, int]) -> int:
 
 
 def buckets(gradients: Sequence[Bucket], *, cap_bytes: float) -> Iterator[Bucket]:
-    """Group gradients into DDP's buckets; a bucket is full at `cap_bytes` or more.
+    """Group gradients into DDP's buckets. A bucket is complete as soon as it has `cap_bytes` or more.
 
     Args:
-        gradients: Gradients in the order in which they become ready; either all of experts, or none.
-        cap_bytes: Capacity of a bucket; for the first one at most `FIRST_BUCKET_BYTES`.
+        gradients: Gradients in the order in which they become ready; either only gradients of experts, or none of
+            those.
+        cap_bytes: Size at which a bucket is complete; the first one is complete at `FIRST_BUCKET_BYTES`, if that is
+            less.
     """
     cap, size, last = min(FIRST_BUCKET_BYTES, cap_bytes), 0.0, None
     for gradient in gradients:
@@ -165,7 +168,10 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
 
 
 def visits(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[Visit]:
-    """Yield the units that a step visits, in order; operations without a module belong to the preceding visit."""
+    """Yield the FSDP units in the order in which a step uses them.
+
+    Operations without a module belong to the unit before.
+    """
     current: tuple[str, bool] | None = None
     for index, operation in enumerate(work):
         if operation.phase not in ("forward", "backward") or operation.module is None:

@@ -1,4 +1,4 @@
-"""`Layout`: GPUs of one model in one or more machines, and the notation for it.
+"""`Layout`: a number of GPUs of one GPU model, in one or more identical machines, and its text notation ("2x8xH100").
 
 `"T4"` is one GPU, `"8xL4"` (or `"L4:8"`) one machine with eight, `"2x8xH100-SXM-80GB"` two such machines, and
 `"2xp4d.24xlarge"` two cloud instances by their instance type. Layout names are keys of predictions, so they are
@@ -48,16 +48,16 @@ MAX_GPUS: Final = 65_536
 @final
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """GPUs of one model in identical machines.
+    """A number of GPUs of one GPU model, in identical machines.
 
     Attributes:
         gpu: The GPU.
         gpus_per_node: GPUs used per machine.
         nodes: Number of machines.
         machine: Instance type, if the user asked for one; the layout is then priced as this instance type.
-        asked: Name that the user gave for the GPU, if it could also mean another card.
-        network: Network between the machines, as the provider states it. None: assume the vendor's reference system, or
-            the network of the cloud that sets the price (`cost.prediction.on_offered_network`).
+        requested_name: GPU name that the user gave, if that name is ambiguous (it could also mean another GPU model).
+        network: Network between the machines, as the provider states it. If None, predictions assume the network of the
+            cloud that sets the price (`cost.prediction.on_offered_network`), or else the vendor's reference system.
     """
 
     gpu: Gpu
@@ -133,7 +133,7 @@ def layout_of(name: str | Gpu | Layout, *, num_nodes: int = 1) -> Layout:
 
 
 def _layout(name: str, gpus_per_node: int, nodes: int) -> Layout:
-    """Build the layout of a named GPU; `asked` is set only if the name could also mean another card."""
+    """Build the layout of a named GPU. Set `requested_name` only if the name could also mean another GPU model."""
     found = find_gpu(name)
     return Layout(found, gpus_per_node, nodes, requested_name=name.strip() if other_forms(name, found) else None)
 
@@ -143,7 +143,7 @@ def layouts_of(names: Sequence[str | Gpu | Layout], *, num_nodes: int = 1) -> tu
 
     Args:
         names: See `layout_of`.
-        num_nodes: Number of machines of layouts that do not state it.
+        num_nodes: Number of machines, for layouts whose name does not state it.
 
     Raises:
         InvalidArgumentError: The list is empty or a single string, or an error of `layout_of`.
@@ -189,10 +189,10 @@ def _is_gpu(name: str) -> bool:
 # --- Racks of trays
 
 NVLINK_DOMAINS: Final = {"GB200": 72, "GB300": 72}
-"""GPUs per NVLink domain for GPUs whose NVLink extends beyond one machine: a rack of 18 trays."""
+"""Number of GPUs per NVLink domain, for GPUs whose NVLink extends beyond one machine: a rack of 18 trays."""
 
 TRAY_GPUS: Final = 4
-"""GPUs per tray, the unit in which racks are rented."""
+"""Number of GPUs per tray. Racks are rented in trays."""
 
 
 def in_domains(layout: Layout) -> Layout:
@@ -226,15 +226,16 @@ AZURE_PREFIX: Final = "standard"
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Network between the machines of a cloud.
+    """Network between the machines of a cloud's instance type.
 
     Attributes:
         bytes_per_second: Bandwidth per machine, one direction.
         machine: Instance type.
         kind: Network technology, as the provider calls it.
-        has_rdma: Whether adapters access memory directly (RDMA); otherwise the CPU runs a TCP stack.
-        gpus: GPUs per machine, which share the network.
-        adapters: Adapters, each serving an equal share of the GPUs. With 1, a single GPU can use the full bandwidth.
+        has_rdma: Whether network adapters access memory directly (RDMA). Otherwise, the CPU runs a TCP stack.
+        gpus: Number of GPUs per machine. They share the network.
+        adapters: Number of network adapters, each for an equal share of the GPUs. If there is only one, a single GPU
+            can use the full bandwidth.
         source: URL of the page that states these figures.
     """
 
@@ -271,7 +272,7 @@ def find_machine(name: str) -> Machine | None:
 
 
 def largest_machine(gpu: Gpu) -> int | None:
-    """Return the largest number of these GPUs in one instance type; None if no cloud in the catalogue has the GPU."""
+    """Return the largest number of these GPUs in one instance type; None if no cloud in the catalogue has them."""
     counts = (one.gpus.partition("x") for one in _machines().values())
     return max((int(count) for count, _, name in counts if name == gpu.name), default=None)
 

@@ -1,14 +1,14 @@
-"""Collectives among the GPUs of one node: work, and measured curves of time over message size.
+"""NCCL collectives among the GPUs of one node: bytes sent, and measured curves of time over message size.
 
 The time of a message of m bytes on n GPUs has three regions: a constant latency, a transition, and m / bandwidth. One
 curve of points at powers of two covers all three. GPUs with measurements have their own curves. Other GPUs use the
 curves of the measured GPU with the same kind of link (NVLink, PCIe with peer access, PCIe without) and the nearest
-bandwidth. The message is scaled by the ratio of the bandwidths, so that the latency stays constant and the saturated
-part scales.
+bandwidth. The message is scaled by the ratio of the bandwidths. So the latency stays constant, and the part that is
+limited by bandwidth scales.
 
-Without peer access, every byte passes through host memory, which more than two GPUs share. The measured machine's time
-is then a lower bound, even for a card with a faster link. `m` is the whole message (two bytes times the tables'
-`message_elements`), as in nccl-tests. Example::
+Without peer access, every byte passes through host memory, whose bandwidth is shared if there are more than two GPUs.
+Then the measured machine's time is a lower bound, even for a card with a faster link. `m` is the size of the whole
+message in bytes, as in nccl-tests (measurement tables store it as `message_elements` of two bytes). Example::
 
     >>> from lightning_predict.kernels.operations import shape_batch
     >>> float(shape_batch("all_reduce", "float16", num_gpus=8, message_bytes=1024).bytes_moved[0])  # 7/8 of it
@@ -39,20 +39,20 @@ from lightning_predict.units import microseconds_to_seconds
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
 UNMEASURED: Final = {"broadcast": "all_gather"}
-"""Collectives without measurements, with the measured one that takes the same time for the same bytes per link. A
-broadcast sends the whole message over a link; an all_gather sends all but a GPU's own share."""
+"""Maps each unmeasured collective to a measured one with the same time per byte sent over a link. A broadcast sends the
+whole message over a link. An all_gather sends the message without the GPU's own share."""
 
 CURVES_FILE: Final = Path(__file__).parent.parent / "weights" / "files" / "collectives.json"
 NVLINK_MESH_ARCHITECTURES: Final = frozenset({"pascal", "volta"})
-"""Architectures whose machines join eight GPUs by NVLink without a switch (DGX-1's cube mesh). A pair of GPUs shares
-one or two of a GPU's four or six links, so bandwidth depends on the number of GPUs."""
+"""Architectures whose machines connect eight GPUs by NVLink without a switch (the cube mesh of the DGX-1). A pair of
+GPUs is connected by one or two of a GPU's four or six links, so the bandwidth depends on the number of GPUs."""
 
 UNFITTED_SPREAD: Final = 1.5
-"""Additional interval factor for collectives on a GPU without measurements. An assumption."""
+"""Factor by which the interval is widened for collectives on an unmeasured GPU. An assumption."""
 
 
 def _bytes_over_the_link(c: Columns) -> Array:
-    """Return bytes that one GPU must send: all but its own share (for all_reduce: with in-switch reduction)."""
+    """Return the bytes that one GPU must send: all but its own share (for all_reduce, with reduction in the switch)."""
     return c["message_bytes"] * (c["num_gpus"] - 1) / c["num_gpus"]
 
 
@@ -75,14 +75,15 @@ register(
 @final
 @dataclass(frozen=True)
 class CollectiveCurves:
-    """Measured curves of log(seconds) at message sizes that are powers of two.
+    """Measured curves of log(seconds) over message size, at sizes that are powers of two.
 
     Attributes:
         log_sizes: Natural logarithm of the sizes in bytes, ascending, shape (points,).
         curves: log(seconds) by GPU, collective and number of GPUs, shape (points,).
-        half_width: Half width of the 90 % interval in log(seconds), on sizes that were not fitted.
-        derived: (GPU, collective) of curves that were not measured but derived from that GPU's all_reduce.
-        staged: Measured GPUs in a machine without peer access, so that every byte passed through host memory.
+        half_width: Half width of the 90 % interval in log(seconds), for message sizes that the curves were not fitted
+            to.
+        derived: (GPU, collective) of each curve that was not measured, but derived from the same GPU's all_reduce.
+        staged: GPUs that were measured in a machine without peer access, where every byte passes through host memory.
     """
 
     log_sizes: Array
@@ -92,11 +93,11 @@ class CollectiveCurves:
     staged: frozenset[str] = frozenset()
 
     def supports(self, operation: str, _dtype: str) -> bool:
-        """Return whether the operation is a collective; the dtype does not matter."""
+        """Return whether the operation is a collective. The dtype does not matter."""
         return operation in COLLECTIVES
 
     def timed_by(self, operation: str, _dtype: str) -> TimedBy:
-        """Return `mlp` for a measured collective, `proxy` for one that uses the curve of another."""
+        """Return how the collective is timed: `mlp` by its own measured curve, `proxy` by another one's."""
         return "proxy" if operation in UNMEASURED else "mlp"
 
     def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
@@ -104,7 +105,10 @@ class CollectiveCurves:
         return gpu_name in self.curves
 
     def estimate(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Estimate:
-        """Estimate seconds and their 90 % interval, each of shape (gpus, problems)."""
+        """Estimate seconds and their 90 % interval, each of shape (gpus, problems).
+
+        Unmeasured GPUs have wider intervals.
+        """
         seconds = np.stack([self._seconds(batch, target) for target in gpus])  # (gpus, problems)
         fitted = np.array([self._is_measured(batch.operation, target) for target in gpus])[:, None]  # (gpus, 1)
         spread = np.exp(self.half_width) * np.where(fitted, 1.0, UNFITTED_SPREAD)
@@ -130,13 +134,13 @@ class CollectiveCurves:
             scaled = [scaled[0], *(np.maximum(scaled[0], shared) for shared in staged[1:])]
         inside = np.minimum(wanted, counts[-1])
         seconds: Array = np.exp(_between_counts(counts, np.stack(scaled), inside))
-        # Beyond the measured number of GPUs, bus bandwidth is constant: 64 GB300 of a rack reach 655 GB/s in all_gather
-        # and 750 in all_reduce (XLA's table, 1 GiB), where four reach 582 and 643.
+        # Beyond the measured number of GPUs, bus bandwidth is taken as constant. 64 GB300 of a rack reach 655 GB/s in
+        # all_gather and 750 GB/s in all_reduce (XLA's table, 1 GiB); four of them reach 582 and 643 GB/s.
         seconds *= np.where(wanted > inside, (1 - 1 / np.maximum(wanted, 2.0)) / (1 - 1 / np.maximum(inside, 2.0)), 1.0)
         return seconds
 
     def _source(self, target: Gpu) -> tuple[str, float]:
-        """Return the measured GPU whose curves are used, and the factor by which messages are scaled."""
+        """Return the measured GPU whose curves are used for a GPU, and the factor that scales the message size."""
         if target.name in self.curves:
             return target.name, 1.0
         wanted = _kind(target, has_peer_access=target.has_peer_access)
@@ -149,13 +153,13 @@ class CollectiveCurves:
 
 
 MARGINAL_SHARE: Final = (0.9, 1.03)
-"""Bounds on the time per byte beyond the largest measured message, relative to that message's mean. They keep the bus
-bandwidth at eight times that size within -3 and +10 %; published machines with NVLink gain 5 to 9 % from 512 MiB to 4
-GiB."""
+"""Bounds on the time per additional byte beyond the largest measured message, relative to that message's mean time per
+byte. With these bounds, the bus bandwidth at eight times that size changes by -3 to +10 %. Published machines with
+NVLink gain 5 to 9 % from 512 MiB to 4 GiB."""
 
 
 def on_curve(log_sizes: Array, curve: Array, log_messages: Array) -> Array:
-    """Interpolate a curve; it is constant below the smallest size and continues linearly beyond the largest.
+    """Interpolate a curve. It is constant below the smallest size, and continues linearly beyond the largest size.
 
     Args:
         log_sizes: Natural logarithm of the curve's sizes, ascending, shape (points,).
@@ -174,7 +178,7 @@ def on_curve(log_sizes: Array, curve: Array, log_messages: Array) -> Array:
 
 
 def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
-    """Return the kind of a machine's links: whether NVLink, whether peer access, whether a mesh without a switch."""
+    """Return the kind of a GPU's links: has NVLink, has peer access, is a mesh without a switch."""
     has_nvlink = target.nvlink_bytes_per_second is not None
     return has_nvlink, has_peer_access, has_nvlink and target.architecture in NVLINK_MESH_ARCHITECTURES
 
@@ -182,7 +186,8 @@ def _kind(target: Gpu, *, has_peer_access: bool) -> tuple[bool, bool, bool]:
 def _between_counts(counts: Array, at_counts: Array, wanted: Array) -> Array:
     """Interpolate log(seconds) over log(number of GPUs), within the measured range.
 
-    A single GPU sends nothing: it gets the time of the smallest group at the smallest message, and a bound of zero.
+    A single GPU sends nothing. It gets the time of the smallest group at the smallest message, and a lower bound of
+    zero.
     """
     x, position = np.log(counts), np.log(np.maximum(wanted, 1.0))
     upper = np.clip(np.searchsorted(x, position), 1, len(x) - 1)

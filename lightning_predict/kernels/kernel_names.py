@@ -1,8 +1,9 @@
-"""Kind of work of a kernel, by its name alone.
+"""Infers from a CUDA kernel's name whether it does matrix work (matmul, convolution, attention), and in which dtype.
 
 CUDA graphs, extensions (TransformerEngine, FlashAttention) and Triton kernels run without an operation of the
-dispatcher, so their shapes are unknown. Names tell matrix work and its dtype: cuBLAS and cuDNN encode the operands
-(`nvjet_tst` is bfloat16, `nvjet_qqtst` float8), CUTLASS and FlashAttention have them as template arguments. Example::
+dispatcher, so their shapes are unknown, but their names are recorded. cuBLAS and cuDNN encode the dtype in the name
+(`nvjet_tst` is bfloat16, `nvjet_qqtst` is float8). CUTLASS and FlashAttention kernels have it as a template argument.
+Example::
 
     >>> matrix_dtype("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_NNN")
     'bfloat16'
@@ -26,13 +27,13 @@ from lightning_predict.tracing.trace import Kernel
 _MATRIX: Final = re.compile(
     r"nvjet|xmma|gemm(?!_?reduce)|cutlass|flash|fmha|sdpa|_mma_|wgmma|triton_tem|winograd|implicit_convolve|[fdw](prop|grad)\d?_"
 )
-"""Matrix products, convolutions and fused attention."""
+"""Names of kernels for matmuls, convolutions and fused attention."""
 
 _MEMORY_BOUND: Final = re.compile(
     r"at::native|splitkreduce|combine|convert|dot_do_o|preprocess|memcpy|memset|nhwc_?to_?nchw|nchw_?to_?nhwc|cast_transpose|"
     r"scale_?kernel|elementwise|layer_?norm|softmax_(fwd|bwd|warp)|copy_kernel|generatewinogradtiles"
 )
-"""Memory-bound kernels of the same libraries."""
+"""Names of memory-bound kernels in the same libraries. They take precedence over `_MATRIX`."""
 
 _NVJET: Final = re.compile(r"nvjet_(?:sm\d+_)?([a-z]{3,6})_")
 
@@ -44,22 +45,24 @@ _DTYPES: Final = (
     ("tf32", re.compile(r"tf32|s1688|tensorop_s")),
     ("float32", re.compile(r"sgemm|simt|f32f32|_sss_|ffma")),
 )
-"""dtype by parts of a name, in lower case, in the order of search: s1688 alone is TF32, with fp16 it accumulates."""
+"""dtype by a pattern in the lower-case name; the first match wins. `s1688` means TF32, but a name that also has `f16`
+is a float16 kernel that accumulates in float32, so float16 is searched first."""
 
 USUAL_DTYPE: Final = "bfloat16"
-"""dtype of matrix work whose name has none: most training, and float16 has nearly the same rates."""
+"""dtype to assume if the name shows none. Most training uses bfloat16, and float16 runs at almost the same speed."""
 
 _WIDER: Final = {"float8": "bfloat16", "bfloat16": "float16", "tf32": "float32"}
-"""dtype that a GPU without the units computes in instead."""
+"""Fallback dtype that a GPU computes in if it has no hardware units for the requested dtype."""
 
 
 @lru_cache(maxsize=4096)
 def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
-    """Return the dtype of a kernel that does matrix work; None for other kernels.
+    """Return the dtype in which a kernel does matrix work; None if it does other work.
 
     Args:
         name: The kernel's name, as the driver reports it.
-        tf32: Whether float32 products may use TF32, for kernels of float32 operands that do not say so.
+        tf32: Whether float32 matmuls may use TF32. It matters for `nvjet` kernels, whose names are equal for float32
+            and TF32.
     """
     lower = name.lower()
     if _MATRIX.search(lower) is None or _MEMORY_BOUND.search(lower) is not None:
@@ -69,7 +72,10 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
 
 
 def by_matrix_rates(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
-    """Scale a kernel's seconds by the sustained products of both GPUs, except its start."""
+    """Scale a kernel's time to another GPU by the ratio of sustained matmul throughputs.
+
+    Its start time stays constant.
+    """
     start = min(kernel.seconds, START_SECONDS)
     return start + (kernel.seconds - start) * _rate(origin, dtype) / _rate(destination, dtype)
 

@@ -1,8 +1,9 @@
-"""Warnings about later parts of a run that may need more GPU memory than the recorded step.
+"""Warnings about later parts of a run that may need more GPU memory than the recorded step (out-of-memory risks).
 
-Three parts may need more: the state of an optimizer without an update so far, a larger validation batch, and the
-longest sequence. If the recorder followed the tensors, the step is scaled and its memory derived again. If the GPU's
-own peak was measured, everything beyond parameters, gradients and optimizer state is scaled. Example::
+Three parts may need more memory: the first update of an optimizer, which creates its state; a larger validation batch;
+and the longest sequence. If the recorder tracked tensor lifetimes, the step is scaled to the new size and its memory is
+simulated again. Otherwise the GPU's own peak was measured. Then everything except parameters, gradients and optimizer
+state is scaled in proportion. Example::
 
     for worry in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
         print(worry.sentence)  # "The first update of another optimizer ..."
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     import torch
 
 MAX_LENGTHS: Final = 10_000_000
-"""Maximum number of sequence lengths to read; more would delay the training by seconds."""
+"""Maximum number of sequence lengths to read. Reading more would delay the training by seconds."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """Known facts about the rest of a run.
+    """Facts about the rest of a run that determine its memory need.
 
     Attributes:
-        state_bytes: State that optimizers without an update will create.
-        validation: A recorded validation batch; None without one.
+        state_bytes: Size of the state that optimizers will create in their first update.
+        validation: A recorded validation batch; None if none was recorded.
         validation_samples: Samples of the largest validation batch; None if unknown or without validation.
         length: Length of the recorded sequences; None if unknown or without sequences.
-        longest: Length of the loader's longest sequence; None in the same cases.
+        longest: Length of the loader's longest sequence; None if unknown or without sequences.
     """
 
     state_bytes: int = 0
@@ -59,15 +60,15 @@ class MemoryFacts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRisk:
-    """A later part of the run that may not fit.
+    """A later part of the run that may not fit in the GPU's memory.
 
     Attributes:
-        kind: Which part.
+        kind: The part: first optimizer update, validation batch or longest sequence.
         gpu: The GPU in use.
-        subject: The part as text.
-        need: Its memory need on this GPU.
-        is_bound: `need` is an upper bound, not an expected value.
-        remedy: Advice.
+        subject: Description of the part, the subject of the message.
+        need: Memory need of the part on this GPU.
+        is_bound: Whether `need` is an upper bound, not an expected value.
+        remedy: Advice to the user.
     """
 
     kind: Literal["optimizer", "validation", "sequence"]
@@ -79,7 +80,7 @@ class MemoryRisk:
 
     @property
     def sentence(self) -> str:
-        """Sentence with the part that may not fit, its memory need and a remedy."""
+        """Message that names the part, its memory need, the probability that it fits, and a remedy."""
         need = self.need
         assert need.process is not None
         assert need.memory_free_bytes is not None
@@ -91,11 +92,11 @@ class MemoryRisk:
 
 
 def memory_risks(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
-    """Yield later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
+    """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
 
     Args:
-        trace: The recorded training step; of several kinds, the one with the largest memory need counts.
-        ahead: The rest of the run.
+        trace: The recorded training step. If it has several kinds of steps, the one with the largest memory is used.
+        rest_of_run: Facts about the rest of the run.
     """
     for one in _to_come(trace, ahead):
         if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
@@ -136,7 +137,7 @@ def _to_come(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
 
 
 def _held(trace: Trace) -> Trace:
-    """Return the step without cached segments: torch frees these before it runs out of memory."""
+    """Return the step without reserved but unused memory, because torch frees cached segments before it fails."""
     if trace.memory.peak_bytes is None:
         return trace
     return replace(trace, memory=replace(trace.memory, reserved_bytes=None))
@@ -144,12 +145,12 @@ def _held(trace: Trace) -> Trace:
 
 @final
 class _Held:
-    """Memory of a step.
+    """Memory of a recorded step, and of the same step with other sizes.
 
     Attributes:
         trace: The step.
-        bytes: Total.
-        lasting_bytes: Parameters, gradients and optimizer state.
+        bytes: Total memory of the step.
+        lasting_bytes: Memory of parameters, gradients and optimizer state, which stays between steps.
     """
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
@@ -163,16 +164,16 @@ class _Held:
 
     @cached_property
     def _is_followed(self) -> bool:
-        """The recorder followed the tensors, so that the step can be scaled."""
+        """Whether the recorder tracked tensor lifetimes, so that the step can be scaled to other sizes."""
         return self.trace.memory.peak_bytes is None and extension("why_no_other_batch")(self.trace) is None
 
     def need(self, size: float) -> MemoryNeed:
-        """Judge whether this many bytes fit on the GPU."""
+        """Compare a memory size with the GPU's memory."""
         reported = self.trace.gpu_memory_bytes
         return memory_need(Layout(self._gpu, 1, 1), size, relative=self._relative, reported_bytes=reported)
 
     def at(self, factor: float) -> float:
-        """Return the bytes of a step with `factor` times as many samples or as long sequences."""
+        """Return the memory of a step with `factor` times the samples, or `factor` times the sequence length."""
         if self._is_followed:
             samples = math.ceil(factor * samples_per_batch(self.trace))
             scaled = step_memory(extension("with_samples")(self.trace, samples))
@@ -181,13 +182,13 @@ class _Held:
         return self.lasting_bytes + factor * (self.bytes - self.lasting_bytes)
 
     def validation_bytes(self, validation: Trace | None, samples: int) -> tuple[float, bool]:
-        """Return the temporary bytes of a validation batch, and whether they are an upper bound.
+        """Return the temporary memory of a validation batch, and whether this is an upper bound.
 
         Args:
-            validation: A recorded validation batch; None without one.
-            samples: Samples of the batch.
+            validation: A recorded validation batch; None if none was recorded.
+            samples: Number of samples of the batch.
         """
-        if validation is None and self._is_followed:  # the forward pass only, which keeps nothing for a backward pass
+        if validation is None and self._is_followed:  # the forward pass, without tensors saved for backward
             forward = tuple(one for one in self.trace.operations if one.phase == "forward")
             memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
             validation = replace(self.trace, operations=forward, held=(), memory=memory)
@@ -198,10 +199,10 @@ class _Held:
 
 
 def missing_state_bytes(optimizer: Any) -> int | None:
-    """Count the bytes of state that an optimizer will create with its first update; None if unknown.
+    """Return the size of the state that an optimizer will create in its first update; None if unknown.
 
-    A copy of the optimizer updates copies of the parameters on the meta device. After the first update, the result is
-    0.
+    A copy of the optimizer updates copies of the parameters on the meta device. The result is 0 if the optimizer has
+    state already.
     """
     import torch
 
@@ -216,13 +217,13 @@ def missing_state_bytes(optimizer: Any) -> int | None:
         ]
         type(optimizer).step(twin)
         values = [value for state in twin.state.values() for value in state.values()]
-    except Exception:  # other people's code, which may need real values
+    except Exception:  # the optimizer is foreign code, which may need real values
         return None
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the trainable parameters, with gradients, on the meta device."""
+    """Copy the trainable parameters to the meta device, with gradients."""
     import torch
 
     twins: list[torch.Tensor] = []
@@ -235,7 +236,7 @@ def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def longest_sequence(loaders: Any) -> int | None:
-    """Return the length of the longest sequence of the loaders' datasets or samplers; None if unknown."""
+    """Return the length of the longest sequence in the loaders' datasets or samplers; None if unknown."""
     longest = []
     for loader in leaves_of(loaders):
         for part in (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")):
@@ -248,7 +249,7 @@ def longest_sequence(loaders: Any) -> int | None:
 
 
 def recorded_length(trace: Trace) -> int | None:
-    """Return the sequence length of a recorded step: the second size of its embedding indices; None without any."""
+    """Return the sequence length of a recorded step, from its embedding indices; None if there are none."""
     looked_up = (
         tensor
         for operation in trace.operations

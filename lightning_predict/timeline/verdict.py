@@ -1,4 +1,4 @@
-"""`Verdict`: the bottleneck of a step on one GPU, the gain from a faster GPU, and time by module.
+"""`Verdict`: the bottleneck of a step on one GPU (host-bound or device-bound), and the critical path by module.
 
 Example::
 
@@ -28,30 +28,30 @@ MAX_PARTS: Final = 8
 """Maximum number of parts of a step to show."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Smaller parts are shown together."""
+"""Parts with a smaller share of the time are combined into one."""
 
 OTHERS: Final = "other modules"
 
 
 Bound = Literal["device", "host", "links", "bubble"]
-"""Possible bottlenecks of a step."""
+"""Possible bottlenecks: kernels on the device, launches by the host, links between GPUs, or the pipeline bubble."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Bottleneck of a step. Values are shares of the step, so they remain valid if its time is corrected.
+    """Bottleneck of a step. Values are shares of the step, so they stay valid if the predicted step time is corrected.
 
     Attributes:
-        bound_by: The slower queue: the host that launches or the device that computes. With a model split over several
-            GPUs, also the links between them or the pipeline bubble.
+        bound_by: The bottleneck: the host, which launches kernels, or the device, which runs them. For several GPUs, it
+            can also be the links between them or the pipeline bubble.
         idle_share: Share of the step in which the device waits for the host.
-        gain: Share of the step that is saved if kernels take half as long and the host does not change: 0 for a fully
-            host-bound step, 0.5 for a fully device-bound one.
-        critical_path: Share of the step by module (by phase outside modules), largest first; sums to 1. A module's time
-            is the time in which the device works for it or waits for its launches.
-        is_doubtful: Whether the other queue may be the bottleneck: the host was assumed, and its interval contains the
-            device's time.
+        gain: Share of the step that is saved if kernels take half as long and the host does not change. It is 0 for a
+            fully host-bound step and 0.5 for a fully device-bound step.
+        critical_path: Share of the step by module (by phase outside modules), largest first; sums to 1. A module's
+            share is the time in which the device works for this module or waits for its launches.
+        is_doubtful: Whether the bottleneck is uncertain. This is so if the host time was assumed, not measured, and its
+            interval contains the device time.
     """
 
     bound_by: Bound
@@ -72,7 +72,7 @@ class Verdict:
         Args:
             device: Compute time of one GPU in seconds.
             host: Host time in seconds.
-            exposed: Exposed time, in which the GPU waits for the others.
+            exposed: Exposed communication: seconds in which the GPU waits for other GPUs.
             seconds: Step time.
         """
         if not less(max(device, host), exposed):
@@ -102,11 +102,11 @@ def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: Sim
 
 
 def module_groups(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Group modules into parts of the step to show, as detailed as `MAX_PARTS` allows.
+    """Group the modules of a step into at most `MAX_PARTS` parts to show.
 
-    The common prefix of all names is removed. Then the longest part is split into its children repeatedly, while at
-    most `MAX_PARTS` parts have `SMALLEST_SHARE` of the time. If there are too many children, numbered ones are merged
-    into `*`. Smaller parts are combined into one. Example::
+    The common prefix of all names is removed. Then the longest part is split into its children, repeatedly. This stops
+    when more than `MAX_PARTS` parts would reach `SMALLEST_SHARE` of the time. If a part has too many children, those
+    with a number as their name are merged into `*`. Smaller parts are combined into one. Example::
 
         >>> parts = {"attention": 2.0, "mlp": 3.0}
         >>> seconds = {f"net.blocks.{n}.{part}": parts[part] for n in range(12) for part in parts}
@@ -161,11 +161,12 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
 
 
 def _parts(work: Sequence[HostOperation], spent: Array) -> list[str]:
-    """Return the part of each operation; outside modules, its phase in brackets.
+    """Return the part of the step that each operation belongs to; outside modules, its phase in brackets.
 
     Args:
-        work: Operations.
-        spent: Seconds of each, shape (gpus, operations). Each GPU has the same weight, so all have the same parts.
+        work: The operations.
+        spent: Seconds of each operation, shape (gpus, operations). The parts are the same for all GPUs, which have
+            equal weight.
     """
     total = spent.sum(axis=1, keepdims=True)  # (gpus, 1)
     shares = np.divide(spent, total, out=np.zeros_like(spent), where=total > 0).sum(axis=0)

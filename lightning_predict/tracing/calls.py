@@ -1,6 +1,6 @@
-"""Tensors and arguments of a profiled call, with the names that all recorders use.
+"""Reads tensors and arguments of a profiled call, and converts them to the names that all recorders use.
 
-The profiler lists arguments by position, as sizes, C++ names of dtypes, and numbers as text. Example::
+The profiler lists a call's arguments by position: tensor sizes, C++ names of dtypes, and numbers as text. Example::
 
     >>> call = Call("aten::mm", False, False, (1, 1), 0.0, 1.0,
     ...             {"input dims": [[2, 3], [3, 4]], "input type": ["c10::BFloat16", "c10::BFloat16"]})
@@ -37,7 +37,7 @@ from lightning_predict.tracing.signatures import (
 from lightning_predict.tracing.trace import TensorInfo
 
 RECORDED_OUTPUTS: Final = "recorded outputs"
-"""Key for output tensors in the same format, if known."""
+"""Key of `call.details` for the output tensors, in the same format as `RECORDED_TENSORS`; absent if unknown."""
 
 _DTYPES: Final[Mapping[str, str]] = {
     "float": "float32",
@@ -75,16 +75,16 @@ _DTYPE_NUMBERS: Final = {
     23: "float8_e5m2",
     24: "float8_e4m3fn",
 }
-"""`c10::ScalarType` by its number."""
+"""Name of each `c10::ScalarType`, by its number."""
 
 _MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 _TENSORS_READ: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
-"""Number of input tensors of these operations; compiled code calls the variant with the output as an additional
-argument."""
+"""Number of input tensors of these operations. Compiled code passes the output as an additional argument, which is
+ignored."""
 
 _TAKES_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
-"""Operations that wrap a Python number as a 64-bit tensor without dimensions."""
+"""Operations for which torch converts a Python number to a 64-bit tensor without dimensions."""
 
 _OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
 
@@ -107,7 +107,7 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
-    """List the tensors that a call writes, if a recorder added them or they can be inferred; profiles lack them."""
+    """List the tensors that a call writes. Profiles lack them, unless a recorder added them or they can be inferred."""
     recorded = call.details.get(RECORDED_OUTPUTS)
     if recorded is None and operator_name(call) == "aten::index":
         return _indexed(call)
@@ -115,9 +115,10 @@ def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def _indexed(call: Call) -> tuple[TensorInfo, ...]:
-    """Infer the result of an index operation, whose kernel reads the tensor through a view with the result's sizes.
+    """Infer the result's sizes of an `aten::index` call.
 
-    The view has stride 0 along the indexed dimensions.
+    The kernel reads the indexed tensor through a view, which has the sizes of the result and stride 0 along the indexed
+    dimensions.
     """
     for view in call.descendants():
         if operator_name(view) != "aten::as_strided":
@@ -130,7 +131,7 @@ def _indexed(call: Call) -> tuple[TensorInfo, ...]:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """Read non-tensor arguments by their schema names; empty if the names are unknown."""
+    """Read the non-tensor arguments of a call, by their schema names; empty if the names are unknown."""
     name = operator_name(call) or call.name
     groups = _tensor_groups(call)
     values = _parsed(call)
@@ -151,7 +152,7 @@ def arguments_of(call: Call) -> dict[str, Any]:
 
 
 def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bool | int]:
-    """Return the layout of images, of a matmul's second factor or of operands; only newer files have strides."""
+    """Return the memory layout of the images, of a matmul's second factor, or of the operands, from the strides."""
     position = LAYOUT_AT.get(name, FACTORS_AT.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
     if name in LAID_OUT:
@@ -165,26 +166,26 @@ def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bo
 
 
 def _parsed(call: Call) -> list[Any]:
-    """Parse the values at each position; None for tensors."""
+    """Parse the value at each position of the call; None for tensors."""
     return [_parse(text) if isinstance(text, str) else text for text in call.details.get("concrete inputs", [])]
 
 
 def _operands(sizes: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the sizes and strides of each tensor that has dimensions; lists of tensors are flattened."""
+    """Yield the sizes and strides of each tensor that has dimensions. Lists of tensors are flattened."""
     for shape, steps in zip(sizes, strides, strict=False):
         each = zip(shape, steps, strict=False) if shape and isinstance(shape[0], list) else [(shape, steps)]
         yield from ((one, between) for one, between in each if one and is_shape(one) and is_shape(between))
 
 
 def _is_wrapped_number(tensor: TensorInfo, beside: Sequence[TensorInfo]) -> bool:
-    """Return whether a tensor is a wrapped number: 64-bit, no dimensions, next to a tensor with dimensions."""
+    """Return whether a tensor is a converted Python number: 64-bit, no dimensions, used with a tensor that has some."""
     if tensor.shape or tensor.dtype not in ("float64", "int64"):
         return False
     return any(other.shape or other.dtype not in ("float64", "int64") for other in beside)
 
 
 def _tensor_groups(call: Call) -> list[tuple[TensorInfo, ...] | None]:
-    """List the tensors at each position; None if there are no tensors."""
+    """List the tensors at each position of the call; None at positions without tensors."""
     recorded = call.details.get(RECORDED_TENSORS)
     if recorded is not None:
         return _groups_of_rows(recorded)
@@ -213,16 +214,17 @@ def dtype_of(kind: str) -> str:
 
 
 _MOVED_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
-"""Element size in the name of a kernel that moves elements of any dtype."""
+"""Element size in the names of kernels that copy elements of any dtype."""
 
 _DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
 """Default dtype for an element size."""
 
 
 def _list_dtype(call: Call) -> str:
-    """Infer the dtype of a list of tensors, which files omit, from the call's first tensor or from calls inside it.
+    """Infer the dtype of a list of tensors, which profiles omit.
 
-    Otherwise the element size in the kernel name selects a default dtype; without it, float32.
+    It is the dtype of the first tensor of the call, or of a call inside it. If there is none, the element size in the
+    kernel's name selects a default dtype. If the name has no size, the dtype is float32.
     """
     inside = (call, *call.descendants())
     for one in inside:
@@ -257,7 +259,7 @@ def _parse(text: str) -> Any:
 
 
 def _in_words(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Convert numeric values of torch's enumerations to their names."""
+    """Convert the numbers of torch's enumerations (dtype, memory format) to names."""
     named = {}
     for word, value in arguments.items():
         if word.endswith("dtype") and isinstance(value, int):

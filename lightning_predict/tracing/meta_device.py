@@ -1,14 +1,15 @@
-"""Makes the meta device behave like a GPU in two respects: autocast, and the memory format of convolutions.
+"""Makes the meta device behave like a GPU in two respects: autocast (mixed precision) and channels-last convolutions.
 
 Torch's autocast has no effect on the meta device. `AutocastOnMeta` casts the arguments of operations on meta tensors as
-autocast on CUDA would, and reports the copies that this needs. Results then have the dtype that they have on a GPU, so
-later code and the backward pass behave the same. If a gradient's dtype differs from its tensor's, autograd copies it,
-as it does for autocast's own casts. Copies of parameters are kept until the next backward pass, because Lightning
-leaves the autocast context there.
+autocast on CUDA would, and reports the copies that these casts need. Results then have the same dtype as on a GPU, so
+later code and the backward pass behave the same. If a gradient's dtype differs from its tensor's dtype, autograd casts
+the gradient, as on CUDA. A parameter is cast once and kept until the next backward pass. Torch drops such copies when
+the autocast context ends, and Lightning ends it just before the backward pass.
 
-The lists (`precision.py`) are torch's, at the level of operations below autograd. CUDA and the CPU agree on matmuls,
-convolutions and attention. Layer norm, group norm, softmax, `exp`, `log`, `pow` and sums are float32 on CUDA and 16
-bits on the CPU. `cross_entropy` requests the log-softmax in its input's dtype, which autocast on CUDA then respects.
+`precision.py` has torch's autocast lists, expressed as the ATen operations that run below autograd. CUDA and the CPU
+agree on matmuls, convolutions and attention. They differ for layer norm, group norm, softmax, `exp`, `log`, `pow` and
+sums, which are float32 on CUDA and 16 bits on the CPU. `cross_entropy` passes its input's dtype to log-softmax
+explicitly, so autocast on CUDA does not cast it to float32.
 
 On CUDA, a convolution's output is channels last if its images or its weight are (`cudnn_conv_suggest_memory_format` in
 `ATen/native/ConvUtils.h`; never for float64). On the meta device, all other torch operations keep the memory format,
@@ -52,11 +53,11 @@ _BACKWARD: Final = "aten::convolution_backward"
 CONVOLUTIONS: Final = _FORWARD | {_BACKWARD}
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory format by number of dimensions."""
+"""Channels-last memory format by number of dimensions."""
 
 
 def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
-    """Return the result of an operation on meta tensors with the strides that it has on a GPU."""
+    """Return the result of an operation on meta tensors, with the strides that the operation produces on a GPU."""
     if name in _FORWARD and _is_meta(output) and _is_last(args[:2]):
         return _laid_out(output)
     if name == _BACKWARD and isinstance(output, tuple) and _is_meta(output[0]) and _is_last(args[1:3]):
@@ -72,7 +73,7 @@ def _is_meta(tensor: object) -> bool:
 
 
 def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
-    """Return whether cuDNN would use channels last."""
+    """Return whether cuDNN would compute this convolution in channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
     return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
         one.dtype is not torch.float64 for one in tensors
@@ -87,7 +88,7 @@ _CONVOLUTIONS_BELOW: Final = tuple(
     getattr(torch.ops.aten, name)
     for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
-"""Convolutions under the names used by exported and traced programs."""
+"""ATen convolutions, which exported and traced programs call instead of the functions of `torch`."""
 
 _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
@@ -102,7 +103,7 @@ _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         torch.chain_matmul,
         torch.linalg.multi_dot,
         torch.linalg.vecdot,
-        # Convolutions check above autograd that images and bias have the same dtype.
+        # A convolution checks above autograd, before `cast` runs, that images and bias have the same dtype.
         torch.conv1d,
         torch.conv2d,
         torch.conv3d,
@@ -111,7 +112,7 @@ _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         torch.conv_transpose3d,
     }
 )
-"""16-bit functions of autocast that torch decomposes, or checks, above the level of `cast`."""
+"""Functions that autocast runs in 16 bits, and that torch decomposes or checks before `cast` sees them."""
 
 _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
@@ -126,22 +127,22 @@ _FLOAT32_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
         functional.triplet_margin_loss,
     }
 )
-"""float32 functions of autocast that torch decomposes above the level of `cast`."""
+"""Functions that autocast runs in float32, and that torch decomposes before `cast` sees them."""
 
 _INTO_FLOAT32: Final = named("_softmax _log_softmax")
-"""On CUDA, these read float16 and return float32 without a copy, if their third argument says so."""
+"""Operations that read float16 and return float32 without a copy on CUDA, if their third argument is true."""
 
 _INPUT_DTYPE_AT: Final[Mapping[str, int]] = {
     "aten::_softmax_backward_data": 3,
     "aten::_log_softmax_backward_data": 3,
 }
-"""Position of the dtype of the forward pass's input, which is float32 under autocast."""
+"""Position of the argument with the dtype of the forward pass's input; under autocast, it must be float32."""
 
 _CASTABLE: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def autocast_dtype() -> torch.dtype | None:
-    """Return the dtype of the active autocast, for CUDA or else for the CPU; None without."""
+    """Return the dtype of the active autocast: for CUDA if active, else for the CPU; None if autocast is off."""
     if not torch._C._is_any_autocast_enabled():
         return None
     for device in ("cuda", "cpu"):
@@ -159,7 +160,7 @@ class AutocastOnMeta:
         number: Returns the storage id of a tensor.
 
     Attributes:
-        dtype: dtype of the active autocast; None without.
+        dtype: dtype of the active autocast; None if autocast is off.
         has_cast: Whether autocast was active for an operation on the meta device.
     """
 
@@ -184,11 +185,11 @@ class AutocastOnMeta:
             name: Qualified name of the operation.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            in_backward: Whether a backward pass runs it. Autocast is off there, and saved tensors come from the forward
-                pass.
+            in_backward: Whether the operation runs in a backward pass. Autocast is off there, but tensors saved by the
+                forward pass may have been cast.
 
         Raises:
-            CaptureError: Autocast on CUDA refuses the operation.
+            CaptureError: CUDA's autocast rejects the operation.
         """
         if in_backward:
             return (args, kwargs) if not self.has_cast else self._cast_backward(name, args, kwargs)
@@ -217,7 +218,7 @@ class AutocastOnMeta:
         return args, kwargs
 
     def cast_whole(self, name: str, values: Any) -> tuple[Any, torch.dtype | None]:
-        """Cast the arguments of a whole call above autograd; return them and its compute dtype."""
+        """Cast the arguments of a whole call before autograd sees them; return them and the dtype it computes in."""
         lower = self.dtype
         if lower is None or lower not in _CASTABLE:
             return values, None
@@ -230,7 +231,7 @@ class AutocastOnMeta:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Yield the arguments of a function that torch decomposes above the level of `cast`, while it runs."""
+        """Context manager around a function that torch decomposes before `cast` sees it; yields the cast arguments."""
         if func in _LOWER_FUNCTIONS and self.dtype is not None:
             yield self._above_autograd(args, self.dtype), self._above_autograd(kwargs, self.dtype)
         elif func in _FLOAT32_FUNCTIONS:
@@ -245,7 +246,7 @@ class AutocastOnMeta:
             yield args, kwargs
 
     def _above_autograd(self, value: Any, dtype: torch.dtype) -> Any:
-        """Cast the tensors in a value under autograd; parameters are cast once until the backward pass."""
+        """Cast all tensors in a value, recorded by autograd. A parameter is cast once until the next backward pass."""
         match value:
             case torch.Tensor() if _is_castable(value) and value.dtype is not dtype:
                 self.has_cast = True
@@ -298,7 +299,7 @@ class AutocastOnMeta:
         return tuple(map(cast, args)), {word: cast(value) for word, value in kwargs.items()}
 
     def _to(self, tensor: torch.Tensor, dtype: torch.dtype, *, is_saved: bool, only_copied: bool) -> torch.Tensor:
-        """Cast a tensor; report the copy unless the forward pass or an earlier operation made it."""
+        """Cast a tensor, and report the copy unless an earlier operation or the forward pass has made the same one."""
         if tensor.dtype is dtype or not _is_castable(tensor):
             return tensor
         source = _whole_of(tensor)
@@ -324,6 +325,6 @@ def _castable(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the base of a view that shows all of its elements: autocast casts before the view is taken."""
+    """Return the base tensor of a view that shows all of its elements. Autocast casts before the view is made."""
     base = tensor._base if tensor._is_view() else None
     return tensor if base is None or base.numel() != tensor.numel() else base

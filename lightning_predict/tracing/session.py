@@ -1,8 +1,9 @@
-"""`CaptureSession`: records one step of a loop that other code runs, and returns its Trace.
+"""`CaptureSession`: records one step of a training loop that other code runs, and returns its Trace.
 
-It selects the recorder: `torch.profiler` on CUDA and for compiled code, the dispatch modes on the CPU and the meta
-device, and on CUDA to record data flow. If the profiler fails, it is retried without the GPU, and then not used. Errors
-in here never reach the step, and `stop` removes all patches, hooks and profilers. Example::
+It selects the recorder. CUDA and compiled code use `torch.profiler`. The CPU, the meta device, and recordings of data
+flow use dispatch modes. If the profiler fails, the next step is recorded by the profiler without the GPU, and if that
+fails, without the profiler. Errors of recording never reach the training step. `stop` removes all patches, hooks and
+profilers. Example::
 
     session = CaptureSession(device=torch.device("cpu"), model=model, optimizers=[optimizer])
     session.start()
@@ -40,14 +41,14 @@ _NO_KERNELS: Final = (
 )
 
 LARGER_BEFORE: Final = 1.1
-"""Ratio of the process's peak to the step's peak above which reserved memory is attributed to earlier work."""
+"""Ratio of the process's memory peak to the step's peak above which reserved memory is attributed to earlier work."""
 
 _SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
 
 
 @contextmanager
 def recordings_on(gpu_name: str) -> Iterator[None]:
-    """Make recordings inside this context report a given GPU, as on a machine that has it.
+    """Make recordings inside this context report a given GPU, as if the machine had it.
 
     Args:
         gpu_name: Any name of a GPU in the catalogue, such as `T4`.
@@ -63,21 +64,23 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
 class CaptureSession:
     """Records one step: call start(), run the step, call stop(), then trace().
 
-    `start` and `stop` may be called repeatedly to exclude code in between (the data loader, for example); the parts
+    `start` and `stop` may be called repeatedly, to exclude code in between (the data loader, for example). The parts
     form one step. All calls must come from one thread.
 
     Args:
         device: Device that the step runs on.
-        model: The model, for names, parameters and memory; None uses the outermost modules that are called.
-        optimizers: The optimizers, for their state; empty uses those that step.
-        compiled: Whether any part of the step is compiled; None detects it.
-        compiled_before: Compilations before the training began. None ignores all compilations so far when detecting a
-            compiled step, but counts all of them as compilation time.
+        model: The model, for names, parameters and memory. If None, the outermost modules that are called are used.
+        optimizers: The optimizers, for their state. If empty, those that step while recording are used.
+        compiled: Whether any part of the step is compiled. If None, this is detected.
+        compiled_before: Compilations before the training began. If None, earlier compilations do not make the step
+            count as compiled, but their duration still counts as compilation time.
         step: The function that runs the step, to search for compiled code if no model is given.
-        lost: Errors of the profiler in earlier steps: after one it records no GPU, after two it is not used.
-        follows: Record data flow with the dispatch modes, even on a GPU, where the profiler would time kernels.
-        creates_subclasses: The step creates tensor subclasses by torch's constructor, which a dispatch mode forbids.
-            None looks for such classes in the process, and takes the profiler if there is one.
+        lost: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work; after two, it
+            is not used.
+        follows: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would time
+            kernels.
+        creates_subclasses: Whether the step creates tensor subclasses with torch's constructor, which does not work in
+            a dispatch mode. If None, search the process for such subclasses; if any exist, use the profiler.
     """
 
     def __init__(
@@ -115,9 +118,9 @@ class CaptureSession:
         self._reserved_bytes: int | None = None
 
     def start(self) -> None:
-        """Start recording; if the profiler fails, fall back to the next recorder.
+        """Start recording. If the profiler fails, fall back to the next recorder.
 
-        If a later part of a step cannot be recorded, the whole step is lost; see `retry`.
+        If the recorder cannot be restarted within a step, the whole step is lost; `retry` then records a later one.
 
         Raises:
             CaptureError: Another profiler is running, or the recorder cannot be started.
@@ -133,7 +136,7 @@ class CaptureSession:
         self._started_at = time.perf_counter()
 
     def _starts(self) -> bool:
-        """Try to start; False if it failed and another recorder is left to try."""
+        """Try to start the recorder; return False if this failed and another recorder can be tried."""
         try:
             if self._recorder is None:
                 self._prepare()
@@ -161,7 +164,7 @@ class CaptureSession:
 
     @property
     def retry(self) -> Callable[[], CaptureSession] | None:
-        """Constructor of sessions for later steps if the profiler failed in this one; None if no recorder is left."""
+        """Creates a session for a later step, if the profiler failed in this one; None if no other recorder is left."""
         if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._recorders):
             return None
         return partial(
@@ -176,10 +179,10 @@ class CaptureSession:
         )
 
     def stop(self) -> None:
-        """Stop recording; never raises, and calling it again has no effect."""
+        """Stop recording. This never raises, and calling it again has no effect."""
         if not self._running:
             return
-        with ExitStack() as parts:  # in reverse order; each runs even if others raise or are interrupted
+        with ExitStack() as parts:  # runs in reverse order; each part runs even if another raises or is interrupted
             parts.callback(self._stopped)
             parts.callback(self._frames.close)
             for part in (self._optimizer_watch, self._module_watch):
@@ -192,7 +195,7 @@ class CaptureSession:
         self._running = False
 
     def _quietly(self, stop_part: Callable[[], None]) -> None:
-        """Stop a part, retrying once if interrupted; an error is kept for `trace`."""
+        """Stop a part of the recording, and retry once if interrupted. An error is kept, and `trace` raises it."""
         try:
             stop_part()
         except BaseException as error:
@@ -236,9 +239,9 @@ class CaptureSession:
             loader_seconds: Waits for the data loader, one per batch.
             samples: Samples of the step on this rank.
             batches: Batches of the step.
-            shown_by: For each batch, the index of the recorded one to copy, or its own index if it was recorded. Each
-                recorded one has its own start and stop. Empty if all were recorded.
-            optimizer_steps: Optimizer updates in the step; None counts the recorded ones.
+            shown_by: For each batch, the index of the recorded batch that represents it. Each recorded batch had its
+                own start and stop. Empty if all batches were recorded.
+            optimizer_steps: Number of optimizer steps in the step. If None, the recorded ones are counted.
 
         Raises:
             CaptureError: Nothing was recorded, or recording failed.
@@ -265,12 +268,12 @@ class CaptureSession:
         )
 
     def _prepare(self) -> None:
-        """Choose the recorder, and track modules and optimizers with the profiler."""
+        """Choose the recorder. With the profiler, also install the hooks of modules and optimizers."""
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
         self._recorder = self._recorders[len(self._lost)]()
-        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would recompile compiled code
+        if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would cause recompilation
             self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch()
 
@@ -369,10 +372,10 @@ class CaptureSession:
 
     @property
     def _peak_bytes(self) -> int | None:
-        """Peak memory allocated on the GPU, without resetting the user's peak.
+        """Peak memory allocated on the GPU. The user's peak statistics are not reset.
 
-        It comes from recorded allocations, otherwise from the run's own peak so far, which most runs reach in each
-        step.
+        The peak is taken from recorded allocations. Without these, it is the process's own peak so far, which most runs
+        reach in each step.
         """
         if self._device.type != "cuda":
             return None
@@ -381,10 +384,10 @@ class CaptureSession:
 
     @property
     def _reserved_by_step(self) -> int | None:
-        """Memory reserved by the allocator for the step; None if earlier work of the process needed more.
+        """Memory that the allocator reserved for the step; None if earlier work of the process needed more.
 
-        The allocator keeps memory of an earlier, larger model (as in a notebook) and does not report which model it is
-        for.
+        The allocator keeps memory of an earlier, larger model (as in a notebook). It does not report which model used
+        it.
         """
         peak, held = self._peak_bytes, self._reserved_bytes
         if peak is None or held is None:
@@ -396,7 +399,7 @@ class CaptureSession:
         return environment.compilations().seconds_since(self._compiled_before or environment.NO_COMPILATIONS)
 
     def _with_device(self, trace: Trace) -> Trace:
-        """Return the Trace with the GPU's name and memory, or with the device type of most tensors."""
+        """Return the Trace with the GPU's name and memory. On other devices, use the device type of most tensors."""
         if self._device.type != "cuda":
             tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
             kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)

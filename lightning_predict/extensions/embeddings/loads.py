@@ -1,19 +1,19 @@
-"""Load of each GPU by an embedding table in a step, for each kind of sharding.
+"""Work that an embedding table causes on each GPU in one step, for each kind of sharding.
 
-A kind defines the `TablePart` of each GPU and the communication; the loads of several tables add up.
+A kind of sharding determines the part of the table on each GPU (`TablePart`) and the communication. The loads of
+several tables add up. A step has B samples on n GPUs, so each GPU has b = B / n samples. A GPU may hold
 
-With B samples on n GPUs, b = B / n each, a GPU that holds
+* a whole table (`table_wise`) or some of its columns (`column_wise`). It looks up all B samples, and an all-to-all
+  sends each GPU the vectors of its b samples.
+* some of the rows (`row_wise`). It looks up those indices of all B samples that point to its rows. Their number is the
+  same on each GPU, even for skewed lookups, because indices are hashed. With pooling, each GPU has a partial sum of a
+  bag, and a reduce-scatter adds these up. Without pooling, an all-to-all sends each row to the GPU of its sample.
+* a copy of the table (`data_parallel`). It looks up its own b samples. The gradients are dense, and an all-reduce
+  averages them.
 
-* a whole table (`table_wise`) or some of its columns (`column_wise`) looks up all B samples, and sends each GPU the
-  vectors of its b samples (all-to-all);
-* some of its rows (`row_wise`) looks up its own indices of all B samples. Their number is the same on each GPU, even
-  for skewed lookups, because indices are hashed. The sums of a bag are partial, so a reduce-scatter adds them up. Rows
-  that are not summed go to their GPUs in the all-to-all;
-* a copy (`data_parallel`) looks up its own b samples; the gradients are dense, and all-reduced.
-
-Indices are sent in the other direction before, gradients after. A sharded table is updated together with its gradients,
-in one kernel. A copy has a dense gradient and an optimizer pass over all rows. To add a kind, add a row to `KINDS`.
-Example::
+Before the lookup, indices are sent to the GPUs that hold the rows. In the backward pass, gradients go the same way. One
+kernel computes a sharded table's gradients and updates its rows. A copy has a dense gradient, and an optimizer kernel
+updates all rows. To add a kind of sharding, add a row to `KINDS`. Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> table = EmbeddingTable(rows=10, dim=64, pooling=5)
@@ -41,14 +41,14 @@ from lightning_predict.kernels.timing import KernelModels, predict_operation_tim
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
-    """Part of a table on a GPU, with its lookups in a step.
+    """Part of an embedding table on a GPU, with its lookups in a step.
 
     Attributes:
         rows: Number of rows.
         dim: Number of columns.
         bags: Number of output vectors.
-        lookups: Mean number of rows summed per vector; below 1 if most of a bag is on other GPUs.
-        holders: Number of consecutive GPUs with such a part.
+        lookups: Mean number of local rows that are summed per vector. It is below 1 if most of a bag is on other GPUs.
+        num_gpus: Number of consecutive GPUs that have such a part.
         alpha: Exponent of Zipf's law for the lookups.
     """
 
@@ -60,7 +60,7 @@ class TablePart:
     alpha: float = 0.0
 
     def problem(self, operation: str, dtype: str) -> OperationShape:
-        """Return the lookup as an operation for the kernel models."""
+        """Return the lookup as an operation that the kernel models can time."""
         return OperationShape(
             operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha)
         )
@@ -69,12 +69,12 @@ class TablePart:
 @final
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Kind of sharding.
+    """A kind of sharding.
 
     Attributes:
-        parts: Returns the parts of the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
-        splits_rows: Each GPU has only some of the rows of a bag.
-        replicates: Each GPU has the whole table.
+        parts: Returns the parts on the GPUs, in order, from (table, number of GPUs, samples of all GPUs).
+        splits_rows: Whether each GPU has only some of the rows of a bag.
+        replicates: Whether each GPU has a copy of the whole table.
     """
 
     parts: Callable[[EmbeddingTable, int, int], tuple[TablePart, ...]]
@@ -98,14 +98,18 @@ def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[Tabl
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Split into blocks of rows of equal size; the last may be smaller, and with few rows some GPUs have none."""
+    """Split a table into blocks of rows of equal size.
+
+    The last block may be smaller; a small table leaves some GPUs empty.
+    """
     block = math.ceil(table.rows / gpus)
     blocks = ((table.rows // block, block), (1, table.rows % block))
     parts = []
     for holders, rows in blocks:
         if holders and rows:
             found = rows / table.rows
-            # A bag is summed from its local rows; a row that is not summed is found on one GPU.
+            # With pooling, a GPU sums the bag's local rows. Without pooling, a row is on one GPU, so each GPU outputs a
+            # share.
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
             parts.append(
@@ -115,7 +119,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
 
 
 def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    """Split into slices of columns that differ by at most one; with few columns some GPUs have none."""
+    """Split a table into column slices whose widths differ by at most one; a narrow table leaves some GPUs empty."""
     slices = min(gpus, table.dim)
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
@@ -137,7 +141,7 @@ KINDS: Final[Mapping[str, Sharding]] = {
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """Work of a step on n GPUs, for one table or for several together.
+    """Work of one step on n GPUs, for one table or the sum of several.
 
     Attributes:
         forward_seconds: Lookups on each GPU: middle, low and high end of the interval, shape (3, n).
@@ -164,7 +168,7 @@ class Load:
         return Load(*map(operator.sub, self._values, other._values))
 
     def moved_to(self, gpu: int) -> Load:
-        """Rotate the load so that the first GPU's work is on the given GPU."""
+        """Rotate the load, so that the first GPU's work moves to the given GPU."""
         return Load(*(np.roll(value, gpu, axis=-1) if value.ndim else value for value in self._values))
 
     @property
@@ -191,7 +195,7 @@ def loads_of(
     optimizer: OptimizerState,
     models: KernelModels | None,
 ) -> tuple[Mapping[str, Load], ...]:
-    """Return the load of each table by kind; a whole table is on the first GPU."""
+    """Return the load of each table under each kind of sharding. A whole table is placed on the first GPU."""
     parts = {(table, kind): KINDS[kind].parts(table, layout.count, samples) for table in tables for kind in kinds}
     problems = list(
         dict.fromkeys(
@@ -219,7 +223,7 @@ def _problems(
         return (forward,), (backward,)
     size = table.parameter_bytes
     state = optimizer.size_bytes(table.rows, table.dim)
-    # Fill the gradient; read gradient, parameters and state; write parameters and state.
+    # The update fills the gradient, reads gradient, parameters and state, and writes parameters and state.
     update = OperationShape("transfer", "float32", (2 * size + state, 2 * size + state, 2.0 * table.rows * table.dim))
     return (forward,), (backward, update)
 
@@ -266,7 +270,7 @@ def _load(
 
 
 def _state_seconds(part: TablePart, update: OperationShape, layout: Layout, optimizer: OptimizerState) -> Array:
-    """Return the time to read and write the optimizer state of the looked-up rows, within the update kernel."""
+    """Return the time to read and write the optimizer state of the looked-up rows; the update kernel includes it."""
     rows = float(unique_rows(batch_shapes([update]).columns)[0])
     seconds = optimizer.traffic_bytes(rows, part.dim) / layout.gpu.dram_bytes_per_second
     return seconds * np.array([1.0, 1.0 / SPREAD, SPREAD])

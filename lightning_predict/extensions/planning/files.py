@@ -1,15 +1,15 @@
-"""Planning problems from files: a YAML file of machines, limits and jobs; the jobs may be in a separate CSV file.
+"""Reads planning problems from files: a YAML file of machines, limits and jobs. The jobs may be in a separate CSV file.
 
-Example of `jobs.yaml`. Times in the file are in hours, and are converted to seconds::
+Example of `jobs.yaml`. Times in the file are in hours and are converted to seconds::
 
     nodes: 2
     budget_usd: 60
-    restart_seconds: 60                   # the default; lost by a job that moves
+    restart_seconds: 60                   # time that a job loses when it moves (this is the default)
     machines:
-      - g4dn.xlarge                       # an offer that ships with the package, or your own:
+      - g4dn.xlarge                       # a machine of the package's price list; or your own:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
-      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # at its spot price, with your interruption rate
-    checkpoint_seconds: 600               # for spot machines: work after the last checkpoint is lost
+      - {spot: g4dn.xlarge, interruptions_per_hour: 0.05}   # its spot price, and your estimate of the interruption rate
+    checkpoint_seconds: 600               # an interruption loses the work since the last checkpoint
     jobs:
       - name: resnet
         hours: {g4dn.xlarge: {1: 9.5}, g4dn.xlarge spot: {1: 9.5}, box: {1: 4.0, 2: 2.2, 4: 1.3}}
@@ -17,27 +17,27 @@ Example of `jobs.yaml`. Times in the file are in hours, and are converted to sec
         tardiness_usd_per_hour: 2
       - {name: bert, trace: bert.json, iterations: 200000, deadline_hours: 24}
 
-`jobs: jobs.csv` reads a table instead, with one line per job and configuration. Its columns are name, machine,
-num_gpus, hours, deadline_hours, and optionally release_hours, tardiness_usd_per_hour, command, checkpoint. With
-`remaining_epochs`, `hours` is the time of one epoch.
+`jobs: jobs.csv` reads the jobs from a table instead, with one line per job and configuration. Its columns are name,
+machine, num_gpus, hours and deadline_hours. Optional columns are release_hours, tardiness_usd_per_hour, command and
+checkpoint. If `remaining_epochs` is given, `hours` is the time of one epoch.
 
-The times of a job with a trace or past runs are predicted with intervals (`times.py`), on one, two, four, ... GPUs of
-each machine type, and on several machines if a type says so::
+For a job with a trace or past runs, `times.py` predicts times with intervals, on 1, 2, 4, ... GPUs of each machine
+type. A job can also span several machines, if the file lists them as one type (`together`)::
 
-    weights: my-weights                   # and gpus_file, release, host, strategy, history: as for `predict`
+    weights: my-weights                   # gpus_file, release, host, strategy and history also work as for `predict`
     machines:
       - {name: box, gpu: A10, num_gpus: 4, usd_per_hour: 3.0}
-      - {machine: box, together: 2}       # "2 of box": two of them for one job
+      - {machine: box, together: 2}       # two of these machines for one job, named "2 of box"
     jobs:
       - {name: gpt, trace: gpt.json.gz, iterations: 50000, strategy: fsdp, keep_batch: true, deadline_hours: 24}
       - {name: unet, runs: runs.csv, model: unet, batch_size: 16, iterations: 9000, deadline_hours: 24}
 
-On one GPU, a step has the samples of the trace, or `batch_size`. With `keep_batch`, several GPUs share these samples.
-Otherwise each GPU takes as many, in correspondingly fewer steps. `runs: history` are the runs stored by
-RuntimePredictor.
+On one GPU, a step has as many samples as the trace, or `batch_size`. With `keep_batch`, several GPUs share these
+samples. Otherwise each GPU processes this number of samples, and the run needs proportionally fewer steps.
+`runs: history` uses the runs that RuntimePredictor stored.
 
-An exported plan also needs `command`, which starts the training, and for jobs that may move `checkpoint`, a shared
-folder or a bucket. Your own machines may be named for Slurm: `hosts: [dgx1, dgx2]`.
+To export a plan, each job needs a `command` that starts the training. A job that may move also needs `checkpoint`, a
+shared folder or a bucket. For Slurm, name your own machines: `hosts: [dgx1, dgx2]`.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def read_problem(path: Path) -> PlanningProblem:
         path: The YAML file.
 
     Raises:
-        PlanningFormatError: A file that is missing or malformed.
-        InvalidArgumentError: A number out of its range.
+        PlanningFormatError: A file is missing or malformed.
+        InvalidArgumentError: A number is out of its range.
         TraceError: The trace of a job is missing or is not a trace.
-        InfeasiblePlanError: A job or a limit that no plan can satisfy.
+        InfeasiblePlanError: No plan can satisfy a job or a limit.
     """
     document = read_yaml(path, PlanningFormatError)
     document.check_keys(_TOP_KEYS, _TOP_OPTIONAL)
@@ -161,28 +161,28 @@ def read_problem(path: Path) -> PlanningProblem:
 
 
 def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
-    """Read the progress of a running plan.
+    """Read how far the jobs of a running plan have come, from a file.
 
     Jobs that are not listed have not started. Example of `state.yaml`::
 
         now_hours: 3.5
-        spent_usd: 12.4                                          # on machines, so far
+        spent_usd: 12.4                                          # spent on machines so far
         jobs:
           resnet: {done: 0.6, node: 0, machine: box, num_gpus: 2, measured_hours: 2.5, beside_hours: 0.2} # running
-          bert: {done: 0.1, machine: box, num_gpus: 1}            # waiting; its last configuration
+          bert: {done: 0.1, machine: box, num_gpus: 1}            # waiting; this is where it ran last
           unet: {done: 1}                                         # finished
 
-    `measured_hours` is the time of the whole run where the job ran last, according to its progress; times elsewhere are
-    predicted again from it. `beside_hours` is the part outside the steps, on any machine: waits for data, validation
-    and checkpoints.
+    `measured_hours` is the total time of the job on the machine where it ran last, estimated from its progress. The
+    job's times on other machines are then corrected with it. `beside_hours` is the time outside the training steps,
+    equal on all machines: waits for data, validation and checkpoints.
 
     Args:
         path: The YAML file.
         problem: The planned problem.
 
     Raises:
-        PlanningFormatError: A file that is missing or malformed.
-        InvalidArgumentError: A state that contradicts the problem, such as an unlisted job.
+        PlanningFormatError: The file is missing or malformed.
+        InvalidArgumentError: The state contradicts the problem, for example by a job that the problem does not have.
     """
     document = read_yaml(path, PlanningFormatError)
     document.check_keys({"now_hours", "jobs"}, {"spent_usd"})
@@ -222,24 +222,24 @@ def read_situation(path: Path, problem: PlanningProblem) -> PlanState:
 
 
 PROGRESS_IS_OLD_SECONDS: Final = 900.0
-"""A run whose file was last written longer ago is not running any more."""
+"""A run counts as stopped if its progress file is older than this."""
 
 
 def read_progress_of(folder: Path, problem: PlanningProblem, *, now: float) -> PlanState:
-    """Read the progress of a plan from the files of its jobs (`run/progress.py`), anywhere in a folder.
+    """Read how far the jobs of a running plan have come, from their progress files (`run/progress.py`) in a folder.
 
-    The plan began with the first of its jobs. A job without a file has not started. Jobs of other plans are ignored; of
-    two files of one job, the newer one is used. The spent money is computed from the times in these files, so machines
-    that jobs have left are missing.
+    The plan began when its first job began. A job without a file has not started. Jobs of other plans are ignored. If a
+    job has two files, the newer one is used. The spent money is estimated from the times in these files. It lacks the
+    machines that a job has left.
 
     Args:
-        folder: Folder that the jobs' checkpoints share.
+        folder: The folder with the jobs' checkpoints, including subfolders.
         problem: The planned problem.
         now: Seconds since 1970.
 
     Raises:
-        PlanningFormatError: No job of the problem has a file there.
-        InvalidArgumentError: A damaged file, or a state that contradicts the problem.
+        PlanningFormatError: The folder has no file of a job of this problem.
+        InvalidArgumentError: A file is damaged, or the state contradicts the problem.
     """
     jobs = {job.name: job for job in problem.jobs}
     found: dict[str, tuple[Progress, Place]] = {}
@@ -306,7 +306,7 @@ def _number(row: Checked, key: str, default: float) -> float:
 
 
 def _assumptions(document: Checked, folder: Path) -> Assumptions:
-    """Return the assumptions for predicted times; paths are relative to the file of jobs."""
+    """Return the assumptions for predicted times. Paths are relative to the file of the problem."""
     known = document.value.get("history", True)
     if not isinstance(known, bool):
         known = folder / document.member("history").words()
@@ -353,7 +353,7 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
 
 
 def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
-    """Return the newest offer for this instance that ships with the package."""
+    """Return the newest offer for this instance type in the package's price list."""
     known = at_spot_prices(load_offers()) if spot else load_offers()
     offers = [offer for offer in known if offer.instance == instance]
     if not offers:
@@ -372,7 +372,7 @@ def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
 
 
 def _spot(row: Checked) -> MachineType:
-    """Return an instance at its newest spot price that ships with the package."""
+    """Return an instance type at the newest spot price in the package's price list."""
     machine = _offered(row.member("spot"), row.member("spot").words(), spot=True)
     return replace(
         machine,
@@ -383,7 +383,10 @@ def _spot(row: Checked) -> MachineType:
 
 
 def _together(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
-    """Return several machines of a type, one named above or an offer, as one type that a job can span."""
+    """Combine several machines of one type into a new type, for a single job.
+
+    The base type is from the file or an offer.
+    """
     name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
     one = next((machine for machine in known if machine.name == name and machine.of is None), None)
     one = one or _offered(row.member("machine"), name)
@@ -434,12 +437,18 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
 
 
 def _over_middle(time: Interval[float]) -> Interval[float]:
-    """Divide a time and its ends by its middle: equal numbers give exactly 1, unlike a product with 1 / middle."""
+    """Divide a time and its ends by its middle.
+
+    Division gives exactly 1 for equal numbers; a product with 1 / middle may not.
+    """
     return time.map(lambda value: value / time.middle)
 
 
 def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumptions: Assumptions) -> Times:
-    """Return the time of the whole run by configuration, given or predicted; given times have no width."""
+    """Return the time of the whole run by configuration, stated or predicted.
+
+    A stated time has an interval without width.
+    """
     sources = [name for name in ("hours", "trace", "runs") if row.has(name)]
     if len(sources) != 1:
         raise row.error(
@@ -484,7 +493,7 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
 
 
 def _csv_jobs(path: Path) -> list[Checked]:
-    """Return the lines of a CSV file as jobs; the properties of a job must agree on all of its lines."""
+    """Return the jobs of a CSV file. All lines of a job must agree on its properties."""
     try:
         lines = list(read_csv(path, PlanningFormatError, name=path.name))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Families of operations, one file each, with everything that is known of an operation.
+"""Definitions of all operations: one file per family (matmul, attention, convolution, ...).
 
-A file holds shape parameters, FLOPs and bytes, dispatcher calls, the backward pass, the estimate without a network, and
-the input features of the networks. Importing this package registers those that most steps need; the
-others are imported when a name is looked up that they may define (`import_for`).
+For each operation, the file defines shape parameters, FLOPs and bytes, dispatcher calls and the backward pass. It also
+defines the input features of the neural networks, and an estimate for GPUs without one. Importing this package
+registers the common families. `import_for` imports the others when a matching name is looked up.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ ON_DEMAND: Final[Mapping[str, str]] = {
     "recurrent": r"lstm|gru|rnn",
     "sparse": r"sparse",
 }
-"""Families that few steps need, each with a pattern that the names of all its operations and calls match."""
+"""Rarely needed families. Each has a pattern that matches the names of all its operations and dispatcher calls."""
 
 
 def import_for(name: str) -> None:
-    """Import the families on demand that may define an operation or a call."""
+    """Import the families in `ON_DEMAND` whose pattern matches the name of an operation or call."""
     for family, pattern in ON_DEMAND.items():
         if re.search(pattern, name):
             import_module(f"{__name__}.{family}")
 
 
 def import_all() -> None:
-    """Import all families."""
+    """Import all families, including those that are imported on demand."""
     for family in ON_DEMAND:
         import_module(f"{__name__}.{family}")
