@@ -31,7 +31,7 @@ CAUGHT: Final = (Exception, GeneratorExit)
 because a calling loop or generator would end silently."""
 
 
-def log_sentence(message: str) -> None:
+def log_warning(message: str) -> None:
     """Log a message that cannot be a warning: under `-W error` a warning is an exception, logging is not."""
     _LOG.warning(message)
 
@@ -68,18 +68,18 @@ def log_exceptions(
             try:
                 self.give_up(wrap_exit(error))
             except CAUGHT as another:
-                log_sentence(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
+                log_warning(f"{type(self).__name__} failed ({error!r}), and so did giving up ({another!r}).")
 
     return guarded
 
 
 def fallback_on_error(
-    value: Callable[[], Any], report: Callable[[Any, Exception], object]
+    make_fallback: Callable[[], Any], report: Callable[[Any, Exception], object]
 ) -> Callable[[Callable[Concatenate[Owner, Parameters], Result]], Callable[Concatenate[Owner, Parameters], Result]]:
     """Return a decorator for a method with a result: if the method fails, report the error and return a fallback.
 
     Args:
-        value: Makes the fallback.
+        make_fallback: Makes the fallback.
         report: Reports the error; an error in it is logged.
     """
 
@@ -95,8 +95,8 @@ def fallback_on_error(
                     report(self, wrap_exit(error))
                 except CAUGHT as another:
                     name = f"{type(self).__name__}.{method.__name__}"
-                    log_sentence(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
-            instead: Result = value()
+                    log_warning(f"{name} failed ({error!r}), and so did saying it ({another!r}).")
+            instead: Result = make_fallback()
             return instead
 
         return guarded

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_predict.errors import InvalidArgumentError, UnknownGpuError
-from lightning_predict.guard import log_sentence
+from lightning_predict.guard import log_warning
 
 if TYPE_CHECKING:
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
@@ -65,7 +65,7 @@ def callbacks_from_environment() -> list[RuntimePredictor | CostBudget]:
     except UnknownGpuError as error:
         raise UnknownGpuError(f"{GPUS_VARIABLE}: {error}") from error
     except Exception as error:
-        log_sentence(f"{SWITCH_VARIABLE}=1, but RuntimePredictor cannot be made: {type(error).__name__}: {error}")
+        log_warning(f"{SWITCH_VARIABLE}=1, but RuntimePredictor cannot be made: {type(error).__name__}: {error}")
         return []
 
 

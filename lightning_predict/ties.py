@@ -7,7 +7,7 @@ not decide their order. Here, numbers within `TIE` of each other are equal, and 
     >>> times = {"L4": 2.0000001, "A10": 2.0, "T4": 3.0}
     >>> least(times, times.__getitem__), ordered(times, times.__getitem__, reverse=True)
     ('L4', ['T4', 'L4', 'A10'])
-    >>> less(times["A10"], times["L4"]), less(times["A10"], times["T4"])
+    >>> clearly_less(times["A10"], times["L4"]), clearly_less(times["A10"], times["T4"])
     (False, True)
 """
 
@@ -23,7 +23,7 @@ TIE: Final = 1e-5
 float32."""
 
 
-def less(value: Any, other: Any) -> Any:
+def clearly_less(value: Any, other: Any) -> Any:
     """Return whether a number is clearly less than another, by more than `TIE`; elementwise for arrays."""
     return value + TIE * abs(value) < other
 
@@ -36,7 +36,7 @@ def least(items: Iterable[T], value: Callable[[T], float]) -> T:
     """
     pairs = [(value(item), item) for item in items]
     smallest = min(number for number, _ in pairs)
-    return next(item for number, item in pairs if not less(smallest, number))
+    return next(item for number, item in pairs if not clearly_less(smallest, number))
 
 
 def greatest(items: Iterable[T], value: Callable[[T], float]) -> T:
@@ -47,7 +47,7 @@ def greatest(items: Iterable[T], value: Callable[[T], float]) -> T:
     """
     pairs = [(value(item), item) for item in items]
     largest = max(number for number, _ in pairs)
-    return next(item for number, item in pairs if not less(number, largest))
+    return next(item for number, item in pairs if not clearly_less(number, largest))
 
 
 def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = False) -> list[T]:
@@ -70,4 +70,4 @@ def ordered(items: Iterable[T], value: Callable[[T], float], *, reverse: bool = 
 
 
 def _ties(value: float, other: float) -> bool:
-    return not less(value, other) and not less(other, value)
+    return not clearly_less(value, other) and not clearly_less(other, value)

@@ -15,8 +15,8 @@ SAME_MEANING = {
     *("Batch", "Parameters", "Result", "Value", "Default"),
     # A command of the command line, and the function that it calls.
     *("advise", "measure", "predict", "simulate"),
-    # What a forecast needs to know of a run, read from each trainer; whether a step trains, from a trace or its work.
-    *("facts_of", "has_backward"),
+    # Whether a step trains, from a trace or its work.
+    "has_backward",
 }
 """Names that two modules define on purpose, in one meaning."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_predict.kernels import models
 from lightning_predict.kernels.operations import Array
-from lightning_predict.ties import TIE, greatest, least, less, ordered
+from lightning_predict.ties import TIE, clearly_less, greatest, least, ordered
 from tests.blas_kernels import KERNELS, Found, moved, predicted, predictions, supports
 
 LIKE_HASWELL = 1e-5
@@ -61,13 +61,13 @@ def test_ties_go_to_the_first_whichever_way_they_round(step: float) -> None:
     assert ordered(times, times.__getitem__, reverse=True) == ["c", "d", "b", "a", "e"]
     assert least(list(times)[:4], times.__getitem__) == "b"
     assert greatest(times, times.__getitem__) == "c"
-    assert not less(times["b"], times["a"])
-    assert not less(times["a"], times["b"])
+    assert not clearly_less(times["b"], times["a"])
+    assert not clearly_less(times["a"], times["b"])
 
 
 def test_less_beyond_a_tie_and_of_infinities_and_arrays() -> None:
-    assert less(1.0, 1.0 + 2 * TIE)
-    assert less(-1.0, -1.0 + 2 * TIE)
-    assert less(1.0, np.inf)
-    assert not less(np.inf, np.inf)
-    assert less(np.array([1.0, 1.0, 0.0]), np.array([2.0, 1.0 + TIE / 2, 0.0])).tolist() == [True, False, False]
+    assert clearly_less(1.0, 1.0 + 2 * TIE)
+    assert clearly_less(-1.0, -1.0 + 2 * TIE)
+    assert clearly_less(1.0, np.inf)
+    assert not clearly_less(np.inf, np.inf)
+    assert clearly_less(np.array([1.0, 1.0, 0.0]), np.array([2.0, 1.0 + TIE / 2, 0.0])).tolist() == [True, False, False]

@@ -74,7 +74,7 @@ class DataFlowRecorder:
         self._batches, self._nodes_at_start = MicroBatches(expected=trace.batches), 0
         self._is_in_batch = self._is_over = False
         self._session: Session = CaptureSession(
-            device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, follows=True
+            device=trainer.strategy.root_device, model=pl_module, optimizers=trainer.optimizers, records_data_flow=True
         )
 
     @staticmethod

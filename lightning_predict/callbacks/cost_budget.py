@@ -45,7 +45,7 @@ from lightning_predict.callbacks.rank_agreement import (
 from lightning_predict.callbacks.trainer_state import (
     batches_of_fit,
     batches_without_step,
-    facts_of,
+    forecast_inputs,
     inactive_mode,
     minimums_preventing_stop,
     prefetched_batches,
@@ -56,7 +56,7 @@ from lightning_predict.cost.prediction import Charges, check_price
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError, LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus import gpu as find_gpu
-from lightning_predict.guard import fallback_on_error, log_exceptions, log_sentence
+from lightning_predict.guard import fallback_on_error, log_exceptions, log_warning
 from lightning_predict.observe.budget import (
     CHECK_SECONDS,
     GO_ON,
@@ -480,7 +480,7 @@ class CostBudget(Callback):
         fit, self._fit = self._fit, None
         self._ledger.close()
         if fit is not None and fit.failure is not None:
-            say = warn if trainer.is_global_zero else log_sentence
+            say = warn if trainer.is_global_zero else log_warning
             say(f"CostBudget was off at the end of this fit: {fit.failure}")
 
     def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
@@ -589,7 +589,9 @@ class CostBudget(Callback):
         rest: RestOfRun | None = None
         if question != "use":
             clock.buffered = prefetched_batches(trainer)
-            facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
+            facts = forecast_inputs(
+                trainer, window_size=clock.windows.window_size, batches_per_epoch=clock.batches_per_epoch
+            )
             rest = forecast_rest(facts, clock)
             if self.on_exceed != "stop":
                 rest = replace(rest, end_seconds=0.0)
@@ -671,7 +673,7 @@ class CostBudget(Callback):
             return
         self.on_exceed, self.warmup_steps = common["on_exceed"], common["warmup_steps"]
         given, instead = (", ".join(f"{name}={value!r}" for name, value in one.items()) for one in (own, common))
-        log_sentence(
+        log_warning(
             f"CostBudget: this rank got {given}, but rank zero got {instead}. Rank zero's values apply on all ranks."
         )
 

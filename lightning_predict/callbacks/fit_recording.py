@@ -20,7 +20,7 @@ from lightning_predict.callbacks.lightning_packages import rank_zero_info, sampl
 from lightning_predict.callbacks.trainer_state import position_of
 from lightning_predict.errors import CaptureError
 from lightning_predict.observe.clock import host_clock
-from lightning_predict.observe.optimizer_steps import Pace, StepCounter
+from lightning_predict.observe.optimizer_steps import StepCounter, WindowSize
 from lightning_predict.observe.recorder import Session, StepRecorder, ValidationRecorder
 from lightning_predict.observe.remaining import remaining
 from lightning_predict.tracing.environment import (
@@ -41,11 +41,11 @@ class FitRecording:
     """Recorders of one fit.
 
     Attributes:
-        pace: Observed pace of the windows until the step was recorded.
+        window_size: Observed size of the accumulation windows until the step was recorded.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
-        self.pace = Pace()
+        self.window_size = WindowSize()
         self._clock = clock
         self._compiled_before = compilations()
         if trainer.strategy.root_device.type == "cuda":
@@ -110,7 +110,7 @@ class FitRecording:
         if self._steps.skips_next:
             self._steps.on_batch_start(full_windows_after=None, next_is_short=False)
             return False
-        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, pace=self._steps.pace)
+        position = position_of(trainer, batches_done=trainer.fit_loop.batch_idx, window_size=self._steps.window_size)
         full_windows, is_short = remaining(position).full_windows, position.next_window_is_short
         after = full_windows if full_windows is None or is_short else full_windows - 1
         self._steps.on_batch_start(full_windows_after=after, next_is_short=is_short, shapes=lambda: shapes_of(batch))
@@ -128,7 +128,7 @@ class FitRecording:
         samples = None if self._steps.is_idle else samples_of(batch)
         trace = self._steps.on_batch_end(samples=samples)
         if trace is not None:
-            self.pace = self._steps.pace
+            self.window_size = self._steps.window_size
         if self._steps.is_finished:
             self._steps = None
         return trace
@@ -137,7 +137,7 @@ class FitRecording:
         """Return the trace if training ended before all kinds of steps were recorded; None if already returned."""
         trace = None if self._steps is None else self._steps.unreturned_trace()
         if trace is not None and self._steps is not None:
-            self.pace = self._steps.pace
+            self.window_size = self._steps.window_size
         return trace
 
     def on_validation_start(self) -> None:

@@ -5,10 +5,10 @@ The first prediction knows this machine only from a few steps. When enough steps
 number of steps has doubled. If the new forecast leaves the interval that was printed before, or recommends another GPU,
 one line is printed and the prediction is logged again. Example::
 
-    follow_up = ForecastUpdates(question, run_clock_of(trainer, device_clock=clock))
-    predictions = follow_up.predict(trainer, trace=trace, validation=None, pace=Pace(), moment="batch end")
+    updates = ForecastUpdates(request, run_clock_of(trainer, device_clock=clock))
+    predictions = updates.predict(trainer, trace=trace, validation=None, window_size=WindowSize(), moment="batch end")
     # ... training goes on ...
-    outcome = follow_up.compare_outcome(trainer)
+    outcome = updates.compare_outcome(trainer)
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from lightning_predict.callbacks.rest_prediction import (
     predict_rest,
     steps_done,
 )
-from lightning_predict.callbacks.trainer_state import batches_of_fit, facts_of, prefetched_batches
+from lightning_predict.callbacks.trainer_state import batches_of_fit, forecast_inputs, prefetched_batches
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import ForecastSchedule, TimedForecast, forecast_rest
-from lightning_predict.observe.optimizer_steps import Pace
+from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Outcome, OutcomeTimer
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.format import duration, duration_interval, width_at_hand
@@ -74,21 +74,23 @@ class ForecastUpdates:
         foretold: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
     """
 
-    def __init__(self, question: PredictionRequest, run_clock: RunClock, manner: OutputOptions | None = None) -> None:
+    def __init__(
+        self, request: PredictionRequest, run_clock: RunClock, output_options: OutputOptions | None = None
+    ) -> None:
         self.run_clock = run_clock
-        self.manner = manner or OutputOptions()
-        self._question = question
+        self.output_options = output_options or OutputOptions()
+        self._request = request
         self._outcome_timer: OutcomeTimer | None = None
-        self._answer: RestPrediction | None = None
-        self._said: TimedForecast | None = None
-        self._outlook: TimedForecast | None = None
+        self._rest_prediction: RestPrediction | None = None
+        self._last_printed_forecast: TimedForecast | None = None
+        self._latest_forecast: TimedForecast | None = None
         self._trace: Trace | None = None
         self._validation: Trace | None = None
-        self._pace = Pace()
-        self._began = 0.0
-        self._moments: ForecastSchedule | None = None
+        self._window_size = WindowSize()
+        self._started_at = 0.0
+        self._schedule: ForecastSchedule | None = None
         self._has_advised = False
-        self.foretold: dict[str, tuple[float, float, float]] = {}
+        self.predicted_gains: dict[str, tuple[float, float, float]] = {}
 
     @property
     def has_predicted(self) -> bool:
@@ -98,24 +100,24 @@ class ForecastUpdates:
     @property
     def advises(self) -> bool:
         """Whether enough steps were timed for a recommendation."""
-        return self._moments is not None and self._moments.has_come
+        return self._schedule is not None and self._schedule.has_started
 
     @property
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds of the run on this machine; None before a prediction, or if the run's end is unknown."""
-        left = None if self._outlook is None else self._outlook.left(self.run_clock.now())
+        left = None if self._latest_forecast is None else self._latest_forecast.left(self.run_clock.now())
         return None if left is None else left.clamp_min(0.0)
 
     def left_in_words(self) -> str | None:
         """Format the remaining time and cost of the run on this machine; None if unknown."""
-        answer = self._answer
+        answer = self._rest_prediction
         expected, at_most = (None, False) if answer is None else (answer.expected, answer.rest.counts.at_most)
         price = None if expected is None else expected.usd_per_hour
         return left_in_words(self.remaining, usd_per_hour=price, at_most=at_most)
 
     def is_due(self) -> bool:
         """Return whether the number of steps has doubled, so that an update is due."""
-        clock, moments = self.run_clock, self._moments
+        clock, moments = self.run_clock, self._schedule
         return moments is not None and moments.is_due(clock.batches, clock.training_seconds)
 
     def predict(
@@ -124,9 +126,9 @@ class ForecastUpdates:
         *,
         trace: Trace | None = None,
         validation: Trace | None = None,
-        pace: Pace | None = None,
+        window_size: WindowSize | None = None,
         moment: HookMoment,
-        is_first_belief: bool = False,
+        is_first_reliable: bool = False,
     ) -> Predictions:
         """Predict the rest of the run. Arguments that are omitted keep their last value.
 
@@ -134,48 +136,48 @@ class ForecastUpdates:
             trainer: The Trainer.
             trace: The recorded step.
             validation: A recorded validation batch.
-            pace: Observed number of batches and of optimizer steps per accumulation window.
+            window_size: Observed number of batches and of optimizer steps per accumulation window.
             moment: The current hook.
-            is_first_belief: Whether this is the first reliable prediction. The outcome is measured from here.
+            is_first_reliable: Whether this is the first reliable prediction. The outcome is measured from here.
         """
-        self._began = self.run_clock.now()
-        is_renewed = self._answer is not None
+        self._started_at = self.run_clock.now()
+        is_renewed = self._rest_prediction is not None
         self._trace, self._validation = trace or self._trace, validation or self._validation
-        self._pace = pace or self._pace
+        self._window_size = window_size or self._window_size
         if self._trace is None:
             raise ValueError("Nothing was recorded yet.")
         if trace is not None:
-            self._settle(trainer, trace)
+            self._update_clock(trainer, trace)
         batches = trainer.fit_loop.total_batch_idx + 1
-        if self._moments is None:
+        if self._schedule is None:
             whole, before = batches_of_fit(trainer), batches - self.run_clock.batches
-            self._moments = ForecastSchedule(
+            self._schedule = ForecastSchedule(
                 batches_per_window=self._trace.batches, batches=None if whole is None else whole - before
             )
-            self._moments.is_due(self.run_clock.batches, self.run_clock.training_seconds)
-            self._has_advised = self._moments.has_come
+            self._schedule.is_due(self.run_clock.batches, self.run_clock.training_seconds)
+            self._has_advised = self._schedule.has_started
         answer = predict_rest(
             trainer,
-            self._question,
+            self._request,
             self._trace,
             validation=self._validation,
-            pace=self._pace,
+            window_size=self._window_size,
             clock=self.run_clock,
             moment=moment,
             is_renewed=is_renewed,
             is_rough=not self.advises,
         )
-        self._answer, self._said = answer, TimedForecast(answer.rest, self.run_clock.now())
-        self._outlook = self._said
+        self._rest_prediction, self._last_printed_forecast = answer, TimedForecast(answer.rest, self.run_clock.now())
+        self._latest_forecast = self._last_printed_forecast
         self.run_clock.exclude_interruption()
-        if answer.expected is not None and (self._outcome_timer is None or is_first_belief):
+        if answer.expected is not None and (self._outcome_timer is None or is_first_reliable):
             self._outcome_timer = OutcomeTimer(answer.expected, clock=self.run_clock.now, batches_seen=batches)
         return answer.predictions
 
     def exclude_display_time(self) -> None:
         """Exclude the time that was spent on predicting and printing from the run's time."""
         if self._outcome_timer is not None:
-            self._outcome_timer.exclude_since(since=self._began)
+            self._outcome_timer.exclude_since(since=self._started_at)
 
     def renew(self, trainer: Trainer, *, moment: HookMoment) -> Predictions | None:
         """Recompute the forecast of the rest of the run, and predict again if it left the interval printed before.
@@ -183,18 +185,18 @@ class ForecastUpdates:
         Returns:
             The new predictions, which were also logged; None if the previous ones are still valid.
         """
-        before, said, trace = self._answer, self._said, self._trace
+        before, said, trace = self._rest_prediction, self._last_printed_forecast, self._trace
         if before is None or said is None or trace is None:
             return None
-        facts = facts_of(
+        facts = forecast_inputs(
             trainer,
-            pace=self._pace,
+            window_size=self._window_size,
             moment=moment,
             batches_per_epoch=before.batches_per_epoch or self.run_clock.batches_per_epoch,
         )
         rest = forecast_rest(facts, self.run_clock, batches_per_window=trace.batches, samples=trace.samples)
         now = self.run_clock.now()
-        self._outlook = TimedForecast(rest, now)
+        self._latest_forecast = TimedForecast(rest, now)
         if rest.counts.batches == 0 or not self.advises:
             return None
         is_first, self._has_advised = not self._has_advised, True
@@ -202,14 +204,14 @@ class ForecastUpdates:
         if not (is_first or has_left or host_time_changed(before, rest.workload)):
             return None
         choice = cheapest_of(before.predictions)
-        predictions = self.predict(trainer, moment=moment, is_first_belief=is_first)
-        ranking = rank(predictions, deadline_hours=self.manner.deadline_hours)
-        log_and_save(predictions, ranking, trainer, self.manner)
-        answer = self._answer or before
+        predictions = self.predict(trainer, moment=moment, is_first_reliable=is_first)
+        ranking = rank(predictions, deadline_hours=self.output_options.deadline_hours)
+        log_and_save(predictions, ranking, trainer, self.output_options)
+        answer = self._rest_prediction or before
         if is_first:
             when = f"RuntimePredictor, after {steps_done(trainer, self.run_clock):,} steps: "
             lines = lines_of_run(ranking, when=when, news=self._news(trainer, answer), width=width_at_hand())
-            if self.manner.with_table:
+            if self.output_options.with_table:
                 print_on_rank_zero(trainer, lambda: "\n".join(lines) + "\n")
         elif has_left or cheapest_of(predictions) != choice:
             left = said.left(now)
@@ -237,7 +239,7 @@ class ForecastUpdates:
             warn(refusal)
         # A run that is stopped within an epoch has one more validation than the predicted time of this part includes.
         is_told = outcome.is_whole or trainer.is_last_batch
-        record = outcome.record() if self._question.uses_history and is_told else None
+        record = outcome.record() if self._request.uses_history and is_told else None
         if record is not None and self._trace is not None:
             from lightning_predict.run.measured_gains import architecture_of, own_gain, settings_of
 
@@ -245,9 +247,9 @@ class ForecastUpdates:
                 record,
                 architecture=architecture_of(self._trace),
                 settings=settings_of(self._trace),
-                foretold=self.foretold,
+                foretold=self.predicted_gains,
             )
-            gained = own_gain(earlier_runs(trainer, self._question, self._trace, is_renewed=False), record)
+            gained = own_gain(earlier_runs(trainer, self._request, self._trace, is_renewed=False), record)
             if gained is not None:
                 print_sentence(trainer, f"RuntimePredictor: {gained.sentence(record)}.")
             try:
@@ -256,7 +258,7 @@ class ForecastUpdates:
                 warn(f"RuntimePredictor could not remember this run: {type(error).__name__}: {error}")
         return outcome
 
-    def _settle(self, trainer: Trainer, trace: Trace) -> None:
+    def _update_clock(self, trainer: Trainer, trace: Trace) -> None:
         """Copy the recorded step's memory, prefetched batches and device time to the run's clock."""
         # A checkpoint has its full size once every optimizer has stepped.
         self.run_clock.memory = max(

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_predict.errors import MissingDependencyError
-from lightning_predict.guard import log_sentence
+from lightning_predict.guard import log_warning
 
 PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
@@ -98,7 +98,7 @@ def warn(message: str) -> None:
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:
-        log_sentence(message)
+        log_warning(message)
 
 
 def samples_of(batch: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 Example::
 
-    print_predictions(predictions, trainer, manner=OutputOptions(verbose=True))
+    print_predictions(predictions, trainer, output_options=OutputOptions(verbose=True))
 """
 
 from __future__ import annotations
@@ -68,31 +68,31 @@ def print_predictions(
     predictions: Predictions,
     trainer: Trainer,
     *,
-    manner: OutputOptions,
+    output_options: OutputOptions,
     reason: str | None = None,
     advises: bool = True,
 ) -> None:
     """Print the table and, if there are enough steps, the ranking; log both at the current step."""
-    ranking = rank(predictions, deadline_hours=manner.deadline_hours)
-    if manner.with_table:
-        print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=manner.verbose, reason=reason))
+    ranking = rank(predictions, deadline_hours=output_options.deadline_hours)
+    if output_options.with_table:
+        print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=output_options.verbose, reason=reason))
         if advises:
             print_on_rank_zero(trainer, lambda: "\n".join(ranking_lines(ranking, width=width_at_hand())) + "\n")
-    log_and_save(predictions, ranking, trainer, manner)
+    log_and_save(predictions, ranking, trainer, output_options)
 
 
-def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, manner: OutputOptions) -> None:
+def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, output_options: OutputOptions) -> None:
     """Log predictions and their ranking at the current step, and write the JSON file if requested."""
     step, loggers = trainer.global_step, trainer.loggers
-    gpus = None if manner.logs_in_full else that_decide(ranking, predictions)
+    gpus = None if output_options.logs_in_full else that_decide(ranking, predictions)
 
     def log() -> tuple[str, ...]:
-        refusals = log_predictions(loggers, predictions, step=step, in_full=manner.logs_in_full, gpus=gpus)
+        refusals = log_predictions(loggers, predictions, step=step, in_full=output_options.logs_in_full, gpus=gpus)
         return (*refusals, *log_table(loggers, ranking_table(ranking), step=step))
 
     for warning in logged(trainer, log):
         warn(warning)
-    write_file(predictions, trainer, manner)
+    write_file(predictions, trainer, output_options)
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
@@ -110,15 +110,17 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
         return (f"Logged predictions may be missing: {error}",)
 
 
-def write_file(predictions: Predictions, trainer: Trainer, manner: OutputOptions) -> None:
+def write_file(predictions: Predictions, trainer: Trainer, output_options: OutputOptions) -> None:
     """Write the JSON file if requested; warn once if it cannot be written."""
-    file = manner.json_file
+    file = output_options.json_file
     if file is None:
         return
     try:
         in_hook(file, lambda: write_json(predictions, file), seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        warn(f"RuntimePredictor could not write json_file={manner.json_file!r}: {type(error).__name__}: {error}")
+        warn(
+            f"RuntimePredictor could not write json_file={output_options.json_file!r}: {type(error).__name__}: {error}"
+        )
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:

@@ -3,7 +3,7 @@
 Example::
 
     question = PredictionRequest(layouts=layouts_of(["T4", "L4"]))
-    answer = predict_rest(trainer, question, trace, validation=None, pace=Pace(), clock=clock)
+    answer = predict_rest(trainer, question, trace, validation=None, window_size=WindowSize(), clock=clock)
     answer.predictions["T4"].total_seconds, answer.expected.total_seconds
 """
 
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, final
 from lightning_predict.assumptions import Assumptions
 from lightning_predict.callbacks.lightning_packages import warn
 from lightning_predict.callbacks.rank_agreement import wait_seconds
-from lightning_predict.callbacks.trainer_state import facts_of
+from lightning_predict.callbacks.trainer_state import forecast_inputs
 from lightning_predict.distributed.strategy import DataStrategy, GatheredDtype, Strategy
 from lightning_predict.errors import LightningPredictError
 from lightning_predict.files import FILE_SECONDS, in_hook
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.observe.clock import RunClock
 from lightning_predict.observe.forecast import RestOfRun, forecast_rest, rough_note
-from lightning_predict.observe.optimizer_steps import Pace
+from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.observe.predicted_vs_actual import Expected, expected_outcome, with_current_step_time
 from lightning_predict.observe.remaining import HookMoment
 from lightning_predict.reports.predictions import Predictions
@@ -135,7 +135,7 @@ def predict_rest(
     trace: Trace,
     *,
     validation: Trace | None,
-    pace: Pace,
+    window_size: WindowSize,
     clock: RunClock,
     moment: HookMoment = "batch end",
     is_renewed: bool = False,
@@ -143,7 +143,9 @@ def predict_rest(
 ) -> RestPrediction:
     """Predict the rest of a fit; `is_rough` marks too few steps for a recommendation."""
     given = _batches_per_epoch(trainer, question, trace)
-    facts = facts_of(trainer, pace=pace, moment=moment, batches_per_epoch=given or clock.batches_per_epoch)
+    facts = forecast_inputs(
+        trainer, window_size=window_size, moment=moment, batches_per_epoch=given or clock.batches_per_epoch
+    )
     rest = forecast_rest(facts, clock, batches_per_window=trace.batches, samples=trace.samples)
     work = rest.workload
     trace = with_current_step_time(trace, rest.batch_times).changed(lambda step: of_processes(step, trainer))

@@ -70,9 +70,9 @@ if TYPE_CHECKING:
 class _Fit:
     """State of one fit, on rank zero; None for parts that have not begun, were not requested, or are over."""
 
-    def __init__(self, follow_up: ForecastUpdates, recording: FitRecording) -> None:
-        self.follow_up, self.recording = follow_up, recording
-        self.clock = follow_up.run_clock
+    def __init__(self, updates: ForecastUpdates, recording: FitRecording) -> None:
+        self.updates, self.recording = updates, recording
+        self.clock = updates.run_clock
         self.memory_ahead = MemoryWarnings()
         self.following: DataFlowRecorder | None = None
         self.in_bar: ShownInBar | None = None
@@ -165,7 +165,7 @@ class RuntimePredictor(Callback):
 
         If early stopping or a loader without a length may end the fit earlier, they are an upper bound.
         """
-        return None if self._fit is None else self._fit.follow_up.remaining
+        return None if self._fit is None else self._fit.updates.remaining
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class RuntimePredictor(Callback):
         self.warmup_steps = warmup_steps
         self.capture_steps = capture_steps
         self.usd_per_hour = usd_per_hour
-        self.manner = OutputOptions(
+        self._output_options = OutputOptions(
             with_table=print_table,
             verbose=verbose,
             deadline_hours=None if deadline_hours is None else hours_of("deadline_hours", deadline_hours),
@@ -231,7 +231,7 @@ class RuntimePredictor(Callback):
         self.meta_step = meta_step
         self.save_trace = None if save_trace is None else fspath(save_trace)
         self.progress_file = None if progress_file is None else fspath(progress_file)
-        self._question = PredictionRequest(
+        self._request = PredictionRequest(
             layouts=layouts,
             assumptions=Assumptions(
                 method=method,
@@ -277,7 +277,7 @@ class RuntimePredictor(Callback):
             device = trainer.strategy.root_device
             load_prediction()
             self._fit = _Fit(
-                ForecastUpdates(self._question, run_clock_of(trainer, device=device), self.manner),
+                ForecastUpdates(self._request, run_clock_of(trainer, device=device), self._output_options),
                 FitRecording(trainer, pl_module, clock=device_clock(device)),
             )
 
@@ -328,7 +328,7 @@ class RuntimePredictor(Callback):
         if fit is None:
             return
         if fit.clock.on_batch_start():
-            self.predictions = fit.follow_up.renew(trainer, moment="batch start") or self.predictions
+            self.predictions = fit.updates.renew(trainer, moment="batch start") or self.predictions
         is_recorded = fit.recording.on_batch_start(trainer, batch)
         if fit.following is not None and not is_recorded:
             fit.following.on_batch_start(batch)
@@ -352,8 +352,8 @@ class RuntimePredictor(Callback):
         fit.clock.on_batch_end(lambda: trainer.global_step)
         if fit.progress_file is not None:
             fit.progress_file.on_batch_end(trainer, fit.clock)
-        if fit.follow_up.is_due():
-            self.predictions = fit.follow_up.renew(trainer, moment="batch end") or self.predictions
+        if fit.updates.is_due():
+            self.predictions = fit.updates.renew(trainer, moment="batch end") or self.predictions
         if fit.following is not None and fit.following.on_batch_end():
             self._tell_advice(trainer, fit, fit.following)
         trace = fit.recording.on_batch_end(batch)
@@ -364,8 +364,8 @@ class RuntimePredictor(Callback):
             if self.meta_step is not None and is_first:
                 from lightning_predict.callbacks.batch_sizes import show_batch_sizes, try_batch_sizes
 
-                options = try_batch_sizes(self.meta_step, trace, self._question)
-                show_batch_sizes(options, trainer, with_table=self.manner.with_table)
+                options = try_batch_sizes(self.meta_step, trace, self._request)
+                show_batch_sizes(options, trainer, with_table=self._output_options.with_table)
                 self.batch_sizes = options
 
     @log_exceptions
@@ -414,7 +414,7 @@ class RuntimePredictor(Callback):
         if fit is None:
             return
         fit.clock.on_validation_end()
-        if fit.follow_up.has_predicted and fit.recording.validation_is_done:
+        if fit.updates.has_predicted and fit.recording.validation_is_done:
             self._predict(trainer, pl_module, fit, "validation end")
 
     @log_exceptions
@@ -438,7 +438,7 @@ class RuntimePredictor(Callback):
             self._tell_advice(trainer, fit, fit.following)
         if fit.progress_file is not None:
             fit.progress_file.on_batch_end(trainer, fit.clock, has_ended=True)
-        self.outcome = fit.follow_up.compare_outcome(trainer)
+        self.outcome = fit.updates.compare_outcome(trainer)
         self._deactivate()
 
     @log_exceptions
@@ -461,7 +461,7 @@ class RuntimePredictor(Callback):
         """Store a recorded step, and predict from it."""
         self.trace = trace.changed(lambda step: of_processes(step, trainer))
         self._save(trainer)
-        self._predict(trainer, pl_module, fit, "batch end", trace=trace, pace=fit.recording.pace)
+        self._predict(trainer, pl_module, fit, "batch end", trace=trace, window_size=fit.recording.window_size)
 
     def _save(self, trainer: Trainer) -> None:
         """Write the recorded step if requested; warn once if it cannot be written."""
@@ -482,10 +482,12 @@ class RuntimePredictor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: HookMoment, **given: Any
     ) -> None:
         """Predict and show; continue recording only a validation that has not been recorded."""
-        follow_up, validation = fit.follow_up, fit.recording.validation_trace()
-        self.predictions = follow_up.predict(trainer, validation=validation, moment=moment, **given)
+        updates, validation = fit.updates, fit.recording.validation_trace()
+        self.predictions = updates.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
-        print_predictions(self.predictions, trainer, manner=self.manner, reason=reason, advises=follow_up.advises)
+        print_predictions(
+            self.predictions, trainer, output_options=self._output_options, reason=reason, advises=updates.advises
+        )
         if self.asks_advice and self.advice is None and fit.following is None and self.trace is not None:
             from lightning_predict.callbacks.advice_output import DataFlowRecorder
 
@@ -497,8 +499,8 @@ class RuntimePredictor(Callback):
         if self.trace is not None:
             fit.memory_ahead.warn(trainer, self.trace, validation=validation)
         if self.progress_bar and fit.in_bar is None:
-            fit.in_bar = show_in_bar(trainer, follow_up.left_in_words, clock=fit.clock.now)
-        follow_up.exclude_display_time()
+            fit.in_bar = show_in_bar(trainer, updates.left_in_words, clock=fit.clock.now)
+        updates.exclude_display_time()
         if validation is not None or not trainer.enable_validation:
             fit.recording.forget_validation()
 
@@ -512,9 +514,9 @@ class RuntimePredictor(Callback):
             self.trace = following.trace
             self._save(trainer)
         left = None if self.predictions is None else next(iter(self.predictions.values())).iterations
-        self.advice = print_advice(trainer, following.trace, self._question, iterations=left)
+        self.advice = print_advice(trainer, following.trace, self._request, iterations=left)
         if self.advice is not None:
-            fit.follow_up.foretold = self.advice.foretold()
+            fit.updates.predicted_gains = self.advice.foretold()
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether an earlier callback of this class exists, for example one added by the environment."""

@@ -2,7 +2,7 @@
 
 Example::
 
-    counts = remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, pace=Pace()))
+    counts = remaining(position_of(trainer, batches_done=trainer.fit_loop.batch_idx + 1, window_size=WindowSize()))
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_predict.callbacks.lightning_packages import lightning_classes
-from lightning_predict.observe.forecast import Facts
-from lightning_predict.observe.optimizer_steps import Pace, StepCounter
+from lightning_predict.observe.forecast import ForecastInputs
+from lightning_predict.observe.optimizer_steps import StepCounter, WindowSize
 from lightning_predict.observe.remaining import CheckpointSchedule, HookMoment, Position, Validation
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
-def facts_of(
-    trainer: Trainer, *, pace: Pace, moment: HookMoment = "batch end", batches_per_epoch: int | None = None
-) -> Facts:
+def forecast_inputs(
+    trainer: Trainer, *, window_size: WindowSize, moment: HookMoment = "batch end", batches_per_epoch: int | None = None
+) -> ForecastInputs:
     """Read the inputs of a forecast from a Trainer; for the arguments see `position_of`."""
     validation = sum(trainer.num_val_batches) if trainer.enable_validation and trainer.num_val_batches else 0
-    return Facts(
+    return ForecastInputs(
         position=position_of(
             trainer,
             batches_done=trainer.fit_loop.batch_idx + (moment != "batch start"),
-            pace=pace,
+            window_size=window_size,
             moment=moment,
             batches_per_epoch=batches_per_epoch,
         ),
@@ -50,7 +50,7 @@ def position_of(
     trainer: Trainer,
     *,
     batches_done: int,
-    pace: Pace,
+    window_size: WindowSize,
     moment: HookMoment = "batch end",
     batches_per_epoch: int | None = None,
 ) -> Position:
@@ -59,7 +59,7 @@ def position_of(
     Args:
         trainer: A Trainer that is fitting.
         batches_done: Finished batches of this epoch.
-        pace: Observed number of batches and of optimizer steps per accumulation window (gradient accumulation).
+        window_size: Observed number of batches and of optimizer steps per accumulation window (gradient accumulation).
         moment: The current hook.
         batches_per_epoch: Observed batches per epoch, for a loader without a length; None if unknown.
     """
@@ -71,8 +71,10 @@ def position_of(
         max_epochs=_limit(trainer.max_epochs),
         optimizer_steps_done=trainer.global_step,
         max_steps=_limit(trainer.max_steps),
-        accumulation=_accumulation(trainer) if pace.batches_per_window is None else {0: pace.batches_per_window},
-        steps_per_window=pace.steps_per_window,
+        accumulation=_accumulation(trainer)
+        if window_size.batches_per_window is None
+        else {0: window_size.batches_per_window},
+        steps_per_window=window_size.steps_per_window,
         validation=_validation(trainer, is_due=moment == "batch end"),
         moment=moment,
         last_batch_share=_last_batch_share(trainer),
@@ -93,13 +95,13 @@ def batches_of_fit(trainer: Trainer) -> int | None:
     return min(ends, default=None)
 
 
-def batches_without_step(trainer: Trainer, windows: StepCounter) -> int:
+def batches_without_step(trainer: Trainer, step_counter: StepCounter) -> int:
     """Count the batches since the last optimizer step, whose gradients a checkpoint lacks.
 
     Call this at the end of a batch.
     """
-    if windows.is_followed or not windows.batches:
-        return windows.batches_in_window
+    if step_counter.is_followed or not step_counter.batches:
+        return step_counter.batches_in_window
     return 0 if trainer.is_last_batch else (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches
 
 

@@ -30,7 +30,7 @@ from lightning_predict.errors import LightningPredictError
 
 EXIT_ERROR = 2
 
-_ANSWERED_AT_ONCE: Final[Mapping[str, Callable[[], str]]] = {
+_IMMEDIATE_OPTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "--help": help_text,
     "-h": help_text,
     "--version": lambda: f"{PROGRAM} {__version__}",
@@ -50,33 +50,33 @@ def main(
         Exit code: 0 on success, 2 on an error, which is printed as one line to stderr. For `run`, the script's exit
         code.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    problem = unknown_command(words)
-    if problem is None and words[0].startswith("-") and words[0] not in _ANSWERED_AT_ONCE:
-        problem = f"{words[0]!r} stands before a command. Commands: {', '.join(COMMANDS)}."
+    argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    problem = unknown_command(argv)
+    if problem is None and argv[0].startswith("-") and argv[0] not in _IMMEDIATE_OPTIONS:
+        problem = f"{argv[0]!r} stands before a command. Commands: {', '.join(COMMANDS)}."
     if problem is not None:
-        return _refused(problem)
-    name, *options = [*ALIASES.get(words[0], (words[0],)), *words[1:]]
+        return _print_error(problem)
+    name, *options = [*ALIASES.get(argv[0], (argv[0],)), *argv[1:]]
     try:
-        if words[0] in _ANSWERED_AT_ONCE:
-            print(_ANSWERED_AT_ONCE[words[0]]())
+        if argv[0] in _IMMEDIATE_OPTIONS:
+            print(_IMMEDIATE_OPTIONS[argv[0]]())
             sys.stdout.flush()
             return 0
         return _run(name, options, commands)
     except LightningPredictError as error:
-        return _refused(as_options(str(error), name))
+        return _print_error(as_options(str(error), name))
     except BrokenPipeError:  # the reader, for example `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _refused(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+        return _print_error(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except KeyboardInterrupt:
-        return _refused("interrupted")
+        return _print_error("interrupted")
 
 
-def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., CommandAnswer]]) -> int:
+def _run(name: str, argv: Sequence[str], commands: Mapping[str, Callable[..., CommandAnswer]]) -> int:
     try:
-        options = parsed(name, words)
+        options = parsed(name, argv)
     except SystemExit:  # --help, already printed
         return 0
     as_json = options.pop("json")
@@ -91,10 +91,14 @@ def _run(name: str, words: Sequence[str], commands: Mapping[str, Callable[..., C
     return answer.exit_code
 
 
+<<<<<<< HEAD
 def _show_warning(message: Warning | str, *_: object) -> None:
     print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _refused(problem: str) -> int:
+def _print_error(problem: str) -> int:
+=======
+def _print_error(problem: str) -> int:
+>>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
     print(f"{PROGRAM}: error: {' '.join(problem.split())}", file=sys.stderr)
     return EXIT_ERROR

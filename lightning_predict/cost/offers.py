@@ -39,7 +39,7 @@ PRICES_VARIABLE: Final = "LIGHTNING_PREDICT_PRICES"
 USER: Final = "user"
 """Provider name of the user's own prices and machines."""
 
-OWN_PRICE: Final = "own price"
+OWN_PRICE_MACHINE: Final = "own price"
 """Placeholder machine name for a user's price that names no machine. Such a price gets today's date."""
 
 CURRENT_YEARS: Final = 2
@@ -87,7 +87,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 LIST_KEYS: Final = frozenset({"provider", "date", "source", "offers"})
 OFFER_KEYS: Final = frozenset({"instance", "gpu", "num_gpus", "usd_per_hour"})
 
-BY_THE_GPU: Final = "max_gpus"
+MAX_GPUS_KEY: Final = "max_gpus"
 """Price-list key for providers that rent single GPUs of a machine at the same price per GPU. Its value is the maximum
 number of GPUs in one machine."""
 
@@ -157,7 +157,9 @@ class Offer:
     def label(self) -> str:
         """Provider, instance, date and availability, as printed with every cost."""
         if self.provider == USER:
-            return f"your {self.instance}" if self.instance == OWN_PRICE else f"your {self.instance} ({self.date})"
+            return (
+                f"your {self.instance}" if self.instance == OWN_PRICE_MACHINE else f"your {self.instance} ({self.date})"
+            )
         kind = " spot" if self.spot else ""
         stock = "" if self.in_stock is None else f", {self.stock}"
         return f"{self.provider} {self.instance}{kind} ({self.date}{stock})".replace("  ", " ")
@@ -322,7 +324,7 @@ def _parse_offers(document: Checked) -> tuple[Offer, ...]:
     known_gpus = frozenset(gpu_names())
     offers: dict[tuple[object, ...], Offer] = {}
     for price_list in _tables(document.member("price_list"), "provider", "date"):
-        price_list.check_keys(LIST_KEYS, {"region", BY_THE_GPU})
+        price_list.check_keys(LIST_KEYS, {"region", MAX_GPUS_KEY})
         for row in _tables(price_list.member("offers"), "instance"):
             offer = _parse_offer(row, price_list, known_gpus)
             key = (offer.provider, offer.instance, offer.gpu, offer.num_gpus, offer.region, offer.date)
@@ -354,7 +356,7 @@ def _parse_offer(row: Checked, price_list: Checked, known_gpus: frozenset[str]) 
         instance=row.member("instance").words(),
         gpu=gpu.words(),
         num_gpus=num_gpus,
-        max_gpus=price_list.optional(BY_THE_GPU, lambda value: value.integer(minimum=num_gpus), None),
+        max_gpus=price_list.optional(MAX_GPUS_KEY, lambda value: value.integer(minimum=num_gpus), None),
         usd_per_hour=price,
         spot_usd_per_hour=spot,
         in_stock=row.optional("in_stock", Checked.flag, None),

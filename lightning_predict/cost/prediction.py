@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from lightning_predict.checked import positive_number, shown
 from lightning_predict.cost.fields import Field, fields_of
 from lightning_predict.cost.memory import MemoryFit, MemoryNeed
-from lightning_predict.cost.offers import OWN_PRICE, USER, Offer, cheapest_offer, day_of, machine_offer
+from lightning_predict.cost.offers import OWN_PRICE_MACHINE, USER, Offer, cheapest_offer, day_of, machine_offer
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.layouts import Layout, find_machine, in_trays
 from lightning_predict.interval import Interval
@@ -435,7 +435,7 @@ def offer_for(layout: Layout, *, offers: Sequence[Offer] | None = None, usd_per_
     if own is not None:
         return Offer(
             provider=USER,
-            instance=OWN_PRICE,
+            instance=OWN_PRICE_MACHINE,
             gpu=gpu.name,
             num_gpus=layout.gpus_per_node,
             usd_per_hour=own / layout.nodes,

@@ -38,13 +38,13 @@ class Bucket:
     """
 
     size_bytes: float
-    after: int
+    ready_after: int
     is_expert: bool = False
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Visit:
+class UnitSegment:
     """Consecutive operations of one FSDP unit in one phase.
 
     Attributes:
@@ -55,7 +55,7 @@ class Visit:
 
     unit: str
     is_backward: bool
-    begin: int
+    first_operation: int
 
 
 def parameter_bytes(parameter: Parameter) -> int:
@@ -63,7 +63,7 @@ def parameter_bytes(parameter: Parameter) -> int:
     return prod(parameter.shape) * DTYPE_BYTES.get(parameter.dtype, 4)
 
 
-def trained_elements(trace: Trace) -> int:
+def trainable_parameter_count(trace: Trace) -> int:
     """Return the number of elements of all trainable parameters."""
     return sum(prod(parameter.shape) for parameter in trace.parameters if parameter.requires_grad)
 
@@ -111,7 +111,7 @@ def ready_gradients(trace: Trace, work: Sequence[HostOperation]) -> list[Bucket]
         for parameter in reversed(trace.parameters)
         if parameter.requires_grad and last
     ]
-    return sorted(gradients, key=lambda gradient: gradient.after)
+    return sorted(gradients, key=lambda gradient: gradient.ready_after)
 
 
 def _ready(parameter: Parameter, last: Mapping[str, int]) -> int:
@@ -167,7 +167,7 @@ def unit_elements(parameters: Iterable[Parameter]) -> dict[str, int]:
     return counts
 
 
-def visits(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[Visit]:
+def unit_segments(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterator[UnitSegment]:
     """Yield the FSDP units in the order in which a step uses them.
 
     Operations without a module belong to the unit before.
@@ -179,5 +179,5 @@ def visits(work: Sequence[HostOperation], units: Mapping[str, float]) -> Iterato
         unit = unit_of(operation.module)
         visited = (unit if unit in units else ROOT, operation.phase == "backward")
         if visited != current:
-            yield Visit(*visited, index)
+            yield UnitSegment(*visited, index)
             current = visited

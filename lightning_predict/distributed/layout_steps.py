@@ -22,15 +22,15 @@ import numpy as np
 
 from lightning_predict.distributed.gradients import (
     ROOT,
-    Visit,
+    UnitSegment,
     buckets,
     has_backward,
     is_of_expert,
     parameter_bytes,
     ready_gradients,
-    trained_elements,
+    trainable_parameter_count,
     unit_bytes,
-    visits,
+    unit_segments,
 )
 from lightning_predict.distributed.overlap import (
     OVERLAP_COSTS,
@@ -203,7 +203,9 @@ class MultiGpuStep:
         verdict = step.verdict
         if verdict is not None:
             own = step.device_seconds, step.host_seconds
-            verdict = verdict.shared(device=own[0], host=own[1], exposed=max(added, 0.0), seconds=float(middle))
+            verdict = verdict.on_several_gpus(
+                device=own[0], host=own[1], exposed_communication_seconds=max(added, 0.0), seconds=float(middle)
+            )
         return replace(
             step,
             gpu=named.name,
@@ -343,9 +345,9 @@ def _bucketed(
         for is_expert in (False, True)
         for bucket in buckets([one for one in gradients if (apart and one.is_expert) == is_expert], cap_bytes=cap_bytes)
     ]
-    exchanged.sort(key=lambda bucket: bucket.after)
+    exchanged.sort(key=lambda bucket: bucket.ready_after)
     update = _update(work)
-    durations = cutter.segments([*(bucket.after for bucket in exchanged), update])
+    durations = cutter.segments([*(bucket.ready_after for bucket in exchanged), update])
     *before, last = durations
     last = _shared_update(last, cutter.busy(update), trace, links_of[False], strategy)
     operation = "reduce_scatter" if strategy.split.state else "all_reduce"
@@ -385,7 +387,7 @@ def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy:
         - busy
         + update_seconds(
             trained_bytes=trained / count,
-            state_bytes=OPTIMIZER_STATES * trained_elements(trace) * STATE_BYTES / count,
+            state_bytes=OPTIMIZER_STATES * trainable_parameter_count(trace) * STATE_BYTES / count,
             gpu=links.layout.gpu,
             gpus_per_node=links.layout.gpus_per_node * links.groups_per_node,
         )
@@ -410,7 +412,7 @@ def _reduced_share(trace: Trace, strategy: Strategy) -> float:
     """Return the size of communicated gradients relative to the gradients, which depends on their dtype."""
     dtype = strategy.reduce_dtype or strategy.param_dtype
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
-    return 1.0 if dtype is None or not own else trained_elements(trace) * DTYPE_BYTES[dtype] / own
+    return 1.0 if dtype is None or not own else trainable_parameter_count(trace) * DTYPE_BYTES[dtype] / own
 
 
 def _sharded(
@@ -428,7 +430,7 @@ def _sharded(
     gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)
-    stops = list(visits(work, units))
+    stops = list(unit_segments(work, units))
     group = _sharding_links(links, strategy)
     gathered, reduced = _gathered_share(trace, strategy), _reduced_share(trace, strategy)
     gathered_bytes = [size * gathered for size in units.values()]
@@ -441,7 +443,7 @@ def _sharded(
         added = across.collective("all_reduce", [size / group.layout.count for size in reduced_bytes])
         scatters = {unit: seconds + more for (unit, seconds), more in zip(scatters.items(), added, strict=True)}
     update = _update(work)
-    head, *durations = cutter.segments([*(visit.begin for visit in stops), update])
+    head, *durations = cutter.segments([*(visit.first_operation for visit in stops), update])
     durations[-1] = _shared_update(durations[-1], cutter.busy(update), trace, links, strategy)
     last = _last_visits(stops)
     segments, transfers, gathered_root = [WorkSegment(head)], list[Transfer](), False
@@ -502,7 +504,7 @@ def _gathered_share(trace: Trace, strategy: Strategy) -> float:
     return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
-def _last_visits(stops: Sequence[Visit]) -> set[int]:
+def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:
     """Return each unit's last visit in the backward pass of each batch, when its gradients are complete."""
     last: dict[tuple[int, str], int] = {}
     batch, was_backward = 0, False

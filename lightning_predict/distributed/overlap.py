@@ -27,7 +27,7 @@ import numpy as np
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect, collective_seconds
 from lightning_predict.kernels.operations import Array
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimeline
 
 
@@ -150,7 +150,7 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
     clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()
     at: tuple[bool, int] | None = (
-        (True, len(transfers) - 1) if less(clock[row], link[row]) else (False, len(segments) - 1)
+        (True, len(transfers) - 1) if clearly_less(clock[row], link[row]) else (False, len(segments) - 1)
     )
     while at is not None and at[1] >= 0:
         critical.add(at)
@@ -158,10 +158,10 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
         if is_transfer:
             after = transfers[position].after
             before = float(ends[position - 1][row]) if position else 0.0
-            at = (True, position - 1) if less(float(done[after][row]), before) else (False, after - 1)
+            at = (True, position - 1) if clearly_less(float(done[after][row]), before) else (False, after - 1)
         else:
             needed = segments[position].waits_for
-            is_late = needed is not None and less(float(done[position][row]), float(ends[needed][row]))
+            is_late = needed is not None and clearly_less(float(done[position][row]), float(ends[needed][row]))
             at = (True, needed) if is_late and needed is not None else (False, position - 1)
     placed = [
         Event(

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from lightning_predict.errors import CaptureError, InvalidArgumentError
-from lightning_predict.guard import log_exceptions, log_sentence
+from lightning_predict.guard import log_exceptions, log_warning
 from lightning_predict.observe.watched_loop import WatchedRun, watch
 
 Batch = TypeVar("Batch")
@@ -74,7 +74,7 @@ class FabricPredictor:
         if self.run is not None:
             self.run.give_up(error)
         else:
-            log_sentence(f"FabricPredictor is off; the loop continues: {type(error).__name__}: {error}")
+            log_warning(f"FabricPredictor is off; the loop continues: {type(error).__name__}: {error}")
 
     @log_exceptions
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:

@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-from lightning_predict.guard import log_exceptions, log_sentence
+<<<<<<< HEAD
+from lightning_predict.guard import log_exceptions, log_warning
+=======
+from lightning_predict.gpus import DEFAULT_GPUS
+from lightning_predict.gpus.layouts import layouts_of
+from lightning_predict.guard import log_exceptions, log_warning
+>>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 from lightning_predict.interval import Interval
-from lightning_predict.observe.forecast import Facts
+from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, longest_sequence, recorded_length
 from lightning_predict.observe.remaining import CheckpointSchedule, Position, Validation
 from lightning_predict.observe.watched_loop import WatchedRun
@@ -214,7 +220,7 @@ class RuntimePredictorCallback(TrainerCallback):
         try:
             warnings.warn(words, stacklevel=2)
         except Warning:  # if warnings are errors
-            log_sentence(words)
+            log_warning(words)
 
     def _tell(self, state: TrainerState, predictions: Predictions) -> None:
         """Store the predictions and log them."""
@@ -258,7 +264,7 @@ def notes_of(args: TrainingArguments, evaluation: Any) -> tuple[str, ...]:
     return ("Total: evaluations are left out until the first was timed.",) if is_asked and evaluation is None else ()
 
 
-def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> Facts:
+def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, steps: int) -> ForecastInputs:
     """Read the inputs of a forecast; one batch is one step here, because the Trainer reports whole steps only.
 
     Args:
@@ -275,7 +281,7 @@ def facts_of(args: TrainingArguments, state: TrainerState, evaluation: Any, step
         # The Trainer does not report the start of an evaluation: its first batch counts as part of the gap before it.
         validation = Validation(batches=len(evaluation) - 1, every_batches=float(interval), every_epochs=None)
     save = {"steps": state.save_steps, "epoch": every["epoch"]}.get(_when(args.save_strategy))
-    return Facts(
+    return ForecastInputs(
         position=Position(
             epoch=0,
             batches_done=done,

@@ -38,7 +38,7 @@ from lightning_predict.ties import least
 from lightning_predict.units import microseconds_to_seconds
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast")
-UNMEASURED: Final = {"broadcast": "all_gather"}
+MEASURED_SUBSTITUTE: Final = {"broadcast": "all_gather"}
 """Maps each unmeasured collective to a measured one with the same time per byte sent over a link. A broadcast sends the
 whole message over a link. An all_gather sends the message without the GPU's own share."""
 
@@ -98,7 +98,7 @@ class CollectiveCurves:
 
     def timed_by(self, operation: str, _dtype: str) -> TimedBy:
         """Return how the collective is timed: `mlp` by its own measured curve, `proxy` by another one's."""
-        return "proxy" if operation in UNMEASURED else "mlp"
+        return "proxy" if operation in MEASURED_SUBSTITUTE else "mlp"
 
     def has_own_weights(self, gpu_name: str, _operation: str, _dtype: str) -> bool:
         """Return whether this GPU's own collectives were measured."""
@@ -117,12 +117,12 @@ class CollectiveCurves:
         return Estimate(Interval.from_factor(seconds, spread).clamp_min(bound))
 
     def _is_measured(self, operation: str, target: Gpu) -> bool:
-        own = UNMEASURED.get(operation, operation)
+        own = MEASURED_SUBSTITUTE.get(operation, operation)
         return target.name in self.curves and (target.name, own) not in self.derived
 
     def _seconds(self, batch: ShapeBatch, target: Gpu) -> Array:
         source, scale = self._source(target)
-        by_count = self.curves[source][UNMEASURED.get(batch.operation, batch.operation)]
+        by_count = self.curves[source][MEASURED_SUBSTITUTE.get(batch.operation, batch.operation)]
         counts = np.array(sorted(by_count), dtype=np.float64)  # (counts,)
         wanted = batch.columns["num_gpus"]
         log_messages = np.log(batch.columns["message_bytes"])  # (problems,)

@@ -48,7 +48,7 @@ from lightning_predict.kernels.operations import Array, OperationShape, operatio
 from lightning_predict.kernels.roofline import transposed_ratio
 from lightning_predict.kernels.timing import computes_in_float32
 from lightning_predict.kernels.translation import WorkItem
-from lightning_predict.tracing.operand_strides import FACTORS_AT, SECOND_TRANSPOSED
+from lightning_predict.tracing.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
 from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Operation, TensorInfo
 
@@ -276,7 +276,7 @@ def transposed_products(operations: Sequence[Operation]) -> frozenset[int]:
     turned: dict[_Key, bool] = {}
     found: set[int] = set()
     for index, operation in enumerate(operations):
-        place = FACTORS_AT.get(operation.name)
+        place = SECOND_FACTOR_POSITION.get(operation.name)
         if operation.name in _ALWAYS:
             found.add(index)
         elif place is not None and len(operation.inputs) > place:

@@ -51,7 +51,7 @@ is a float16 kernel that accumulates in float32, so float16 is searched first.""
 USUAL_DTYPE: Final = "bfloat16"
 """dtype to assume if the name shows none. Most training uses bfloat16, and float16 runs at almost the same speed."""
 
-_WIDER: Final = {"float8": "bfloat16", "bfloat16": "float16", "tf32": "float32"}
+_FALLBACK_DTYPE: Final = {"float8": "bfloat16", "bfloat16": "float16", "tf32": "float32"}
 """Fallback dtype that a GPU computes in if it has no hardware units for the requested dtype."""
 
 
@@ -71,7 +71,7 @@ def matrix_dtype(name: str, *, tf32: bool = False) -> str | None:
     return "tf32" if found == "float32" and tf32 and _NVJET.search(lower) else found
 
 
-def by_matrix_rates(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
+def scale_by_matmul_throughput(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -> float:
     """Scale a kernel's time to another GPU by the ratio of sustained matmul throughputs.
 
     Its start time stays constant.
@@ -83,6 +83,6 @@ def by_matrix_rates(kernel: Kernel, dtype: str, origin: Gpu, destination: Gpu) -
 def _rate(gpu: Gpu, dtype: str) -> float:
     if dtype == "float64":
         return gpu.peak(dtype) or gpu.lanes_peak(dtype)
-    while dtype not in gpu.peak_flops_per_second and dtype in _WIDER:
-        dtype = _WIDER[dtype]
+    while dtype not in gpu.peak_flops_per_second and dtype in _FALLBACK_DTYPE:
+        dtype = _FALLBACK_DTYPE[dtype]
     return sustained_flops(gpu, dtype if dtype in gpu.peak_flops_per_second else "float32")

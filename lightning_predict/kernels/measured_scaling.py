@@ -412,10 +412,10 @@ def _is_outside(trace: Trace, item: WorkItem) -> bool:
 
 
 def _matrix_seconds(kernel: Kernel, gpus: Sequence[Gpu], origin: Gpu, flags: Flags) -> list[float] | None:
-    from lightning_predict.kernels.kernel_names import by_matrix_rates, matrix_dtype
+    from lightning_predict.kernels.kernel_names import matrix_dtype, scale_by_matmul_throughput
 
     dtype = matrix_dtype(kernel.name, tf32=flags.matmul_tf32)
-    return None if dtype is None else [by_matrix_rates(kernel, dtype, origin, target) for target in gpus]
+    return None if dtype is None else [scale_by_matmul_throughput(kernel, dtype, origin, target) for target in gpus]
 
 
 def _wave_factor(kernel: Kernel, intensity: float, dtype: str, origin: Gpu, target: Gpu) -> float:

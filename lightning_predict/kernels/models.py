@@ -72,7 +72,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import compute_peak, memory_bandwidth, roofline_seconds, with_sustained_peaks
 from lightning_predict.kernels.timing import Estimate, TimedBy
-from lightning_predict.ties import less
+from lightning_predict.ties import clearly_less
 from lightning_predict.weights.records import Float32Array, LoadedWeights, MeasuredFactor, NetworkWeights
 from lightning_predict.weights.source import URL_VARIABLE, VARIABLES, AnyWeights, WeightsSource, weights_source
 
@@ -407,7 +407,7 @@ class UtilisationModels:
         said = np.where(by_base.reshape(everything.shape), seconds, np.maximum(larger, seconds))
         high = said * spread * family.upper_interval_factor(batch)
         interval = Interval(np.maximum(seconds / spread, bound), seconds, high)
-        held = {name: less(after, before) for name, before, after in steps}
+        held = {name: clearly_less(after, before) for name, before, after in steps}
         return Estimate(interval, by_base.reshape(everything.shape), held)
 
     def _longest(self, batch: ShapeBatch, gpus: Sequence[Gpu]) -> Array:

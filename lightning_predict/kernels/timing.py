@@ -64,7 +64,7 @@ from lightning_predict.kernels.roofline import (
     sustained_flops,
     tf32_ratio,
 )
-from lightning_predict.ties import less
+from lightning_predict.ties import clearly_less
 from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.records import MeasuredFactor
 
@@ -611,7 +611,7 @@ def _clamp_to_alternative(times: OperationTimes, question: TimingRequest) -> Ope
     kinds = [alternative for alternative, _ in found]
     has_it = np.array([[kind.is_on(gpu.generation) for kind in kinds] for gpu in question.gpus])
     counts = (times.extrapolated_share > 0.5) | np.array([kind.bounds_networks for kind in kinds])
-    faster = has_it & counts & less(other.seconds, times.seconds)  # (gpus, problems)
+    faster = has_it & counts & clearly_less(other.seconds, times.seconds)  # (gpus, problems)
     shares: dict[TimedBy, Array] = {
         method: np.where(faster, 1.0 if method == "proxy" else 0.0, share) for method, share in times.shares.items()
     }
@@ -652,7 +652,7 @@ def _clamp_to_repeated_reads(times: OperationTimes, question: TimingRequest) -> 
 
 def _raised(times: OperationTimes, floor: Array, question: TimingRequest) -> OperationTimes:
     """Raise times to a lower bound from instructions, latency or L2 misses (`roofline.minimum_latencies`)."""
-    binds = less(times.seconds, floor)  # (gpus, problems)
+    binds = clearly_less(times.seconds, floor)  # (gpus, problems)
     served: TimedBy = "roofline" if question.models is None else "proxy"
     shares: dict[TimedBy, Array] = {
         method: np.where(binds, float(method == served), share) for method, share in times.shares.items()
@@ -803,13 +803,13 @@ def _clamp_to_float32(times: OperationTimes, question: TimingRequest) -> Operati
     """
     twins = [replace(item, dtype="float32") for item in question.requested]
     least, bound = _rooflines(twins, question.gpus, least=True), question.least
-    may_gain = less(least, times.seconds) & ~less(least, bound)  # (gpus, problems)
+    may_gain = clearly_less(least, times.seconds) & ~clearly_less(least, bound)  # (gpus, problems)
     doubtful = np.flatnonzero(may_gain.any(axis=0))
     if not doubtful.size:
         return times
     float32 = predict_operation_times([twins[int(index)] for index in doubtful], question.gpus, question.models)
     own, gain = _columns(times, doubtful), (bound / least)[:, doubtful]
-    taken = less(float32.seconds, own.seconds) & may_gain[:, doubtful]
+    taken = clearly_less(float32.seconds, own.seconds) & may_gain[:, doubtful]
     shares: dict[TimedBy, Array] = {method: np.zeros_like(gain) for method in get_args(TimedBy)}
     shares |= {method: float32.shares[method] for method in ("formula", "roofline")}
     shares["proxy"] = 1 - float32.shares["formula"] - float32.shares["roofline"]
@@ -916,7 +916,7 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
         limits=tuple(
             (name, after)
             for (name, _), before, after in zip(stages[1:], seconds[:-1], seconds[1:], strict=True)
-            if less(after, before) or less(before, after)
+            if clearly_less(after, before) or clearly_less(before, after)
         ),
         interval=stages[-1][1],
     )

@@ -385,7 +385,7 @@ class BudgetWatch:
     def due_check(self, batches: int, seconds: float, *, elapsed: float) -> DueCheck | None:
         """Return what to judge after this many batches, their seconds, and `elapsed` seconds of the fit."""
         moments = self._moments
-        if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_come:
+        if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_started:
             return "forecast"
         if self.forecast is not None and elapsed - self._refreshed_seconds >= REFRESH_SECONDS:
             return "outlook"

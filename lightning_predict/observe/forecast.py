@@ -61,7 +61,7 @@ SHARE_ENOUGH: Final = 0.5
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ForecastInputs:
     """Facts about a run at one moment, from a trainer.
 
     Attributes:
@@ -143,7 +143,7 @@ class TimedForecast:
 
 
 def forecast_rest(
-    facts: Facts, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
+    facts: ForecastInputs, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:
     """Compute the rest of a run, from the counts and the times on the machine in use so far.
 
@@ -224,11 +224,11 @@ class ForecastSchedule:
         batches: Batches of the run; None if unknown.
 
     Attributes:
-        has_come: There are enough steps to recommend and to stop; before, forecasts are only rough.
+        has_started: There are enough steps to recommend and to stop; before, forecasts are only rough.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
-        self.has_come = False
+        self.has_started = False
         self._enough = MIN_STEPS * batches_per_window
         self._half = math.inf if batches is None else SHARE_ENOUGH * batches
         self._next = 2
@@ -240,9 +240,9 @@ class ForecastSchedule:
             batches: Finished batches.
             seconds: Seconds since the first of them began.
         """
-        if self.has_come and batches < self._next:  # called per batch
+        if self.has_started and batches < self._next:  # called per batch
             return False
-        has_come = self.has_come or (
+        has_started = self.has_started or (
             batches > 1
             and (
                 seconds >= SECONDS_ENOUGH
@@ -250,9 +250,9 @@ class ForecastSchedule:
                 or (batches >= self._enough and seconds >= MIN_SECONDS)
             )
         )
-        if batches < self._next and has_come == self.has_come:
+        if batches < self._next and has_started == self.has_started:
             return False
-        self.has_come, self._next = has_come, 2 * batches
+        self.has_started, self._next = has_started, 2 * batches
         return True
 
 
@@ -292,7 +292,7 @@ def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
     return Interval(max(0.0, middle - down), middle, middle + up)
 
 
-def _waits(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+def _waits(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
     """Return the sum of all remaining waits, in this epoch and in later ones."""
     batches, position = counts.batches or 0, facts.position
     here = batches
@@ -301,12 +301,12 @@ def _waits(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> In
     return batch_times.wait.scaled(here).added(batch_times.later_wait.scaled(batches - here))
 
 
-def _wait(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
+def _wait(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
     """Return the mean remaining wait for a batch."""
     return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
 
 
-def _loader(facts: Facts, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
+def _loader(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
     """Estimate the loader's time per batch on any GPU from the waits on this machine."""
     wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
     if facts.has_workers and wait.middle > STALL_SHARE * step:

@@ -5,8 +5,8 @@ and the longest sequence. If the recorder tracked tensor lifetimes, the step is 
 simulated again. Otherwise the GPU's own peak was measured. Then everything except parameters, gradients and optimizer
 state is scaled in proportion. Example::
 
-    for worry in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
-        print(worry.sentence)  # "The first update of another optimizer ..."
+    for risk in memory_risks(trace, MemoryFacts(state_bytes=3 << 30)):
+        print(risk.sentence)  # "The first update of another optimizer ..."
     missing_state_bytes(optimizer)     # of an Adam before its first update: 8 bytes a parameter
     longest_sequence(loader)           # if a dataset or a sampler has `lengths`, or a column `length`
 """
@@ -91,52 +91,56 @@ class MemoryRisk:
         return f"{self.subject} needs {amount} on this {self.gpu}: {chance}. {self.remedy}"
 
 
-def memory_risks(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
+def memory_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
     """Yield the later parts of the run that may not fit on the GPU in use; none if the GPU or its memory is unknown.
 
     Args:
         trace: The recorded training step. If it has several kinds of steps, the one with the largest memory is used.
         rest_of_run: Facts about the rest of the run.
     """
-    for one in _to_come(trace, ahead):
+    for one in _candidate_risks(trace, rest_of_run):
         if one.need.fit_probability is not None and one.need.fit_probability < FITS_FROM:
             yield one
 
 
-def _to_come(trace: Trace, ahead: MemoryFacts) -> Iterator[MemoryRisk]:
+def _candidate_risks(trace: Trace, rest_of_run: MemoryFacts) -> Iterator[MemoryRisk]:
     gpu = gpu_in_use(trace)
-    steps = [] if gpu is None else [_Held(kind.trace, gpu) for kind in trace.kinds if step_memory(_held(kind.trace))]
+    steps = (
+        []
+        if gpu is None
+        else [_StepMemory(kind.trace, gpu) for kind in trace.kinds if step_memory(_without_cached_segments(kind.trace))]
+    )
     if gpu is None or not steps:
         return
     step = max(steps, key=lambda one: one.bytes)
-    worry = partial(MemoryRisk, gpu=gpu.name, is_bound=False)
-    if ahead.state_bytes:
-        yield worry(
+    risk = partial(MemoryRisk, gpu=gpu.name, is_bound=False)
+    if rest_of_run.state_bytes:
+        yield risk(
             kind="optimizer",
-            subject=f"The first optimizer update ({gibibytes(ahead.state_bytes)} GiB of new state)",
-            need=step.need(step.bytes + ahead.state_bytes),
+            subject=f"The first optimizer update ({gibibytes(rest_of_run.state_bytes)} GiB of new state)",
+            need=step.need(step.bytes + rest_of_run.state_bytes),
             remedy="Use a smaller batch or an optimizer with less state.",
         )
-    samples, training = ahead.validation_samples, samples_per_batch(step.trace)
+    samples, training = rest_of_run.validation_samples, samples_per_batch(step.trace)
     if samples is not None and samples > training:
-        passing, is_bound = step.validation_bytes(ahead.validation, samples)
-        yield worry(
+        passing, is_bound = step.validation_bytes(rest_of_run.validation, samples)
+        yield risk(
             kind="validation",
             subject=f"A validation batch of {samples:,} samples ({training:,} in training)",
-            need=step.need(step.lasting_bytes + ahead.state_bytes + passing),
+            need=step.need(step.lasting_bytes + rest_of_run.state_bytes + passing),
             is_bound=is_bound,
             remedy="Give the validation loader a smaller batch_size.",
         )
-    if ahead.length and ahead.longest and ahead.longest > ahead.length:
-        yield worry(
+    if rest_of_run.length and rest_of_run.longest and rest_of_run.longest > rest_of_run.length:
+        yield risk(
             kind="sequence",
-            subject=f"A batch with the longest sequence ({ahead.longest:,}, recorded: {ahead.length:,})",
-            need=step.need(step.at(ahead.longest / ahead.length) + ahead.state_bytes),
+            subject=f"A batch with the longest sequence ({rest_of_run.longest:,}, recorded: {rest_of_run.length:,})",
+            need=step.need(step.at(rest_of_run.longest / rest_of_run.length) + rest_of_run.state_bytes),
             remedy="Use shorter sequences, or smaller batches of long ones.",
         )
 
 
-def _held(trace: Trace) -> Trace:
+def _without_cached_segments(trace: Trace) -> Trace:
     """Return the step without reserved but unused memory, because torch frees cached segments before it fails."""
     if trace.memory.peak_bytes is None:
         return trace
@@ -144,7 +148,7 @@ def _held(trace: Trace) -> Trace:
 
 
 @final
-class _Held:
+class _StepMemory:
     """Memory of a recorded step, and of the same step with other sizes.
 
     Attributes:
@@ -154,7 +158,7 @@ class _Held:
     """
 
     def __init__(self, trace: Trace, gpu: Gpu) -> None:
-        found = step_memory(_held(trace))
+        found = step_memory(_without_cached_segments(trace))
         assert found is not None  # checked by the caller
         memory = trace.memory
         self.trace, self._gpu, self._relative = trace, gpu, found.relative
@@ -163,7 +167,7 @@ class _Held:
         self.lasting_bytes = min(sum(size or 0 for size in known), self.bytes)
 
     @cached_property
-    def _is_followed(self) -> bool:
+    def _is_scalable(self) -> bool:
         """Whether the recorder tracked tensor lifetimes, so that the step can be scaled to other sizes."""
         return self.trace.memory.peak_bytes is None and extension("why_no_other_batch")(self.trace) is None
 
@@ -174,7 +178,7 @@ class _Held:
 
     def at(self, factor: float) -> float:
         """Return the memory of a step with `factor` times the samples, or `factor` times the sequence length."""
-        if self._is_followed:
+        if self._is_scalable:
             samples = math.ceil(factor * samples_per_batch(self.trace))
             scaled = step_memory(extension("with_samples")(self.trace, samples))
             assert scaled is not None
@@ -188,13 +192,17 @@ class _Held:
             validation: A recorded validation batch; None if none was recorded.
             samples: Number of samples of the batch.
         """
-        if validation is None and self._is_followed:  # the forward pass, without tensors saved for backward
+        if validation is None and self._is_scalable:  # the forward pass, without tensors saved for backward
             forward = tuple(one for one in self.trace.operations if one.phase == "forward")
             memory = replace(self.trace.memory, gradient_bytes=0, optimizer_state_bytes=0)
             validation = replace(self.trace, operations=forward, held=(), memory=memory)
-        if validation is None or validation.samples is None or step_memory(_held(validation)) is None:
+        if (
+            validation is None
+            or validation.samples is None
+            or step_memory(_without_cached_segments(validation)) is None
+        ):
             return self.at(samples / samples_per_batch(self.trace)) - self.lasting_bytes, True
-        own = _Held(validation, self._gpu)
+        own = _StepMemory(validation, self._gpu)
         return own.at(samples / samples_per_batch(validation)) - own.lasting_bytes, False
 
 
@@ -212,7 +220,7 @@ def missing_state_bytes(optimizer: Any) -> int | None:
         twin = copy.copy(optimizer)
         twin.state, twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = defaultdict(dict), {}, {}
         twin.param_groups = [
-            {**group, "params": _without_values(group["params"]), "fused": None, "foreach": None, "capturable": False}
+            {**group, "params": _copies_on_meta(group["params"]), "fused": None, "foreach": None, "capturable": False}
             for group in optimizer.param_groups
         ]
         type(optimizer).step(twin)
@@ -222,7 +230,7 @@ def missing_state_bytes(optimizer: Any) -> int | None:
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
-def _without_values(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def _copies_on_meta(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the trainable parameters to the meta device, with gradients."""
     import torch
 

@@ -31,7 +31,7 @@ MAX_NODE_COUNTS: Final = 4
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WindowSize:
     """Observed size of the windows, if the Trainer's settings do not tell.
 
     Attributes:
@@ -85,13 +85,13 @@ class StepCounter:
         return self.batches_in_window == 0
 
     @property
-    def pace(self) -> Pace:
-        """Observed pace of the windows, if the trainer's settings do not tell."""
+    def window_size(self) -> WindowSize:
+        """Observed size of the accumulation windows, if the trainer's settings do not tell."""
         if not self._is_manual:
-            return Pace()
+            return WindowSize()
         steps = self._steps_before_window - self._steps_at_start
         per_window = steps / self.windows if steps and self.windows else 1.0
-        return Pace(batches_per_window=self._last_batches, steps_per_window=per_window)
+        return WindowSize(batches_per_window=self._last_batches, steps_per_window=per_window)
 
     def on_batch_end(self, optimizer_steps_done: int) -> None:
         """Count a finished batch; `trainer.global_step` already includes its updates."""

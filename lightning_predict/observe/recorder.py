@@ -20,11 +20,11 @@ from typing import Final, Literal, Protocol, final
 from lightning_predict.errors import CaptureError, NothingRecordedError
 from lightning_predict.observe.micro_batches import MicroBatches
 from lightning_predict.observe.optimizer_steps import (
-    Pace,
     StepCounter,
     StepKind,
     StepTimer,
     TimedStep,
+    WindowSize,
     may_be_next,
     merge_varying_kinds,
     shares_of_kinds,
@@ -261,15 +261,15 @@ class StepLog:
         return shares_of_kinds(self.kinds, self.kinds_recorded)
 
     @property
-    def pace(self) -> Pace:
-        """Pace of the windows, scaled to the length of the most common kind."""
+    def window_size(self) -> WindowSize:
+        """Size of the accumulation windows, scaled to the length of the most common kind."""
         shares = self.shares
         windows = {kind: self.median_recording(kind).window for kind in shares}
         commonest = windows[max(shares, key=lambda kind: shares[kind])]
         steps = sum(share * windows[kind].optimizer_steps for kind, share in shares.items())
         batches = sum(share * windows[kind].batches for kind, share in shares.items())
         per_window = steps * commonest.batches / batches
-        return Pace(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
+        return WindowSize(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
 
     def median_recording(self, kind: StepKind) -> Recorded:
         """Return the recorded window of median length of a kind (the shorter of two)."""
@@ -400,10 +400,14 @@ class StepRecorder:
         return self._records_given > 0
 
     @property
-    def pace(self) -> Pace:
-        """Observed pace of the windows, if the Trainer's settings do not tell."""
-        pace = self.count.pace
-        return pace if pace.batches_per_window is None or not self.has_returned_trace else self._seen.pace
+    def window_size(self) -> WindowSize:
+        """Observed size of the accumulation windows, if the Trainer's settings do not tell."""
+        window_size = self.count.window_size
+        return (
+            window_size
+            if window_size.batches_per_window is None or not self.has_returned_trace
+            else self._seen.window_size
+        )
 
     def on_batch_start(
         self, *, full_windows_after: int | None, next_is_short: bool, shapes: Callable[[], object] = _unknown

@@ -26,12 +26,12 @@ from lightning_predict.assumptions import Assumptions
 from lightning_predict.cost.prediction import UserPrice
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import BudgetExceededError, InvalidArgumentError
-from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_sentence, wrap_exit
+from lightning_predict.guard import CAUGHT, fallback_on_error, log_exceptions, log_warning, own_error
 from lightning_predict.interval import Interval
 from lightning_predict.observe.budget import BudgetWatch, Ledger, gpu_name_in_use, limits_of_fit, price_of_run
 from lightning_predict.observe.clock import RunClock, device_clock, host_clock, ledger_clock
 from lightning_predict.observe.forecast import (
-    Facts,
+    ForecastInputs,
     ForecastSchedule,
     RestOfRun,
     TimedForecast,
@@ -128,7 +128,7 @@ def watch(
 
 
 def _say_failure(error: Exception) -> None:
-    log_sentence(f"watch stopped predicting; the loop continues: {type(error).__name__}: {error}")
+    log_warning(f"watch stopped predicting; the loop continues: {type(error).__name__}: {error}")
 
 
 @final
@@ -187,7 +187,7 @@ class WatchedRun:
         self.outcome: Outcome | None = None
         self.should_stop = False
         self.stopping_reason: str | None = None
-        self.facts: Callable[[int], Facts] = self._plain_facts
+        self.facts: Callable[[int], ForecastInputs] = self._plain_facts
         self.prices: UserPrice = None
         self.deadline_hours: float | None = None
         self.verbose = False
@@ -209,11 +209,11 @@ class WatchedRun:
             optimizers=self.optimizers,
             count=self.clock.windows,
         )
-        self._moments, self._has_advised = ForecastSchedule(batches=total_steps), False
+        self._schedule, self._has_advised = ForecastSchedule(batches=total_steps), False
         self._ledger = Ledger(ledger_clock())
         self._watch: BudgetWatch | None = None
-        self._outlook: TimedForecast | None = None
-        self._said: TimedForecast | None = None
+        self._latest_forecast: TimedForecast | None = None
+        self._last_printed_forecast: TimedForecast | None = None
         self._is_in_step = self._is_off = False
         self._timer: OutcomeTimer | None = None
         self._waits_outside = False
@@ -233,7 +233,7 @@ class WatchedRun:
             )
             self._ledger.usd_per_second = seconds_to_hours(of_run.usd_per_hour or 0.0)
             if of_run.warning is not None:
-                log_sentence(f"watch: {of_run.warning}")
+                log_warning(f"watch: {of_run.warning}")
         limits = limits_of_fit(self._ledger, usd=usd, hours=hours, deadline=None)
         self._watch = (
             BudgetWatch(limits, self._ledger, moments=ForecastSchedule(batches=self._total_steps)) if limits else None
@@ -269,13 +269,13 @@ class WatchedRun:
                 recorder.stop()
         self.fails(error)
         if self._terms[:2] != (None, None):
-            log_sentence("watch failed: the budget is no longer enforced.")
+            log_warning("watch failed: the budget is no longer enforced.")
 
     @property
     @fallback_on_error(lambda: None, give_up)
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds on the machine in use, with their 90 % interval; None if unknown so far."""
-        left = None if self._outlook is None else self._outlook.left(self.clock.now())
+        left = None if self._latest_forecast is None else self._latest_forecast.left(self.clock.now())
         return None if left is None else left.clamp_min(0.0)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -331,8 +331,8 @@ class WatchedRun:
         with self._guarded():
             self._record()
         with self._guarded():
-            if self.trace is not None and self._moments.is_due(self.clock.batches, self.clock.training_seconds):
-                self._predict() if self._moments.has_come else self._rest_now()
+            if self.trace is not None and self._schedule.is_due(self.clock.batches, self.clock.training_seconds):
+                self._predict() if self._schedule.has_started else self._rest_now()
         self._check_budget()
 
     def _record(self) -> None:
@@ -346,11 +346,11 @@ class WatchedRun:
         self.trace, self._recorder = replace(trace, world_size=self.world_size), None
         self.clock.memory = trace.memory
         self.clock.step_is_measured(trace)
-        self._moments.is_due(self.clock.batches, self.clock.training_seconds)
+        self._schedule.is_due(self.clock.batches, self.clock.training_seconds)
         self._predict()
         self.worries = tuple(memory_risks(replace(self.trace, batches=self.batches_per_step), self.ahead()))
         for one in self.worries:
-            log_sentence(f"watch, memory: {one.sentence}")
+            log_warning(f"watch, memory: {one.sentence}")
 
     def _plain_ahead(self) -> MemoryFacts:
         """Return the facts from the optimizers and the loader passed to `batches`."""
@@ -364,17 +364,21 @@ class WatchedRun:
 
     def _rest_now(self) -> RestOfRun:
         rest = forecast_rest(self.facts(self._steps), self.clock, samples=self._samples)
-        self._outlook = TimedForecast(rest, self.clock.now())
+        self._latest_forecast = TimedForecast(rest, self.clock.now())
         return rest
 
     def _predict(self) -> None:
         """Predict the rest of the run; show the table first, then the recommendation, and later each new forecast."""
         assert self.trace is not None
-        is_rough = not self._moments.has_come
+        is_rough = not self._schedule.has_started
         rest, began = self._rest_now(), self.clock.now()
         if self.predictions is not None and rest.counts.batches == 0:
             return
-        if self._has_advised and self._said is not None and self._said.holds(rest, began):
+        if (
+            self._has_advised
+            and self._last_printed_forecast is not None
+            and self._last_printed_forecast.holds(rest, began)
+        ):
             return
         assumptions = Assumptions(history=read_history(), usd_per_hour=self._prices())
         found = predict_workload(
@@ -406,7 +410,7 @@ class WatchedRun:
             self._show("\n".join(lines or (f"{news}.",)))
             self._has_advised = True
         self.tell(self.predictions)
-        self._said = TimedForecast(rest, self.clock.now())
+        self._last_printed_forecast = TimedForecast(rest, self.clock.now())
         expected = expected_outcome(self.trace, rest, self.predictions, num_gpus=1)
         if expected is not None and (self._timer is None or not is_rough):
             self._timer = OutcomeTimer(expected, clock=self.clock.now, batches_seen=self.clock.batches)
@@ -417,7 +421,7 @@ class WatchedRun:
     def _show(self, text: str) -> None:
         failure = None if self._print is None else print_text(lambda: text, self._print)
         if failure is not None:
-            log_sentence(f"watch could not print its prediction: {failure}")
+            log_warning(f"watch could not print its prediction: {failure}")
 
     def _prices(self) -> UserPrice:
         """Return the given prices, or the price of the GPU in use."""
@@ -434,12 +438,12 @@ class WatchedRun:
             return
         verdict = watch.check(question, None if question == "use" else self._rest_now())
         if verdict.action == "warn":
-            log_sentence(f"watch: {verdict.reason}.")
+            log_warning(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":
             self.should_stop, self.stopping_reason = True, verdict.reason
             if self._raises:
                 raise BudgetExceededError(f"watch: {verdict.reason}.")
-            log_sentence(f"watch: {verdict.reason}. Stop this loop.")
+            log_warning(f"watch: {verdict.reason}. Stop this loop.")
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -452,7 +456,7 @@ class WatchedRun:
                 recorder.stop()
             self.fails(wrap_exit(error))
 
-    def _plain_facts(self, steps: int) -> Facts:
+    def _plain_facts(self, steps: int) -> ForecastInputs:
         position = Position(
             epoch=0,
             batches_done=steps,
@@ -461,7 +465,7 @@ class WatchedRun:
             max_steps=self._total_steps,
             accumulation={0: 1},
         )
-        return Facts(position=position)
+        return ForecastInputs(position=position)
 
     def _new_session(self) -> Session:
         from lightning_predict.tracing.session import CaptureSession

@@ -36,7 +36,7 @@ from lightning_predict.reports.format import (
     usd_per_hour,
 )
 from lightning_predict.reports.table import STEPS_SHOWN, bound_by, name_in_use
-from lightning_predict.ties import TIE, least, less, ordered
+from lightning_predict.ties import TIE, clearly_less, least, ordered
 from lightning_predict.units import hours_to_seconds, seconds_to_hours
 
 EQUAL: Final = 0.01
@@ -211,7 +211,7 @@ def rank(predictions: Mapping[str, Prediction], *, deadline_hours: float | None 
     candidates = [_candidate(prediction, per_iteration) for prediction in fitting]
     in_time: list[RankedGpu] = []
     if deadline_hours is not None and not per_iteration:
-        in_time = [one for one in candidates if not less(hours_to_seconds(deadline_hours), one.seconds)]
+        in_time = [one for one in candidates if not clearly_less(hours_to_seconds(deadline_hours), one.seconds)]
     cheapest, fastest = _cheapest(candidates), _fastest(candidates)
     as_fast = tuple(one.gpu for one in _equal_least(candidates, _time) if one is not fastest)
     in_use = _in_use(predictions, per_iteration) if isinstance(predictions, AbstractPredictions) else None

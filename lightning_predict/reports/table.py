@@ -46,7 +46,7 @@ from lightning_predict.reports.format import (
     usd_of_steps,
     usd_per_hour,
 )
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.units import seconds_to_hours
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _checkpoint_share(prediction: Prediction) -> float:
 
 def is_bound_by_loader(prediction: Prediction) -> bool:
     """Return whether the loader takes longer for the batches of a step than the step itself."""
-    return less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
+    return clearly_less(prediction.iteration_seconds, prediction.loader_seconds) and prediction.run.loader_is_reliable
 
 
 def loader_note(predictions: AbstractPredictions) -> Iterable[str]:
@@ -530,7 +530,7 @@ def bound_by(prediction: Prediction) -> str:
         return verdict.bound_by
     if is_bound_by_links(prediction):
         return "links"
-    bound = "host" if less(prediction.device_seconds, prediction.host_seconds) else "device"
+    bound = "host" if clearly_less(prediction.device_seconds, prediction.host_seconds) else "device"
     return f"{bound}?" if verdict is not None and verdict.is_doubtful else bound
 
 

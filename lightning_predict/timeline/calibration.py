@@ -28,7 +28,7 @@ import numpy as np
 
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.measured_scaling import WorkTimes
-from lightning_predict.ties import less
+from lightning_predict.ties import clearly_less
 from lightning_predict.timeline.host import Host, HostModel, has_recorded_launches
 from lightning_predict.timeline.simulation import (
     STEADY_STEPS,
@@ -199,7 +199,7 @@ def _held_against(trace: Trace, timed: WorkTimes, host: HostModel, gap: float, f
     is_host_bound = (
         late >= HOST_BOUND_SHARE
         if late is not None
-        else less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
+        else clearly_less(float(found.active_with_gaps_seconds[0]), found.host_seconds)
     )
     recorded = running if steps > 1 else float(found.seconds[0])
     own_gap = gap

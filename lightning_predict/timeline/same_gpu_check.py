@@ -29,7 +29,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.kernels.measured_scaling import WorkTimes, predict_work_times
 from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.note import Note
-from lightning_predict.ties import greatest, less, ordered
+from lightning_predict.ties import clearly_less, greatest, ordered
 from lightning_predict.timeline.host import UNKNOWN_HOST, Host, recorded_host
 from lightning_predict.timeline.step_prediction import StepPrediction, predict_steps
 from lightning_predict.timeline.verdict import Verdict
@@ -227,11 +227,11 @@ def _mean_verdict(steps: Sequence[StepPrediction], weights: Sequence[float]) -> 
     doubtful = sum(seconds for verdict, seconds in found if verdict.is_doubtful)
     parts = _mean_shares([verdict.critical_path for verdict, _ in found], [seconds for _, seconds in found])
     return Verdict(
-        bound_by="host" if less(total / 2, by_host) else "device",
+        bound_by="host" if clearly_less(total / 2, by_host) else "device",
         idle_share=sum(seconds * verdict.idle_share for verdict, seconds in found) / total,
         gain=sum(seconds * verdict.gain for verdict, seconds in found) / total,
         critical_path=dict(ordered(parts.items(), lambda part: part[1], reverse=True)),
-        is_doubtful=less(total / 2, doubtful),
+        is_doubtful=clearly_less(total / 2, doubtful),
     )
 
 

@@ -42,7 +42,7 @@ from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
 from lightning_predict.kernels.timing import summed_by_owner, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import decisive, details
-from lightning_predict.ties import less
+from lightning_predict.ties import clearly_less
 from lightning_predict.timeline.calibration import (
     MACHINE_SPREAD,
     PROFILED_SPREAD,
@@ -117,7 +117,7 @@ class StepPrediction:
     @property
     def bound_by(self) -> Literal["device", "host"]:
         """Queue that ends last. A faster GPU does not speed up a host-bound step."""
-        return "host" if less(self.device_seconds, self.host_seconds) else "device"
+        return "host" if clearly_less(self.device_seconds, self.host_seconds) else "device"
 
     def scaled(self, factor: float, *, note: str) -> StepPrediction:
         """Multiply all times by a factor."""
@@ -232,7 +232,9 @@ def predict_steps(
     least, most = beyond_operations.widened(*_spread(timed, correlation), besides)
     low, high = _ends(middle, own, (least / wider, most * wider), host_ends)
     device = [float(busy) for busy in middle.active_with_gaps_seconds]
-    doubtful = [own.is_host_assumed and less(host_ends[0], busy) and less(busy, host_ends[1]) for busy in device]
+    doubtful = [
+        own.is_host_assumed and clearly_less(host_ends[0], busy) and clearly_less(busy, host_ends[1]) for busy in device
+    ]
     middle, faster = (replace(one, seconds=one.seconds + own.residual_seconds) for one in (middle, faster))
     beyond = (*_beyond_operations(trace, own, python), *_too_short(trace, own))
     phases = np.array(timed.phases, dtype=np.str_)  # (items,)
@@ -254,7 +256,7 @@ def predict_steps(
                 *decisive(_untimed(trace, timed, row)),
                 *decisive(unknown),
                 *details(beyond),
-                *details(_profiled(trace, own, is_bound=less(device[row], middle.host_seconds - python))),
+                *details(_profiled(trace, own, is_bound=clearly_less(device[row], middle.host_seconds - python))),
             ),
         )
         for row, (target, verdict) in enumerate(zip(gpus, verdicts(work, middle, faster), strict=True))
@@ -455,7 +457,7 @@ def _assumed(
     own: StepCalibration, target: Host, host_ends: tuple[float, float], host: float, device: float
 ) -> Iterator[str]:
     """Note that the host was assumed, if it is or may be the bottleneck."""
-    if not own.is_host_assumed or not less(device, host_ends[1]):
+    if not own.is_host_assumed or not clearly_less(device, host_ends[1]):
         return
     low, middle, high = (f"{seconds_to_milliseconds(seconds):.3g}" for seconds in (host_ends[0], host, host_ends[1]))
     yield (

@@ -18,7 +18,7 @@ import numpy as np
 
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import summed_by_owner
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import HostOperation, SimulatedTimeline
 
 COMPARED_SPEED: Final = 2.0
@@ -66,17 +66,19 @@ class Verdict:
         bound = f"{'perhaps ' if self.is_doubtful else ''}bound by the {self.bound_by}"
         return f"{bound}: a GPU twice as fast gains {100 * self.gain:.0f} %"
 
-    def shared(self, *, device: float, host: float, exposed: float, seconds: float) -> Verdict:
+    def on_several_gpus(
+        self, *, device: float, host: float, exposed_communication_seconds: float, seconds: float
+    ) -> Verdict:
         """Return the verdict of a step on several GPUs that each run the whole model.
 
         Args:
             device: Compute time of one GPU in seconds.
             host: Host time in seconds.
-            exposed: Exposed communication: seconds in which the GPU waits for other GPUs.
+            exposed_communication_seconds: Exposed communication: seconds in which the GPU waits for other GPUs.
             seconds: Step time.
         """
-        if not less(max(device, host), exposed):
-            return replace(self, gain=_share(self.gain * (seconds - exposed), seconds))
+        if not clearly_less(max(device, host), exposed_communication_seconds):
+            return replace(self, gain=_share(self.gain * (seconds - exposed_communication_seconds), seconds))
         return replace(self, bound_by="links", idle_share=_share(seconds - device, seconds), gain=0.0)
 
 
@@ -92,7 +94,7 @@ def verdicts(work: Sequence[HostOperation], step: SimulatedTimeline, faster: Sim
         active, saved = float(step.active_with_gaps_seconds[row]), float(seconds - faster.seconds[row])
         found.append(
             Verdict(
-                bound_by="host" if less(active, step.host_seconds) else "device",
+                bound_by="host" if clearly_less(active, step.host_seconds) else "device",
                 idle_share=_share(float(seconds) - active, float(seconds)),
                 gain=_share(saved, float(seconds)),
                 critical_path=_shares(names, spent[row]),
@@ -156,7 +158,7 @@ def _large(groups: Mapping[str, str], seconds: Mapping[str, float]) -> list[str]
     for module, group in groups.items():
         together[group] = together.get(group, 0.0) + seconds[module]
     least = SMALLEST_SHARE * sum(seconds.values())
-    large = sorted(one for one in together if not less(together[one], least))
+    large = sorted(one for one in together if not clearly_less(together[one], least))
     return ordered(large, together.__getitem__, reverse=True)
 
 

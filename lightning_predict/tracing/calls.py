@@ -17,9 +17,9 @@ from typing import Any, Final
 from lightning_predict.tracing.events import NO_TENSORS, Call, is_shape
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
-    FACTORS_AT,
-    LAID_OUT,
-    LAYOUT_AT,
+    IMAGES_POSITION,
+    RECORDED_WITH_STRIDES,
+    SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
     STRIDED,
     is_channels_last,
@@ -79,11 +79,11 @@ _DTYPE_NUMBERS: Final = {
 
 _MEMORY_FORMATS: Final = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
-_TENSORS_READ: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
+_NUM_INPUT_TENSORS: Final = {"aten::mm": 2, "aten::addmm": 3, "aten::bmm": 2, "aten::baddbmm": 3}
 """Number of input tensors of these operations. Compiled code passes the output as an additional argument, which is
 ignored."""
 
-_TAKES_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
+_ACCEPTS_PYTHON_NUMBERS: Final = re.compile(r"aten::(add|sub|rsub|mul|div|pow|remainder|where|eq|ne|lt|le|gt|ge)_?")
 """Operations for which torch converts a Python number to a 64-bit tensor without dimensions."""
 
 _OPERATOR: Final = re.compile(r"(?!autograd::|torch::)\w+::\w+(\.\w+)?")
@@ -101,20 +101,20 @@ def tensors_of(call: Call) -> tuple[TensorInfo, ...]:
     groups = _tensor_groups(call)
     name = operator_name(call) or call.name
     flat = [tensor for group in groups for tensor in group or ()]
-    if _TAKES_NUMBERS.fullmatch(name):
+    if _ACCEPTS_PYTHON_NUMBERS.fullmatch(name):
         flat = [tensor for tensor in flat if not _is_wrapped_number(tensor, flat)]
-    return tuple(flat[: _TENSORS_READ.get(name)])
+    return tuple(flat[: _NUM_INPUT_TENSORS.get(name)])
 
 
 def outputs_of(call: Call) -> tuple[TensorInfo, ...]:
     """List the tensors that a call writes. Profiles lack them, unless a recorder added them or they can be inferred."""
     recorded = call.details.get(RECORDED_OUTPUTS)
     if recorded is None and operator_name(call) == "aten::index":
-        return _indexed(call)
+        return _infer_index_output(call)
     return tuple(tensor for group in _groups_of_rows(recorded or []) for tensor in group or ())
 
 
-def _indexed(call: Call) -> tuple[TensorInfo, ...]:
+def _infer_index_output(call: Call) -> tuple[TensorInfo, ...]:
     """Infer the result's sizes of an `aten::index` call.
 
     The kernel reads the indexed tensor through a view, which has the sizes of the result and stride 0 along the indexed
@@ -145,22 +145,22 @@ def arguments_of(call: Call) -> dict[str, Any]:
         if inputs and is_cast_down(inputs[0].dtype, dtype):
             arguments["compute_dtype"] = dtype
         return arguments
-    if name in _TENSORS_READ and sum(bool(kind) for kind in is_tensor) > _TENSORS_READ[name]:
+    if name in _NUM_INPUT_TENSORS and sum(bool(kind) for kind in is_tensor) > _NUM_INPUT_TENSORS[name]:
         values, is_tensor = values[:-1], is_tensor[:-1]
-    named = _in_words(name_values(name, values, is_tensor=is_tensor))
+    named = _with_enum_names(name_values(name, values, is_tensor=is_tensor))
     return named | _layout(name, call, named)
 
 
 def _layout(name: str, call: Call, arguments: Mapping[str, Any]) -> dict[str, bool | int]:
     """Return the memory layout of the images, of a matmul's second factor, or of the operands, from the strides."""
-    position = LAYOUT_AT.get(name, FACTORS_AT.get(name))
+    position = IMAGES_POSITION.get(name, SECOND_FACTOR_POSITION.get(name))
     strides, sizes = call.details.get("input strides", []), call.details.get("input dims", [])
-    if name in LAID_OUT:
+    if name in RECORDED_WITH_STRIDES:
         beside = side_by_side(name, list(_operands(sizes, strides)), arguments)
         return {} if beside is None else {STRIDED: beside}
     if position is None or min(len(strides), len(sizes)) <= position:
         return {}
-    if name in FACTORS_AT:
+    if name in SECOND_FACTOR_POSITION:
         return {SECOND_TRANSPOSED: True} if is_transposed(sizes[position], strides[position]) else {}
     return {CHANNELS_LAST: True} if is_channels_last(sizes[position], strides[position]) else {}
 
@@ -213,7 +213,7 @@ def dtype_of(kind: str) -> str:
     return _DTYPES.get(kind.lower(), kind)
 
 
-_MOVED_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
+_COPIED_ELEMENT_BYTES: Final = re.compile(r"OpaqueType<(\d+)u?>")
 """Element size in the names of kernels that copy elements of any dtype."""
 
 _DTYPE_OF_BYTES: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}
@@ -231,7 +231,7 @@ def _list_dtype(call: Call) -> str:
         for kind in one.details.get("input type", []):
             if kind not in NO_TENSORS:
                 return dtype_of(kind)
-    sizes = (_MOVED_BYTES.search(work.name) for one in inside for work in one.device_work)
+    sizes = (_COPIED_ELEMENT_BYTES.search(work.name) for one in inside for work in one.device_work)
     size = next((int(found[1]) for found in sizes if found is not None), 4)
     return _DTYPE_OF_BYTES.get(size, "float32")
 
@@ -258,7 +258,7 @@ def _parse(text: str) -> Any:
     return text
 
 
-def _in_words(arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_enum_names(arguments: dict[str, Any]) -> dict[str, Any]:
     """Convert the numbers of torch's enumerations (dtype, memory format) to names."""
     named = {}
     for word, value in arguments.items():

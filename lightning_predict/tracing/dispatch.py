@@ -31,9 +31,9 @@ from lightning_predict.tracing.micro_batches import RecordedMicroBatch, laid_out
 from lightning_predict.tracing.modes import OperationMode, Schema, TorchFunction, WholeCallMode, leave_modes, schema_of
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
-    FACTORS_AT,
-    LAID_OUT,
-    LAYOUT_AT,
+    IMAGES_POSITION,
+    RECORDED_WITH_STRIDES,
+    SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
     STRIDED,
     is_channels_last,
@@ -171,7 +171,7 @@ class DispatchRecorder:
         self.optimizers = OptimizerWatch(self._rules.step_ended, self._part_ends)
         self._numbers = StorageIds()
         self.pauses = PauseTimer(self._is_in_torch)
-        self._casts = AutocastOnMeta(self._saw_copy, self._numbers.number)
+        self._casts = AutocastOnMeta(self._report_copy, self._numbers.number)
         self._modes: tuple[OperationMode, WholeCallMode] | None = None
         self._parts: _Parts | None = None
         self._regions: list[_Region] = []
@@ -296,7 +296,7 @@ class DispatchRecorder:
             return nullcontext((args, kwargs))
         return self._casts.cast_call(func, args, kwargs)
 
-    def _saw_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+    def _report_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         self.record_operation(schema_of(torch.ops.aten._to_copy.default), (source,), {"dtype": copy.dtype}, copy)
 
     def fail(self, error: Exception) -> None:
@@ -447,13 +447,16 @@ class DispatchRecorder:
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
         outputs = [output] if type(output) in _TENSORS else list(tensors_in(output))
-        images = LAYOUT_AT.get(schema.name)
+        images = IMAGES_POSITION.get(schema.name)
         if images is not None and is_channels_last(values[images].shape, values[images].stride()):
             arguments[CHANNELS_LAST] = True
-        factor = FACTORS_AT.get(schema.name)
+        factor = SECOND_FACTOR_POSITION.get(schema.name)
         if factor is not None and _lies_in_columns(values[factor]):
             arguments[SECOND_TRANSPOSED] = True
-        if schema.name in LAID_OUT and (beside := _side_by_side(schema.name, tensors, arguments)) is not None:
+        if (
+            schema.name in RECORDED_WITH_STRIDES
+            and (beside := _side_by_side(schema.name, tensors, arguments)) is not None
+        ):
             arguments[STRIDED] = beside
         self._add(schema.name, tensors, outputs, arguments, number, in_backward=in_backward)
 

@@ -15,11 +15,11 @@ On CUDA, a convolution's output is channels last if its images or its weight are
 `ATen/native/ConvUtils.h`; never for float64). On the meta device, all other torch operations keep the memory format,
 but convolutions lose it. Example::
 
-    casts = AutocastOnMeta(saw_copy)
+    casts = AutocastOnMeta(report_copy)
     args, kwargs = casts.cast("aten::mm", args, kwargs, in_backward=False)     # bfloat16 under autocast
 
     >>> images = torch.empty(2, 8, 4, 4, device="meta").to(memory_format=torch.channels_last)
-    >>> as_on_cuda("aten::convolution", (images, torch.empty(6, 8, 1, 1, device="meta")),
+    >>> with_cuda_strides("aten::convolution", (images, torch.empty(6, 8, 1, 1, device="meta")),
     ...            torch.empty(2, 6, 4, 4, device="meta")).stride()
     (96, 1, 24, 6)
 """
@@ -48,20 +48,25 @@ from lightning_predict.tracing.precision import (
 from lightning_predict.tracing.signatures import RMS_NORM
 from lightning_predict.tracing.tensors import is_dense, tensors_in
 
-_FORWARD: Final = frozenset({"aten::convolution", "aten::_convolution"})
-_BACKWARD: Final = "aten::convolution_backward"
-CONVOLUTIONS: Final = _FORWARD | {_BACKWARD}
+_FORWARD_CONVOLUTIONS: Final = frozenset({"aten::convolution", "aten::_convolution"})
+_CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
+CONVOLUTIONS: Final = _FORWARD_CONVOLUTIONS | {_CONVOLUTION_BACKWARD}
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Channels-last memory format by number of dimensions."""
 
 
-def as_on_cuda(name: str, args: tuple[Any, ...], output: Any) -> Any:
+def with_cuda_strides(name: str, args: tuple[Any, ...], output: Any) -> Any:
     """Return the result of an operation on meta tensors, with the strides that the operation produces on a GPU."""
-    if name in _FORWARD and _is_meta(output) and _is_last(args[:2]):
-        return _laid_out(output)
-    if name == _BACKWARD and isinstance(output, tuple) and _is_meta(output[0]) and _is_last(args[1:3]):
-        return (_laid_out(output[0]), *output[1:])
+    if name in _FORWARD_CONVOLUTIONS and _is_meta(output) and _uses_channels_last(args[:2]):
+        return _to_channels_last(output)
+    if (
+        name == _CONVOLUTION_BACKWARD
+        and isinstance(output, tuple)
+        and _is_meta(output[0])
+        and _uses_channels_last(args[1:3])
+    ):
+        return (_to_channels_last(output[0]), *output[1:])
     return output
 
 
@@ -72,7 +77,7 @@ def _is_meta(tensor: object) -> bool:
     return tensor.dim() in _CHANNELS_LAST and is_dense(tensor)
 
 
-def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
+def _uses_channels_last(images_and_weight: tuple[Any, ...]) -> bool:
     """Return whether cuDNN would compute this convolution in channels last."""
     tensors = [one for one in images_and_weight if _is_meta(one)]
     return any(suggest_memory_format(one) in _CHANNELS_LAST.values() for one in tensors) and all(
@@ -80,11 +85,11 @@ def _is_last(images_and_weight: tuple[Any, ...]) -> bool:
     )
 
 
-def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+def _to_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=_CHANNELS_LAST[tensor.dim()])
 
 
-_CONVOLUTIONS_BELOW: Final = tuple(
+_ATEN_CONVOLUTIONS: Final = tuple(
     getattr(torch.ops.aten, name)
     for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 )
@@ -92,8 +97,8 @@ _CONVOLUTIONS_BELOW: Final = tuple(
 
 _LOWER_FUNCTIONS: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
-        *_CONVOLUTIONS_BELOW,
-        *(getattr(call, overload) for call in _CONVOLUTIONS_BELOW for overload in call.overloads()),
+        *_ATEN_CONVOLUTIONS,
+        *(getattr(call, overload) for call in _ATEN_CONVOLUTIONS for overload in call.overloads()),
         functional.linear,
         torch.matmul,
         torch.Tensor.matmul,
@@ -156,7 +161,7 @@ class AutocastOnMeta:
     """Casts the arguments of operations on meta tensors as autocast on CUDA would.
 
     Args:
-        saw_copy: Called with the source and the result of each copy that autocast makes.
+        on_copy: Called with the source and the result of each copy that autocast makes.
         number: Returns the storage id of a tensor.
 
     Attributes:
@@ -165,11 +170,11 @@ class AutocastOnMeta:
     """
 
     def __init__(
-        self, saw_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
+        self, on_copy: Callable[[torch.Tensor, torch.Tensor], None], number: Callable[[torch.Tensor], int | None]
     ) -> None:
         self.dtype: torch.dtype | None = None
         self.has_cast = False
-        self._saw_copy = saw_copy
+        self._on_copy = on_copy
         self._number = number
         self._parameters: dict[int, torch.Tensor] = {}
         self._cast_parameters: dict[int, torch.Tensor] = {}
@@ -312,7 +317,7 @@ class AutocastOnMeta:
         self._copied.add(key)
         if source.is_leaf and source.requires_grad and source.dtype is torch.float32:
             self._parameters[id(source)] = source
-        self._saw_copy(source, copy)
+        self._on_copy(source, copy)
         return copy
 
 

@@ -38,7 +38,7 @@ IMAGES_AT: Final[Mapping[str, int]] = {
 }
 """Convolutions, with the position of the images in their arguments."""
 
-LAYOUT_AT: Final[Mapping[str, int]] = {
+IMAGES_POSITION: Final[Mapping[str, int]] = {
     **IMAGES_AT,
     "aten::native_batch_norm": 0,
     "aten::_native_batch_norm_legit": 0,
@@ -54,7 +54,7 @@ LAYOUT_AT: Final[Mapping[str, int]] = {
 SECOND_TRANSPOSED: Final = "second_transposed"
 """Argument of a matmul A·Bᵀ whose second factor is stored by columns, as in a linear layer; absent otherwise."""
 
-FACTORS_AT: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
+SECOND_FACTOR_POSITION: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
 """Matmuls, with the position of the second factor in their arguments."""
 
 
@@ -115,7 +115,7 @@ POINTWISE: Final = frozenset(
 )
 """Element-wise operations, without `aten::`."""
 
-LAID_OUT: Final = frozenset(
+RECORDED_WITH_STRIDES: Final = frozenset(
     f"aten::{name}{suffix}" for name in {*POINTWISE, "_to_copy", "copy", "cat", "stack"} for suffix in ("", "_")
 ) - {"aten::equal", "aten::positive"}
 """Operations whose kernels depend on the layout of their operands."""
@@ -128,7 +128,7 @@ def side_by_side(name: str, operands: Sequence[Operand], arguments: Mapping[str,
     """Return the number of contiguous elements that a block reads; None if all operands have one layout without gaps.
 
     Args:
-        name: One of `LAID_OUT`.
+        name: One of `RECORDED_WITH_STRIDES`.
         operands: The call's tensors, in schema order; the destination of a copy comes first.
         arguments: The call's other arguments.
     """

@@ -169,7 +169,7 @@ def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[No
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
     """Run one more step to record the data flow between operations; if that fails, add a note."""
-    session = CaptureSession(device=torch.device(trace.device), follows=True)
+    session = CaptureSession(device=torch.device(trace.device), records_data_flow=True)
     try:
         session.start()
         try:

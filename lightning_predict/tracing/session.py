@@ -40,10 +40,10 @@ _NO_KERNELS: Final = (
     "scaled from measurements."
 )
 
-LARGER_BEFORE: Final = 1.1
+EARLIER_PEAK_RATIO: Final = 1.1
 """Ratio of the process's memory peak to the step's peak above which reserved memory is attributed to earlier work."""
 
-_SHOWN_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
+_REPORTED_GPU: Final[ContextVar[str | None]] = ContextVar("GPU of recordings", default=None)
 
 
 @contextmanager
@@ -53,11 +53,11 @@ def recordings_on(gpu_name: str) -> Iterator[None]:
     Args:
         gpu_name: Any name of a GPU in the catalogue, such as `T4`.
     """
-    token = _SHOWN_GPU.set(gpu_name)
+    token = _REPORTED_GPU.set(gpu_name)
     try:
         yield
     finally:
-        _SHOWN_GPU.reset(token)
+        _REPORTED_GPU.reset(token)
 
 
 @final
@@ -92,12 +92,12 @@ class CaptureSession:
         compiled: bool | None = None,
         compiled_before: environment.Compilations | None = None,
         step: Callable[[], object] | None = None,
-        lost: Sequence[Exception] = (),
-        follows: bool = False,
+        profiler_errors: Sequence[Exception] = (),
+        records_data_flow: bool = False,
         creates_subclasses: bool | None = None,
     ) -> None:
         self._device = device
-        self._follows = follows
+        self._records_data_flow = records_data_flow
         self._creates_subclasses = creates_subclasses
         self._model = model
         self._optimizers = tuple(optimizers)
@@ -105,7 +105,7 @@ class CaptureSession:
         self._compiled_before = compiled_before
         self._compiled_at_start = compiled_before or environment.compilations()
         self._step = step
-        self._lost = tuple(lost)
+        self._profiler_errors = tuple(profiler_errors)
         self._recorder: DispatchRecorder | ProfilerRecorder | None = None
         self._module_watch: ModuleWatch | None = None
         self._optimizer_watch: OptimizerWatch | None = None
@@ -157,7 +157,7 @@ class CaptureSession:
                 raise CaptureError(f"The step cannot be recorded: {error}") from error
             if self._parts > 0:
                 return True
-            self._lost, self._failure = (*self._lost, error), None
+            self._profiler_errors, self._failure = (*self._profiler_errors, error), None
             self._recorder = self._module_watch = self._optimizer_watch = None
             return False
         return True
@@ -165,7 +165,7 @@ class CaptureSession:
     @property
     def retry(self) -> Callable[[], CaptureSession] | None:
         """Creates a session for a later step, if the profiler failed in this one; None if no other recorder is left."""
-        if isinstance(self._failure, CaptureError | None) or len(self._lost) + 1 >= len(self._recorders):
+        if isinstance(self._failure, CaptureError | None) or len(self._profiler_errors) + 1 >= len(self._recorders):
             return None
         return partial(
             CaptureSession,
@@ -175,7 +175,7 @@ class CaptureSession:
             compiled=self._compiled,
             compiled_before=self._compiled_before,
             step=self._step,
-            lost=(*self._lost, self._failure),
+            profiler_errors=(*self._profiler_errors, self._failure),
         )
 
     def stop(self) -> None:
@@ -272,7 +272,7 @@ class CaptureSession:
         if self._compiled is None:
             code = self._step if self._model is None else self._model
             self._compiled = environment.has_compiled_code(code, since=self._compiled_at_start)
-        self._recorder = self._recorders[len(self._lost)]()
+        self._recorder = self._recorders[len(self._profiler_errors)]()
         if isinstance(self._recorder, ProfilerRecorder) and not self._compiled:  # hooks would cause recompilation
             self._module_watch = ModuleWatch(self._model, marks=True)
             self._optimizer_watch = OptimizerWatch()
@@ -287,7 +287,7 @@ class CaptureSession:
             or environment.has_fast_evaluation(self._model)
             or (environment.makes_own_tensors() if creates is None else creates)
         )
-        if self._follows:
+        if self._records_data_flow:
             return [partial(DispatchRecorder, self._model)]
         dispatch = [] if needs_profiler and self._device.type != "meta" else [partial(DispatchRecorder, self._model)]
         if is_cuda:
@@ -392,7 +392,7 @@ class CaptureSession:
         peak, held = self._peak_bytes, self._reserved_bytes
         if peak is None or held is None:
             return held
-        is_of_step = torch.cuda.max_memory_allocated(self._device) <= LARGER_BEFORE * peak
+        is_of_step = torch.cuda.max_memory_allocated(self._device) <= EARLIER_PEAK_RATIO * peak
         return held if is_of_step else None
 
     def _compile_seconds(self) -> float | None:
@@ -404,7 +404,7 @@ class CaptureSession:
             tensors = (tensor for operation in trace.operations for tensor in operation.inputs)
             kinds = Counter(tensor.device for tensor in tensors if tensor.device is not None)
             device = kinds.most_common(1)[0][0] if kinds else self._device.type
-            return replace(trace, device=device, gpu_reported_name=_SHOWN_GPU.get() or trace.gpu_reported_name)
+            return replace(trace, device=device, gpu_reported_name=_REPORTED_GPU.get() or trace.gpu_reported_name)
         properties = torch.cuda.get_device_properties(self._device)
         return replace(
             trace,
@@ -416,9 +416,9 @@ class CaptureSession:
 
     @property
     def _without_kernels(self) -> str:
-        if not self._lost:
+        if not self._profiler_errors:
             return _NO_KERNELS
-        errors = "; then ".join(f"{type(one).__name__}: {one}" for one in self._lost)
+        errors = "; then ".join(f"{type(one).__name__}: {one}" for one in self._profiler_errors)
         return (
             f"Recording with torch's profiler failed ({errors}), so the step has no GPU times. Times are predicted "
             "from shapes instead."

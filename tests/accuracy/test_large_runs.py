@@ -35,7 +35,7 @@ from benchmarks.accuracy.workloads.large_language_models import (
     mpt_trace,
 )
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.distributed.gradients import trained_elements
+from lightning_predict.distributed.gradients import trainable_parameter_count
 from lightning_predict.distributed.overlap import OVERLAP_COSTS
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.errors import MeasurementTableError
@@ -165,7 +165,7 @@ def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
 def test_the_models_are_as_large_as_their_names_say() -> None:
     # Published: 125m has 125,311,488 parameters (mpt_fsdp.csv); ours has biases too and 512 more places.
     small = mpt_trace("125m", length=2048, batch=1, recompute=False)
-    assert trained_elements(small) == pytest.approx(125_311_488, rel=0.01)
+    assert trainable_parameter_count(small) == pytest.approx(125_311_488, rel=0.01)
     assert {parameter.dtype for parameter in small.parameters} == {"bfloat16"}
     again = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2)
     plain = megatron_trace(MegatronConfig(2, 64, 4, context=32, vocabulary=128), batch=2, recompute=False)

@@ -16,7 +16,7 @@ import torch
 from lightning_predict.callbacks import CostBudget, RuntimePredictor
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import RunClock, clock_of_fits
-from lightning_predict.observe.forecast import Facts, forecast_rest
+from lightning_predict.observe.forecast import ForecastInputs, forecast_rest
 from lightning_predict.observe.remaining import Position
 from lightning_predict.run.history import append_record, history_path, read_history
 from lightning_predict.testing import Clock
@@ -270,8 +270,8 @@ def test_a_time_limit_is_how_long_a_loader_without_a_length_goes_on() -> None:
         time.advance(1.0)
         clock.on_batch_end()
     position = Position(epoch=0, batches_done=20, batches_per_epoch=None, accumulation={0: 1})
-    endless = forecast_rest(Facts(position=position, time_limit_seconds=300.0), clock)
+    endless = forecast_rest(ForecastInputs(position=position, time_limit_seconds=300.0), clock)
     assert endless.forecast == Interval(300.0, 300.0, 300.0)
     # The loader may be at its end before.
-    one = forecast_rest(Facts(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
+    one = forecast_rest(ForecastInputs(position=replace(position, max_epochs=1), time_limit_seconds=300.0), clock)
     assert one.forecast == Interval(0.0, 300.0, 300.0)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from lightning_predict.distributed.gradients import (
     FIRST_BUCKET_BYTES,
     Bucket,
-    Visit,
+    UnitSegment,
     buckets,
     has_backward,
     ready_gradients,
     unit_bytes,
     unit_of,
-    visits,
+    unit_segments,
 )
 from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Parameter, Phase, Trace
@@ -79,14 +79,14 @@ def test_the_first_bucket_is_small_and_a_bucket_is_full_at_its_cap() -> None:
     sizes = [0.5, 0.5, 20, 10, 3]
     gradients = [Bucket(size * MEBIBYTE, position) for position, size in enumerate(sizes)]
     found = list(buckets(gradients, cap_bytes=25 * MEBIBYTE))
-    assert [(bucket.size_bytes / MEBIBYTE, bucket.after) for bucket in found] == [(1, 1), (30, 3), (3, 4)]
+    assert [(bucket.size_bytes / MEBIBYTE, bucket.ready_after) for bucket in found] == [(1, 1), (30, 3), (3, 4)]
 
 
 @given(st.lists(st.floats(1, 1e9), max_size=30), st.floats(1, 1e9))
 def test_buckets_hold_all_gradients_in_order(sizes: list[float], cap: float) -> None:
     found = list(buckets([Bucket(size, number) for number, size in enumerate(sizes)], cap_bytes=cap))
     assert sum(bucket.size_bytes for bucket in found) == pytest.approx(sum(sizes))
-    assert [bucket.after for bucket in found] == sorted(bucket.after for bucket in found)
+    assert [bucket.ready_after for bucket in found] == sorted(bucket.ready_after for bucket in found)
     assert all(bucket.size_bytes >= min(cap, FIRST_BUCKET_BYTES) for bucket in found[:-1])
 
 
@@ -113,5 +113,10 @@ def test_visits_follow_the_step() -> None:
         done("backward", "embed"),
         done("optimizer", None),
     ]
-    found = list(visits(step, {"layers.0": 1.0, "": 1.0}))
-    assert found == [Visit("", False, 0), Visit("layers.0", False, 1), Visit("layers.0", True, 4), Visit("", True, 5)]
+    found = list(unit_segments(step, {"layers.0": 1.0, "": 1.0}))
+    assert found == [
+        UnitSegment("", False, 0),
+        UnitSegment("layers.0", False, 1),
+        UnitSegment("layers.0", True, 4),
+        UnitSegment("", True, 5),
+    ]

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.accuracy.workloads.llama import LLAMA, llama_trace
 from lightning_predict.cost.memory import step_memory
-from lightning_predict.distributed.gradients import trained_elements
+from lightning_predict.distributed.gradients import trainable_parameter_count
 from lightning_predict.distributed.layout_steps import MultiGpuStep
 from lightning_predict.distributed.memory import ModelMemory, memory_on
 from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
@@ -209,7 +209,7 @@ def test_large_products_gain_by_float8_on_hopper_in_a_wider_interval() -> None:
 
 @pytest.mark.parametrize("words", STRATEGIES)
 def test_no_layout_reaches_the_peak_nor_a_hundredth_of_it(words: str) -> None:
-    operations = 6 * trained_elements(trace_of(DENSE)) * SAMPLES * LENGTH
+    operations = 6 * trainable_parameter_count(trace_of(DENSE)) * SAMPLES * LENGTH
     for layout in (f"8x{GPUS[0]}", f"128x8x{GPUS[0]}"):
         strategy, found = parse_strategy(words), layout_of(layout)
         each = strategy.replicas(found) * operations / found.count / seconds(layout, words)

@@ -10,7 +10,7 @@ import pytest
 
 import lightning_predict as lp
 from lightning_predict.gpus import gpu
-from lightning_predict.kernels.kernel_names import by_matrix_rates, matrix_dtype
+from lightning_predict.kernels.kernel_names import matrix_dtype, scale_by_matmul_throughput
 from lightning_predict.kernels.measured_scaling import Method, predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.roofline import sustained_flops
@@ -164,13 +164,13 @@ def test_memory_bound_kernels_of_a_graph_keep_the_ratio_of_bandwidths() -> None:
 
 def test_the_start_of_a_kernel_is_the_same_on_every_gpu() -> None:
     (operation,) = graph(NVJET, 2, 1).operations
-    assert by_matrix_rates(operation.kernels[0], "bfloat16", H100, A100) == pytest.approx(2e-6)
+    assert scale_by_matmul_throughput(operation.kernels[0], "bfloat16", H100, A100) == pytest.approx(2e-6)
 
 
 def test_every_gpu_has_a_rate_for_every_dtype() -> None:
     (operation,) = graph(NVJET, 100, 1).operations
     for name in ("T4", "V100-SXM2-32GB", "P100-PCIe-16GB", "L4", "B200-SXM-180GB"):
         for dtype in ("float8", "bfloat16", "float16", "tf32", "float32", "float64"):
-            seconds = by_matrix_rates(operation.kernels[0], dtype, H100, gpu(name))
+            seconds = scale_by_matmul_throughput(operation.kernels[0], dtype, H100, gpu(name))
             assert np.isfinite(seconds)
             assert seconds > 0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import Facts, RestOfRun, forecast_rest
+from lightning_predict.observe.forecast import ForecastInputs, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
 from tests.observe.scenarios import Scenario, Score, moments, told
 
 
-def facts_of(scenario: Scenario, batches: int) -> Facts:
+def facts_of(scenario: Scenario, batches: int) -> ForecastInputs:
     """What a trainer would tell after so many batches."""
     epoch, done = divmod(batches, scenario.batches)
     if epoch and not done:
         epoch, done = epoch - 1, scenario.batches
     validation = len(scenario.validation(0))
-    return Facts(
+    return ForecastInputs(
         position=Position(
             epoch=epoch,
             batches_done=done,

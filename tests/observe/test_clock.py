@@ -9,7 +9,7 @@ import torch
 
 from lightning_predict.interval import Interval
 from lightning_predict.observe.clock import BatchTimes, RunClock, device_clock, run_clock_of
-from lightning_predict.observe.optimizer_steps import Pace
+from lightning_predict.observe.optimizer_steps import WindowSize
 from lightning_predict.tracing.trace import Kernel, Operation, Trace
 
 
@@ -316,9 +316,9 @@ def test_windows_are_counted_for_those_who_step_their_optimizers_themselves(befo
     )  # a run that is resumed goes on counting
     for number in range(1, 7):
         fit.batch(steps=before + 3 * (number // 2))
-    assert fit.clock.windows.pace == Pace(batches_per_window=2, steps_per_window=3)
+    assert fit.clock.windows.window_size == WindowSize(batches_per_window=2, steps_per_window=3)
     fit.clock.windows.start_training(optimizer_steps_done=before, is_manual=False)
-    assert fit.clock.windows.pace == Pace()
+    assert fit.clock.windows.window_size == WindowSize()
 
 
 def test_callbacks_of_one_trainer_share_a_clock_until_a_fit_has_begun() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import STALL_SHARE, Facts, ForecastSchedule, RestOfRun, forecast_rest
+from lightning_predict.observe.forecast import STALL_SHARE, ForecastInputs, ForecastSchedule, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
 
-FACTS = Facts(
+FACTS = ForecastInputs(
     position=Position(epoch=0, batches_done=20, batches_per_epoch=50, max_epochs=2, accumulation={0: 1}), workers=0
 )
 """80 of 100 batches are left, 30 of them in this epoch."""
@@ -120,7 +120,7 @@ def test_the_small_last_batches_of_epochs_are_left_out_of_what_a_batch_takes_onc
     position = Position(
         epoch=3, batches_done=4, batches_per_epoch=4, max_epochs=8, accumulation={0: 1}, last_batch_share=0.5
     )
-    assert middle(forecast_rest(Facts(position=position), run)) == pytest.approx(
+    assert middle(forecast_rest(ForecastInputs(position=position), run)) == pytest.approx(
         4 * 7.0, rel=0.02
     )  # the first is left out
 
@@ -143,6 +143,6 @@ def test_batches_of_validation_may_have_been_made_before_a_sanity_check_asked_fo
 
 def test_moments_count_at_each_doubling_and_are_believed_once_enough_was_seen() -> None:
     moments = ForecastSchedule(batches_per_window=4)
-    due = [(batch, moments.has_come) for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
+    due = [(batch, moments.has_started) for batch in range(1, 300) if moments.is_due(batch, 0.5 * batch)]
     # 60 batches of half a second are 30 s, before 16 windows of 4 are over.
     assert due == [*((2**power, False) for power in range(1, 6)), (60, True), (120, True), (240, True)]

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from lightning_predict.observe.optimizer_steps import (
     MAX_NODE_COUNTS,
     UNSEEN_STEPS_PATIENCE,
-    Pace,
     StepCounter,
     StepKind,
     StepTimer,
     TimedStep,
+    WindowSize,
     may_be_next,
     merge_varying_kinds,
     shares_of_kinds,
@@ -59,7 +59,7 @@ def test_a_window_of_two_optimizers_counts_two_steps() -> None:
         window = watch.batch(float(number), number + 0.5, steps=2 * (number + 1))
         assert window is not None
         assert window.optimizer_steps == 2
-    assert watch.count.pace == Pace(batches_per_window=1, steps_per_window=2.0)
+    assert watch.count.window_size == WindowSize(batches_per_window=1, steps_per_window=2.0)
 
 
 def test_a_batch_of_unknown_size_makes_the_samples_unknown() -> None:
@@ -84,7 +84,7 @@ def test_batches_whose_optimizers_lightning_does_not_see_become_windows_of_one()
     closed = [watch.batch(float(number), number + 0.5, steps=0) for number in range(UNSEEN_STEPS_PATIENCE + 3)]
     assert closed[:UNSEEN_STEPS_PATIENCE] == [None] * UNSEEN_STEPS_PATIENCE
     assert [window.batches for window in closed[UNSEEN_STEPS_PATIENCE:] if window is not None] == [1, 1, 1]
-    assert watch.count.pace == Pace(batches_per_window=1, steps_per_window=1.0)
+    assert watch.count.window_size == WindowSize(batches_per_window=1, steps_per_window=1.0)
 
 
 def test_a_batch_end_without_a_start_is_ignored() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lightning_predict.observe import recorder as recorders
-from lightning_predict.observe.optimizer_steps import Pace, StepCounter, StepKind, merge_varying_kinds
+from lightning_predict.observe.optimizer_steps import StepCounter, StepKind, WindowSize, merge_varying_kinds
 from lightning_predict.observe.recorder import (
     TIMED_VALIDATION_BATCHES,
     Session,
@@ -432,15 +432,15 @@ def test_what_was_recorded_can_be_had_where_training_ends_early() -> None:
 
 
 def test_the_pace_is_the_trainers_in_automatic_optimization() -> None:
-    assert Loop().recorder.pace == Pace()
+    assert Loop().recorder.window_size == WindowSize()
 
 
 def test_the_pace_is_seen_in_manual_optimization() -> None:
     loop = Loop(accumulates=3, is_manual=True)
-    assert loop.recorder.pace == Pace(batches_per_window=1, steps_per_window=1.0)
+    assert loop.recorder.window_size == WindowSize(batches_per_window=1, steps_per_window=1.0)
     for _ in range(3):
         loop.batch(1.0, steps_a_window=2)
-    assert loop.recorder.pace == Pace(batches_per_window=3, steps_per_window=2.0)
+    assert loop.recorder.window_size == WindowSize(batches_per_window=3, steps_per_window=2.0)
 
 
 class ValidationLoop:

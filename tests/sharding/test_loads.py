@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_predict as lp
-from lightning_predict.extensions.embeddings.loads import KINDS, Load, TablePart, loads_of, local_samples, no_load
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, TablePart, empty_load, loads_of, local_samples
 from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.kernels.models import kernel_models
@@ -32,33 +32,33 @@ def test_rows_are_dealt_in_blocks_of_one_size() -> None:
     table = EmbeddingTable(rows=10, dim=64, pooling=5)
     # Blocks of ceil(10 / 4) = 3 rows: 3, 3, 3 and 1; each finds its share of the five rows of a bag.
     assert KINDS["row_wise"].parts(table, 4, 1024) == (
-        TablePart(rows=3, dim=64, bags=1024, lookups=1.5, holders=3),
-        TablePart(rows=1, dim=64, bags=1024, lookups=0.5, holders=1),
+        TablePart(rows=3, dim=64, bags=1024, lookups=1.5, num_gpus=3),
+        TablePart(rows=1, dim=64, bags=1024, lookups=0.5, num_gpus=1),
     )
 
 
 def test_a_table_of_few_rows_leaves_gpus_out() -> None:
     parts = KINDS["row_wise"].parts(EmbeddingTable(rows=3, dim=8), 8, 64)
-    assert [(part.holders, part.rows) for part in parts] == [(3, 1)]
+    assert [(part.num_gpus, part.rows) for part in parts] == [(3, 1)]
     assert (load(EmbeddingTable(rows=3, dim=8), "row_wise", 8).memory_bytes > 0).tolist() == [True] * 3 + [False] * 5
 
 
 def test_rows_that_are_not_summed_are_found_by_one_gpu_each() -> None:
     tokens = EmbeddingTable(rows=100, dim=64, vectors=7, is_pooled=False)
     (part,) = KINDS["row_wise"].parts(tokens, 4, 1024)
-    assert part == TablePart(rows=25, dim=64, bags=1024 * 7 / 4, lookups=1.0, holders=4)
+    assert part == TablePart(rows=25, dim=64, bags=1024 * 7 / 4, lookups=1.0, num_gpus=4)
 
 
 def test_columns_differ_by_one_at_most() -> None:
     wide = KINDS["column_wise"].parts(EmbeddingTable(rows=10, dim=30, pooling=5), 4, 64)
-    assert [(part.holders, part.dim, part.bags, part.lookups) for part in wide] == [(2, 8, 64, 5), (2, 7, 64, 5)]
+    assert [(part.num_gpus, part.dim, part.bags, part.lookups) for part in wide] == [(2, 8, 64, 5), (2, 7, 64, 5)]
     narrow = KINDS["column_wise"].parts(EmbeddingTable(rows=10, dim=3), 4, 64)
-    assert [(part.holders, part.dim) for part in narrow] == [(3, 1)]
+    assert [(part.num_gpus, part.dim) for part in narrow] == [(3, 1)]
 
 
 def test_copies_look_up_their_own_samples() -> None:
     (part,) = KINDS["data_parallel"].parts(TABLE, 8, 1000)
-    assert (part.bags, part.holders) == (125, 8)
+    assert (part.bags, part.num_gpus) == (125, 8)
     assert [local_samples(samples, 8) for samples in (8, 9, 1000)] == [1, 2, 125]
 
 
@@ -72,9 +72,9 @@ def test_copies_look_up_their_own_samples() -> None:
 def test_parts_make_up_the_table_and_its_look_ups(rows: int, dim: int, gpus: int, kind: str, is_pooled: bool) -> None:
     table = EmbeddingTable(rows=rows, dim=dim, pooling=3 if is_pooled else 1, vectors=2, is_pooled=is_pooled)
     parts = KINDS[kind].parts(table, gpus, 128)
-    assert 1 <= sum(part.holders for part in parts) <= gpus
-    assert sum(part.holders * part.rows * part.dim for part in parts) == rows * dim
-    read = sum(part.holders * part.bags * part.lookups * part.dim for part in parts)
+    assert 1 <= sum(part.num_gpus for part in parts) <= gpus
+    assert sum(part.num_gpus * part.rows * part.dim for part in parts) == rows * dim
+    read = sum(part.num_gpus * part.bags * part.lookups * part.dim for part in parts)
     assert read == pytest.approx(128 * 2 * table.pooling * dim)
 
 
@@ -144,7 +144,7 @@ def test_loads_add_up_and_move() -> None:
     assert both.partial_sum_bytes == shared.partial_sum_bytes
     back = both - shared
     assert back.vector_bytes.tolist() == [0, 0, 256 * 64 * 4, 0]
-    assert (no_load(4) + shared).forward_seconds.tolist() == shared.forward_seconds.tolist()
+    assert (empty_load(4) + shared).forward_seconds.tolist() == shared.forward_seconds.tolist()
 
 
 @settings(deadline=None)

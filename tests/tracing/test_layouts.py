@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import lightning_predict as lp
 from lightning_predict.kernels.corrections import transposed_products
-from lightning_predict.tracing.meta_device import as_on_cuda
+from lightning_predict.tracing.meta_device import with_cuda_strides
 from lightning_predict.tracing.operand_strides import (
     CHANNELS_LAST,
-    FACTORS_AT,
     IMAGES_AT,
+    SECOND_FACTOR_POSITION,
     SECOND_TRANSPOSED,
     is_channels_last,
     is_transposed,
@@ -94,11 +94,11 @@ def test_meta_lays_a_convolution_out_as_a_gpu_does(sizes: tuple[int, ...], dtype
     output = torch.empty(2, 8, *(size - 2 for size in sizes[2:]), device="meta", dtype=dtype)
     gradients = (torch.empty_like(images), torch.empty_like(weight), None)
     # Channels last where either lies so, and never in float64: `cudnn_conv_suggest_memory_format`.
-    forward = as_on_cuda("aten::convolution", (images, weight), output)
-    backward = as_on_cuda("aten::convolution_backward", (output, images, weight), gradients)
+    forward = with_cuda_strides("aten::convolution", (images, weight), output)
+    backward = with_cuda_strides("aten::convolution_backward", (output, images, weight), gradients)
     for result in (forward, backward[0]):
         assert is_channels_last(result.shape, result.stride()) == (dtype is torch.float32)
-    assert as_on_cuda("aten::relu", (images,), output) is output
+    assert with_cuda_strides("aten::relu", (images,), output) is output
 
 
 @given(st.lists(st.integers(2, 5), min_size=4, max_size=5))
@@ -118,7 +118,7 @@ def test_what_is_no_image_has_no_layout() -> None:
 
 
 def products(operations: list[Operation] | tuple[Operation, ...]) -> list[bool]:
-    return [bool(o.arguments.get(SECOND_TRANSPOSED)) for o in operations if o.name in FACTORS_AT]
+    return [bool(o.arguments.get(SECOND_TRANSPOSED)) for o in operations if o.name in SECOND_FACTOR_POSITION]
 
 
 def products_step(device: str) -> None:
@@ -141,7 +141,7 @@ def test_a_transposed_factor_is_recorded(device: str) -> None:
     before = [
         replace(o, arguments={k: v for k, v in o.arguments.items() if k != SECOND_TRANSPOSED}) for o in operations
     ]
-    places = [index for index, o in enumerate(operations) if o.name in FACTORS_AT]
+    places = [index for index, o in enumerate(operations) if o.name in SECOND_FACTOR_POSITION]
     assert [index in transposed_products(before) for index in places] == PRODUCTS_TRANSPOSED
     assert transposed_products(operations) == transposed_products(before)
 

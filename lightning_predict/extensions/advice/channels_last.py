@@ -21,7 +21,7 @@ from typing import Final
 
 from lightning_predict.extensions.advice.change import Change, of_steps
 from lightning_predict.gpus.records import Gpu
-from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT, LAYOUT_AT
+from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT, IMAGES_POSITION
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_norm_backward"})
@@ -42,7 +42,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
             yield operation
             continue
         changed, turns = operation, False
-        place = LAYOUT_AT.get(operation.name)
+        place = IMAGES_POSITION.get(operation.name)
         if operation.name in _COPIES_BACK:
             inputs = list(operation.inputs)
             for index, tensor in enumerate(inputs[: 1 + operation.name.endswith("backward")]):

@@ -19,7 +19,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.reports.format import milliseconds
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
@@ -139,7 +139,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
         for module in modules
     }
     shown = ordered(modules, lambda module: parts[0].get(module, 0.0), reverse=True) if parts else []
-    kept = [module for module in shown if not less(shares[module], SMALLEST_SHARE)][:MAX_ROWS]
+    kept = [module for module in shown if not clearly_less(shares[module], SMALLEST_SHARE)][:MAX_ROWS]
     patterns = _patterns(trace.operations)
     rows = [
         LayerRow(module=module, seconds=tuple(part.get(module, 0.0) for part in parts), pattern=patterns.get(module))

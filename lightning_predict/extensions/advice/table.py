@@ -13,7 +13,7 @@ from lightning_predict.extensions.advice.channels_last import CHANNELS_LAST_CHAN
 from lightning_predict.extensions.advice.checkpointing import CHECKPOINTING, NO_CHECKPOINTING
 from lightning_predict.extensions.advice.compiled import COMPILE
 from lightning_predict.extensions.advice.embedding import FUSED_TABLES
-from lightning_predict.extensions.advice.host import CUDA_GRAPHS, FEWER_WAITS, LOADER
+from lightning_predict.extensions.advice.host_changes import CUDA_GRAPHS, FEWER_WAITS, LOADER
 from lightning_predict.extensions.advice.optimizer import FUSED_OPTIMIZER
 from lightning_predict.extensions.advice.padding import PADDING
 from lightning_predict.extensions.advice.precision import PRECISIONS

@@ -40,27 +40,27 @@ def shard(
     timeline: Path | None = None,
     weights: str | None = None,
 ) -> CommandAnswer:
-    """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit.
+    """Find the fastest sharding of a model's embedding tables over several GPUs, among the plans that fit in memory.
 
-    The time of the tables is the sum of lookups, updates and the exchanges between GPUs. In the whole step, other
-    layers overlap with the exchanges, as in `predict --strategy embedding=plan.json`.
+    The time of the tables is the sum of lookups, updates and communication between GPUs. For the whole training step,
+    the other layers are added. They overlap with the communication, as in `predict --strategy embedding=plan.json`.
 
     Args:
         trace: The recorded step, of one GPU.
         gpus: Layouts, separated by commas, for example 8xL4,2x8xH100-SXM-80GB.
-        batch_size: Samples of a step on all GPUs together (default: the recorded number on each GPU).
+        batch_size: Samples of a step on all GPUs together (default: the recorded number of samples on each GPU).
         optimizer: Optimizer of the tables.
         kinds: Allowed kinds of sharding, separated by commas; several may be mixed.
         table_gib: Memory of each GPU available to tables (default: 85 %).
         skew: Skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample of indices (columns table,
             index) to fit it to (default: 0, uniform).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
-            system's).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
+            a reference system).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without it in a virtual machine or container (virtual).
+            access (host), or without this access in a virtual machine or container (virtual).
         output: Write the fastest plan to this file, for predict --strategy embedding=FILE.
-        timeline: Write the whole step under that plan as a Chrome trace, which ui.perfetto.dev opens.
+        timeline: Write the whole step under the fastest plan to this file, as a Chrome trace for ui.perfetto.dev.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     import json
@@ -131,7 +131,7 @@ def _whole_steps(
     weights: str | None,
     links: Interconnect,
 ) -> dict[tuple[str, str], WholeStep]:
-    """Predict the whole step under every plan, by layout and plan; empty if the step does not allow it."""
+    """Predict the whole step under every plan, by layout and plan; empty if the step does not allow this."""
     from lightning_predict.distributed.single_gpu import PredictionContext, single_steps
     from lightning_predict.distributed.strategy import Strategy
     from lightning_predict.extensions.embeddings.whole_step import AUTO, ChosenPlan, ShardedEmbeddings
@@ -162,7 +162,7 @@ def _whole_steps(
 @final
 @dataclass(frozen=True, slots=True)
 class _Shardings:
-    """Plans by layout, errors of the layouts without one, whole steps by layout and plan, and notes."""
+    """Sharding plans by layout, errors of layouts without a plan, whole steps by layout and plan, and notes."""
 
     placements: Mapping[str, TablePlacement]
     problems: Mapping[str, str]
@@ -174,13 +174,13 @@ class _Shardings:
         return self.wholes.get((plan.layout, plan.name))
 
     def seconds(self, plan: ShardingPlan) -> float:
-        """Return the time to compare plans by: the whole step if known, otherwise the tables alone."""
+        """Return the time by which plans are compared: of the whole step if known, otherwise of the tables alone."""
         whole = self.whole(plan)
         return plan.seconds if whole is None else whole.step.seconds
 
     @property
     def fastest(self) -> ShardingPlan:
-        """The fastest plan of all layouts."""
+        """The fastest plan over all layouts."""
         return min((plan for one in self.placements.values() for plan in one.plans), key=self.seconds)
 
     def as_dict(self) -> dict[str, object]:

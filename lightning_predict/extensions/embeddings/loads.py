@@ -56,10 +56,10 @@ class TablePart:
     dim: int
     bags: float
     lookups: float
-    holders: int
+    num_gpus: int
     alpha: float = 0.0
 
-    def problem(self, operation: str, dtype: str) -> OperationShape:
+    def as_operation(self, operation: str, dtype: str) -> OperationShape:
         """Return the lookup as an operation that the kernel models can time."""
         return OperationShape(
             operation, dtype, (self.bags, self.lookups, float(self.rows), float(self.dim), self.alpha)
@@ -82,19 +82,21 @@ class Sharding:
     replicates: bool = False
 
 
-def _whole(table: EmbeddingTable, samples: float, holders: int) -> tuple[TablePart, ...]:
+def _whole_table(table: EmbeddingTable, samples: float, holders: int) -> tuple[TablePart, ...]:
     bags = samples * table.vectors
     return (
-        TablePart(rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha),
+        TablePart(
+            rows=table.rows, dim=table.dim, bags=bags, lookups=table.pooling, num_gpus=holders, alpha=table.alpha
+        ),
     )
 
 
 def _table_wise(table: EmbeddingTable, _gpus: int, samples: int) -> tuple[TablePart, ...]:
-    return _whole(table, samples, 1)
+    return _whole_table(table, samples, 1)
 
 
 def _data_parallel(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
-    return _whole(table, local_samples(samples, gpus), gpus)
+    return _whole_table(table, local_samples(samples, gpus), gpus)
 
 
 def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart, ...]:
@@ -113,7 +115,7 @@ def _row_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TablePart
             bags, lookups = (1.0, table.pooling * found) if table.is_pooled else (found, 1.0)
             bags *= samples * table.vectors
             parts.append(
-                TablePart(rows=rows, dim=table.dim, bags=bags, lookups=lookups, holders=holders, alpha=table.alpha)
+                TablePart(rows=rows, dim=table.dim, bags=bags, lookups=lookups, num_gpus=holders, alpha=table.alpha)
             )
     return tuple(parts)
 
@@ -124,7 +126,7 @@ def _column_wise(table: EmbeddingTable, gpus: int, samples: int) -> tuple[TableP
     width, wider = divmod(table.dim, slices)
     bags = samples * table.vectors
     return tuple(
-        TablePart(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, holders=holders, alpha=table.alpha)
+        TablePart(rows=table.rows, dim=dim, bags=bags, lookups=table.pooling, num_gpus=holders, alpha=table.alpha)
         for holders, dim in ((wider, width + 1), (slices - wider, width))
         if holders
     )
@@ -176,7 +178,7 @@ class Load:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-def no_load(gpus: int) -> Load:
+def empty_load(gpus: int) -> Load:
     """Return an empty load on a number of GPUs."""
     zeros, nothing = np.zeros(gpus), np.zeros(())
     return Load(np.zeros((3, gpus)), np.zeros((3, gpus)), zeros, zeros, zeros, nothing, nothing)
@@ -202,7 +204,7 @@ def loads_of(
             problem
             for (table, kind), pieces in parts.items()
             for piece in pieces
-            for step in _problems(table, kind, piece, optimizer)
+            for step in _operations(table, kind, piece, optimizer)
             for problem in step
         )
     )
@@ -213,12 +215,12 @@ def loads_of(
     return tuple({kind: loads[table, kind] for kind in kinds} for table in tables)
 
 
-def _problems(
+def _operations(
     table: EmbeddingTable, kind: str, part: TablePart, optimizer: OptimizerState
 ) -> tuple[tuple[OperationShape, ...], tuple[OperationShape, ...]]:
     """List the operations of the forward and of the backward pass."""
-    forward = part.problem("embedding_bag", table.dtype)
-    backward = part.problem("embedding_bag_backward", table.dtype)
+    forward = part.as_operation("embedding_bag", table.dtype)
+    backward = part.as_operation("embedding_bag_backward", table.dtype)
     if not KINDS[kind].replicates:
         return (forward,), (backward,)
     size = table.parameter_bytes
@@ -242,7 +244,7 @@ def _load(
     sums = sharding.splits_rows and table.is_pooled
     local = 0 if sharding.replicates else local_samples(samples, gpus)
     for part in parts:
-        forwards, backwards = _problems(table, kind, part, optimizer)
+        forwards, backwards = _operations(table, kind, part, optimizer)
         forward.append(sum(seconds[problem] for problem in forwards))
         state = np.zeros(3) if sharding.replicates else _state_seconds(part, backwards[0], layout, optimizer)
         backward.append(sum((seconds[problem] for problem in backwards), state))
@@ -253,7 +255,7 @@ def _load(
         vectors.append(0.0 if sums else local * table.vector_bytes_per_sample * found * part.dim / table.dim)
 
     def on_gpus(values: Sequence[Any]) -> Array:
-        each = np.repeat(np.array(values), [part.holders for part in parts], axis=0)
+        each = np.repeat(np.array(values), [part.num_gpus for part in parts], axis=0)
         padding = [(0, gpus - len(each))] + [(0, 0)] * (each.ndim - 1)
         on_each: Array = np.pad(each, padding).T  # (3, gpus), or (gpus,) without an interval
         return on_each

@@ -1,9 +1,9 @@
-"""`place_tables`: the fastest sharding of embedding tables among those that fit in the GPUs' memory.
+"""`place_tables`: finds the fastest sharding of embedding tables among the plans that fit in the GPUs' memory.
 
-Each kind is tried for all tables, then a mixture of kinds. Whole tables are placed in the order of their time, longest
-first, each on the least loaded GPU with enough memory. The mixture starts from a plan that fits, and changes one table
-at a time as long as the step gets shorter. It is a heuristic: tests require it to be within 10 % of the optimum if all
-plans can be enumerated. Example::
+Each kind of sharding is tried for all tables, then a mixture of kinds. Whole tables are placed in the order of their
+time, longest first. Each goes to the least loaded GPU that has enough memory. The mixture starts from a plan that fits,
+and changes one table at a time as long as the step gets shorter. This is a heuristic. Where all plans can be
+enumerated, tests require a result within 10 % of the optimum. Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**9, dim=64, name="users"), EmbeddingTable(rows=10**6, dim=64, name="items")]
@@ -23,7 +23,7 @@ from typing import Final, final
 import numpy as np
 
 from lightning_predict.errors import InfeasiblePlanError, InvalidArgumentError
-from lightning_predict.extensions.embeddings.loads import KINDS, Load, loads_of, no_load
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, empty_load, loads_of
 from lightning_predict.extensions.embeddings.step import (
     WHOLE,
     Assignment,
@@ -48,34 +48,34 @@ from lightning_predict.kernels.timing import KernelModels
 from lightning_predict.weights.source import AnyWeights
 
 MAX_PASSES: Final = 4
-"""Maximum number of passes over all tables in the mixture; changes after the second are rare."""
+"""Maximum number of passes over all tables to improve the mixture. Changes after the second pass are rare."""
 
 MAX_GPUS: Final = 8
-"""Number of least loaded GPUs to try for a whole table."""
+"""Number of GPUs, least loaded first, that are tried for a whole table."""
 
 LOG_MESSAGES: Final = np.linspace(0.0, math.log(2.0**50), 801)
-"""Log message sizes from 1 byte to 1 PiB, sixteen per doubling."""
+"""Logarithms of message sizes from 1 byte to 1 PiB, sixteen per doubling, for interpolation."""
 
 COPIED_SHARES: Final = (0.25, 0.5, 0.75)
-"""Shares of the tables, smallest first, to try as copies."""
+"""Shares of the tables, smallest tables first, that are tried as copies on all GPUs."""
 
 MIN_GAIN: Final = 1e-6
-"""Minimum relative improvement of a change, above rounding errors."""
+"""Minimum relative improvement by a change, above rounding errors."""
 
 Choices = dict[int, Assignment]
-"""Assignment of each table, by its position."""
+"""Assignment of each table, by its index."""
 
 
 @final
 @dataclass(frozen=True)
 class PlacementSearch:
-    """Inputs of a search for a placement.
+    """Inputs of the search for a placement.
 
     Attributes:
         tables: The tables.
         loads: Loads of each table, by kind.
         kinds: Allowed kinds.
-        layout: At least two GPUs.
+        layout: The GPUs, at least two.
         table_bytes: Memory for tables on each GPU.
         interconnect: Known bandwidths of the links.
     """
@@ -90,20 +90,20 @@ class PlacementSearch:
     def total(self, choices: Choices) -> Load:
         """Return the total load of these assignments."""
         loads = (load_at(choice, self.loads[index]) for index, choice in choices.items())
-        return sum(loads, no_load(self.layout.count))
+        return sum(loads, empty_load(self.layout.count))
 
     def fits(self, load: Load) -> bool:
-        """Return whether the load fits in the memory of every GPU."""
+        """Return whether a load fits in the memory of every GPU."""
         return float(load.memory_bytes.max()) <= self.table_bytes
 
     @cached_property
     def _log_seconds(self) -> Mapping[str, Array]:
-        """Log seconds of each collective at `LOG_MESSAGES`."""
+        """Logarithm of the seconds of each collective, at `LOG_MESSAGES`."""
         links, messages = training_links(self.layout, self.interconnect), np.exp(LOG_MESSAGES).tolist()
         return {name: np.log(np.stack(links.collective(name, messages))[:, 1]) for name in COLLECTIVES}
 
     def seconds(self, load: Load) -> float:
-        """Return the time of a step; collectives are interpolated, because thousands of steps are compared."""
+        """Return the time of a step. Collectives are interpolated, because a search compares thousands of steps."""
         seconds = float(load.forward_seconds[0].max() + load.backward_seconds[0].max())
         for operation, _, message_bytes in messages_of(load):
             at = np.interp(math.log(message_bytes), LOG_MESSAGES, self._log_seconds[operation])
@@ -111,21 +111,21 @@ class PlacementSearch:
         return seconds
 
     def pressure(self, load: Load) -> Array:
-        """Return each GPU's computing time plus its part of the all-to-alls, for comparison, in seconds; (gpus,)."""
+        """Return the load of each GPU in seconds, shape (gpus,): compute time plus its part of the all-to-alls."""
         sent = (self.layout.count - 1) * (load.index_bytes + 2 * load.vector_bytes)  # (gpus,)
         pressure: Array = load.forward_seconds[0] + load.backward_seconds[0] + sent / link_bandwidth(self.layout.gpu)
         return pressure
 
     def freest(self, load: Load, table_bytes: float) -> int | None:
-        """Return the least loaded GPU with this much free memory; None without one."""
+        """Return the least loaded GPU with this much free memory; None if there is none."""
         has_room = load.memory_bytes + table_bytes <= self.table_bytes  # (gpus,)
         return int(np.argmin(np.where(has_room, self.pressure(load), math.inf))) if has_room.any() else None
 
 
 def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple[Choices, list[int]]:
-    """Place whole tables on GPUs in addition to a load; also return the tables without room.
+    """Place whole tables on GPUs in addition to a load; also return the tables that do not fit.
 
-    The order by time balances best; the order by size wastes the least memory.
+    Placing the slowest tables first balances best. Placing the largest first wastes the least memory.
     """
     whole = {index: search.loads[index][WHOLE] for index in indices}
     orders = (
@@ -149,9 +149,10 @@ def placed(search: PlacementSearch, indices: Iterable[int], load: Load) -> tuple
 
 
 def seed(search: PlacementSearch) -> Iterable[Choices]:
-    """Yield start plans for the mixture: whole tables if they fit, the others over all GPUs.
+    """Yield start plans for the mixture: tables are whole if they fit, and the others are split over all GPUs.
 
-    Small tables are also tried as copies, together: a single copy would pay the latency of its all-reduce alone.
+    Small tables are also tried as copies, several at once, because they share one all-reduce. A single copy would pay
+    the latency of an all-reduce alone.
     """
     if WHOLE not in search.kinds:
         return
@@ -179,7 +180,7 @@ def seed(search: PlacementSearch) -> Iterable[Choices]:
 
 
 def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) -> Choices:
-    """Change one table at a time, to one of these kinds or another GPU, as long as the step gets shorter."""
+    """Change one table at a time, to one of these kinds or to another GPU, as long as the step gets shorter."""
     choices = dict(choices)
     load = search.total(choices)
     seconds = search.seconds(load)
@@ -201,7 +202,7 @@ def improved(search: PlacementSearch, choices: Choices, kinds: Sequence[str]) ->
 
 
 def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Sequence[str]) -> Iterable[Assignment]:
-    """Yield the alternatives for a table, given the load of all others."""
+    """Yield the alternative assignments of a table, given the load of all other tables."""
     table = search.tables[index]
     for kind in kinds:
         if kind != WHOLE:
@@ -212,18 +213,18 @@ def _alternatives(search: PlacementSearch, index: int, without: Load, kinds: Seq
 
 
 TABLE_SHARE: Final = 0.85
-"""Default share of a GPU's memory for tables; the rest is for other layers, communication buffers and the driver. An
-assumption."""
+"""Default share of a GPU's memory for tables. The rest is for other layers, communication buffers and the driver. This
+share is an assumption."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """Sharding plans for the tables.
+    """Sharding plans for a set of tables.
 
     Attributes:
-        plans: Plans that fit, fastest first; a mixture only if it is the fastest.
-        refused: Why each other kind cannot shard all tables.
+        plans: Plans that fit, fastest first. A mixture is included only if it is the fastest.
+        refused: For each other kind of sharding, the reason why it does not work.
         table_bytes: Memory for tables on each GPU.
     """
 
@@ -238,7 +239,7 @@ class TablePlacement:
 
     @property
     def reason(self) -> str:
-        """Why the best plan is the fastest, as a sentence."""
+        """Sentence that says why the best plan is the fastest."""
         best, *others = self.plans
         if not others:
             return f"{best.name} is the only plan that fits: {best.reason}."
@@ -267,23 +268,23 @@ def place_tables(
     interconnect: Interconnect = CATALOGUE,
     weights: AnyWeights = None,
 ) -> TablePlacement:
-    """Shard tables over GPUs so that a training step is short.
+    """Shard embedding tables over GPUs so that a training step is short.
 
     Args:
         tables: The tables.
-        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`. A single GPU allows only one plan.
+        layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`. A single GPU allows only one plan.
         samples: Samples of a step on all GPUs together.
         kinds: Allowed kinds, keys of `KINDS`; several may be mixed.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
-        table_bytes: Memory for tables on each GPU; None: 85 % of it.
+        table_bytes: Memory for tables on each GPU; by default 85 % of the GPU's memory.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights; None searches the cache and the bundled files.
+        weights: Folder or file of weights. If None, the cache and the bundled files are searched.
 
     Raises:
-        InvalidArgumentError: No table, an unknown kind or optimizer, no memory, or fewer samples than GPUs.
+        InvalidArgumentError: There is no table, no memory, an unknown kind or optimizer, or fewer samples than GPUs.
         InfeasiblePlanError: No plan fits in memory.
         UnknownGpuError: The layout's GPU is not in the catalogue.
-        WeightsError: Weights that cannot be found or trusted.
+        WeightsError: The weights cannot be found or are not trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
     return placement(
@@ -309,7 +310,7 @@ def placement(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> TablePlacement:
-    """Shard tables as `place_tables` does, with loaded kernel models; None takes rooflines."""
+    """Shard tables as `place_tables` does, with loaded kernel models. If these are None, use rooflines."""
     state = optimizer
     check_samples(samples, target)
     room = TABLE_SHARE * target.gpu.memory_bytes if table_bytes is None else table_bytes
@@ -334,13 +335,13 @@ def placement(
 
 
 def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]]:
-    """Return the plans of a single kind that fit, and why the others do not; moves of whole tables are tried."""
+    """Return the plans of a single kind that fit, improved by moving tables, and why other kinds do not fit."""
     found: list[Choices] = []
     refused: dict[str, str] = {}
     for kind in search.kinds:
         choices = {index: Assignment(table, kind) for index, table in enumerate(search.tables)}
         if kind == WHOLE:
-            choices, left = placed(search, range(len(search.tables)), no_load(search.layout.count))
+            choices, left = placed(search, range(len(search.tables)), empty_load(search.layout.count))
             if left:
                 refused[kind] = _no_room(search, left)
                 continue
@@ -357,7 +358,7 @@ def _of_one_kind(search: PlacementSearch) -> tuple[list[Choices], dict[str, str]
 
 
 def _no_room(search: PlacementSearch, left: Sequence[int]) -> str:
-    """Return why these tables cannot be whole."""
+    """Return why these tables cannot be placed whole on one GPU."""
     needs = {index: float(search.loads[index][WHOLE].memory_bytes[0]) for index in left}
     largest = max(needs, key=lambda index: needs[index])
     name = search.tables[largest].name or f"number {largest}"

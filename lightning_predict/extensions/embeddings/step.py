@@ -1,9 +1,10 @@
-"""One training step of sharded embedding tables: lookups and updates on each GPU, and their communication.
+"""One training step of sharded embedding tables: lookups and updates on each GPU, and communication between GPUs.
 
-The step waits for its slowest GPU twice: the vectors are exchanged after the last lookup, and the step ends with the
-last update. No overlap is assumed, and layers other than tables are excluded, so that plans differ only by their
-sharding. An all-to-all is limited by the GPU that sends or receives most. With chunks of c bytes from each GPU to every
-other, its message is max(sum of the others' c, own c · (n - 1)) over the GPUs (Lin et al., HiPC 2022). Example::
+The step waits for its slowest GPU twice: vectors are exchanged after the last lookup, and the step ends with the last
+update. Overlap and layers other than tables are excluded here, so that plans differ only by their sharding. An
+all-to-all is limited by the GPU that sends or receives most. If each GPU sends chunks of c bytes to every other, the
+all-to-all takes as long as an even one with the message max(sum of the others' c, own c · (n - 1)), over all GPUs (Lin
+et al., HiPC 2022). Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> tables = [EmbeddingTable(rows=10**6, dim=64, pooling=20) for _ in range(16)]
@@ -26,7 +27,7 @@ import numpy as np
 from lightning_predict.checked import read_json
 from lightning_predict.distributed.overlap import OVERLAP_COSTS, Links
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.embeddings.loads import KINDS, Load, loads_of, no_load
+from lightning_predict.extensions.embeddings.loads import KINDS, Load, empty_load, loads_of
 from lightning_predict.extensions.embeddings.tables import OPTIMIZERS, EmbeddingTable, OptimizerState
 from lightning_predict.gpus.layouts import Layout, layout_of
 from lightning_predict.interval import Interval
@@ -38,7 +39,7 @@ from lightning_predict.units import bytes_to_gibibytes, bytes_to_mebibytes, seco
 from lightning_predict.weights.source import AnyWeights
 
 WHOLE: Final = "table_wise"
-"""The kind of a table on a single GPU."""
+"""Kind of sharding that keeps a table whole on a single GPU."""
 
 
 @final
@@ -49,7 +50,7 @@ class Assignment:
     Attributes:
         table: The table.
         kind: A key of `KINDS`: `table_wise`, `row_wise`, `column_wise` or `data_parallel`.
-        gpu: Number of the GPU of a `table_wise` table, from 0; None for other kinds, which use all GPUs.
+        gpu: GPU of a `table_wise` table, counted from 0; None for other kinds, which use all GPUs.
     """
 
     table: EmbeddingTable
@@ -64,11 +65,10 @@ class Exchange:
 
     Attributes:
         operation: `alltoall`, `reduce_scatter`, `all_gather` or `all_reduce`.
-        carries: Name of the data.
-        message_bytes: The whole message, as counted by `kernels/interconnect.py`; for an uneven all-to-all, of the even
-        one
-            with the same load on the busiest link.
-        time: Its seconds.
+        carries: Name of the exchanged data.
+        message_bytes: Size of the whole message, as defined in `kernels/interconnect.py`. For an uneven all-to-all, it
+            is the message of the even all-to-all with the same load on the busiest link.
+        time: Seconds of the collective, with their interval.
     """
 
     operation: str
@@ -80,16 +80,16 @@ class Exchange:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingPlan:
-    """Sharding of all tables, with the time and memory of a step.
+    """Sharding of all tables, with the time and the memory of a step.
 
     Attributes:
         layout: Name of the layout.
         samples: Samples of all GPUs together.
         assignments: Sharding of each table, in the order of the tables.
-        time: Seconds of a step: slowest lookup, slowest update, and all exchanges.
+        time: Seconds of a step: slowest lookup, slowest update and all exchanges.
         forward_seconds: Lookups on each GPU.
         backward_seconds: Gradients and updates on each GPU.
-        exchanges: Collectives in order; empty on one GPU.
+        exchanges: Collectives in their order; empty on one GPU.
         memory_bytes: Parameters, optimizer state and dense gradients on each GPU.
     """
 
@@ -109,18 +109,18 @@ class ShardingPlan:
 
     @property
     def name(self) -> str:
-        """Kind of all its tables; `mixed` if they differ."""
+        """Kind of sharding of all tables; `mixed` if they differ."""
         kinds = {assignment.kind for assignment in self.assignments}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
     def gpu_seconds(self) -> tuple[float, ...]:
-        """Lookups, gradients and updates on each GPU."""
+        """Seconds of lookups, gradients and updates on each GPU."""
         return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
 
     @property
     def compute_seconds(self) -> float:
-        """Sum of the slowest GPU's forward and the slowest GPU's backward time."""
+        """Forward time of the slowest GPU plus backward time of the slowest GPU, in seconds."""
         return max(self.forward_seconds) + max(self.backward_seconds)
 
     @property
@@ -130,7 +130,7 @@ class ShardingPlan:
 
     @property
     def imbalance(self) -> float:
-        """Time of the slowest GPU over the mean; 1 if balanced."""
+        """Time of the slowest GPU, divided by the mean; 1 if the load is balanced."""
         return max(self.gpu_seconds) / (sum(self.gpu_seconds) / len(self.gpu_seconds))
 
     @property
@@ -157,17 +157,17 @@ def sharded_step(
 
     Args:
         assignments: Sharding of each table.
-        layout: The GPUs, or their name, for example `8xA100-SXM-80GB`.
+        layout: The GPUs as a layout or its name, for example `8xA100-SXM-80GB`.
         samples: Samples of a step on all GPUs together.
         optimizer: A key of `OPTIMIZERS`: `sgd`, `row_wise_adagrad`, `adagrad` or `adam`.
         interconnect: Known bandwidths of the links between GPUs.
-        weights: Folder or file of weights; None searches the cache and the bundled files.
+        weights: Folder or file of weights. If None, the cache and the bundled files are searched.
 
     Raises:
-        InvalidArgumentError: No table, an unknown kind or optimizer, a GPU that is not in the layout, or fewer samples
-            than GPUs.
+        InvalidArgumentError: There is no table, an unknown kind or optimizer, a GPU that is not in the layout, or fewer
+            samples than GPUs.
         UnknownGpuError: The layout's GPU is not in the catalogue.
-        WeightsError: Weights that cannot be found or trusted.
+        WeightsError: The weights cannot be found or are not trusted.
     """
     target = layout_of(layout) if isinstance(layout, str) else layout
     return assigned_plan(
@@ -189,7 +189,7 @@ def assigned_plan(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> ShardingPlan:
-    """Predict a step as `sharded_step` does, with loaded kernel models; None takes rooflines."""
+    """Predict a step as `sharded_step` does, with loaded kernel models. If these are None, use rooflines."""
     check_samples(samples, target)
     if not assignments:
         raise InvalidArgumentError("There is no table to shard; give at least one EmbeddingTable.")
@@ -214,7 +214,7 @@ def plan_of(
     interconnect: Interconnect,
 ) -> ShardingPlan:
     """Combine assignments and their loads to a plan."""
-    load = sum(loads, no_load(layout.count))
+    load = sum(loads, empty_load(layout.count))
     exchanges = _exchanges(load, layout, interconnect)
     computing = load.forward_seconds.max(axis=1) + load.backward_seconds.max(axis=1)  # (3,): middle, low, high end
     middle, low, high = (float(value) for value in computing)
@@ -232,7 +232,7 @@ def plan_of(
 
 
 def messages_of(load: Load) -> tuple[tuple[str, str, float], ...]:
-    """List the collectives in order, as (operation, name of the data, message bytes); empty on one GPU."""
+    """List the collectives of a step in order, as (operation, name of the data, message bytes); empty on one GPU."""
     if len(load.memory_bytes) == 1:
         return ()
     vectors, sums = alltoall_message(load.vector_bytes), float(load.partial_sum_bytes)
@@ -257,17 +257,17 @@ def _exchanges(load: Load, layout: Layout, interconnect: Interconnect) -> tuple[
 
 
 def training_links(layout: Layout, interconnect: Interconnect) -> Links:
-    """Return links that time collectives as `predict` does: during a training step, with the slowdown by overlap."""
+    """Return links that time collectives like `predict`: within a training step, slowed down by overlapping kernels."""
     return Links(layout, interconnect, OVERLAP_COSTS.slowdown_on(layout))
 
 
 def alltoall_message(chunk_bytes: Array) -> float:
-    """Return the message of the even all-to-all with the same load on its busiest link (Lin et al.).
+    """Return the message size of the even all-to-all that has the same load on its busiest link (Lin et al.).
 
-    The same formula holds if a GPU receives its chunk from every other instead of sending it.
+    The same formula holds if each GPU receives, instead of sends, its chunk from every other.
 
     Args:
-        chunk_bytes: Bytes that each GPU sends to every other, shape (gpus,), at least two.
+        chunk_bytes: Bytes that each GPU sends to every other, shape (gpus,), for at least two GPUs.
     """
     gpus = len(chunk_bytes)
     busiest = np.maximum(chunk_bytes.sum() - chunk_bytes, chunk_bytes * (gpus - 1)).max()
@@ -275,10 +275,10 @@ def alltoall_message(chunk_bytes: Array) -> float:
 
 
 def checked_optimizer(name: str) -> OptimizerState:
-    """Return the state of the optimizer of this name.
+    """Return the optimizer state of the optimizer with this name.
 
     Raises:
-        InvalidArgumentError: It is not known.
+        InvalidArgumentError: The name is unknown.
     """
     if name not in OPTIMIZERS:
         raise InvalidArgumentError(f"optimizer={name!r} is not known; choose one of {', '.join(OPTIMIZERS)}.")
@@ -286,10 +286,10 @@ def checked_optimizer(name: str) -> OptimizerState:
 
 
 def check_samples(samples: int, layout: Layout) -> None:
-    """Reject a step in which a GPU has nothing to do.
+    """Reject a step with fewer samples than GPUs.
 
     Raises:
-        InvalidArgumentError: Fewer samples than GPUs.
+        InvalidArgumentError: There are fewer samples than GPUs.
     """
     if samples < layout.count:
         raise InvalidArgumentError(
@@ -340,10 +340,10 @@ def plan_document(plan: ShardingPlan, optimizer: str) -> dict[str, object]:
 @final
 @dataclass(frozen=True, slots=True)
 class WrittenPlan:
-    """Plan from a file, for the tables of a step.
+    """Sharding plan from a file, for the tables of a step.
 
     Attributes:
-        assignments: In the order of the step's tables.
+        assignments: Sharding of each table, in the order of the step's tables.
         optimizer: A key of `OPTIMIZERS`.
     """
 
@@ -359,7 +359,7 @@ def read_sharding_plan(path: Path, tables: Sequence[EmbeddingTable]) -> WrittenP
         tables: The tables of the step, which the plan must match.
 
     Raises:
-        InvalidArgumentError: A file that is not a plan, or a plan for other tables.
+        InvalidArgumentError: The file is not a plan, or the plan is for other tables.
         OSError: The file cannot be read.
     """
     document = read_json(path, InvalidArgumentError, name="sharding plan")

@@ -1,7 +1,8 @@
-"""`EmbeddingTable`: a table of a recommendation model with its lookups, given by hand or read from a recorded step.
+"""`EmbeddingTable`: an embedding table of a recommendation model and its lookups, given by hand or from a recording.
 
-A table has rows of `dim` numbers. A sample takes `vectors` vectors from it, each the sum of `pooling` rows. That is one
-vector for `nn.EmbeddingBag`, or one vector per token for `nn.Embedding`, without a sum. Example::
+A table has rows of `dim` numbers. A sample reads `vectors` vectors from the table, and each vector is the sum of
+`pooling` rows. `nn.EmbeddingBag` reads one vector per sample. `nn.Embedding` reads one vector per token, each a single
+row. Example::
 
     >>> table = EmbeddingTable(rows=1_000_000, dim=64, pooling=20)
     >>> table.parameter_bytes, table.vector_bytes_per_sample, table.index_bytes_per_sample()
@@ -28,13 +29,13 @@ from lightning_predict.tracing.trace import Operation, Trace
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 INDEX_BYTES: Final = 8
-"""Bytes of an index, and of the length of a bag; torch's default is int64."""
+"""Bytes per index, and per length of a bag: torch's default is int64."""
 
 MAX_ALPHA: Final = 4.0
-"""Maximum exponent of Zipf's law; beyond it, only a few rows are looked up."""
+"""Maximum exponent of Zipf's law. Above this, lookups concentrate on a few rows."""
 
 STATE_BYTES: Final = 4
-"""Bytes per number of optimizer state, which is float32."""
+"""Bytes per number of the optimizer state, which is float32."""
 
 
 @final
@@ -45,15 +46,15 @@ class EmbeddingTable:
     Attributes:
         rows: Number of rows.
         dim: Number of columns.
-        pooling: Mean number of rows summed into a vector ("pooling factor").
+        pooling: Mean number of rows that are summed into a vector ("pooling factor").
         vectors: Mean number of vectors per sample.
-        is_pooled: False if each row is a vector of its own (`nn.Embedding`).
+        is_pooled: Whether rows are summed; False for `nn.Embedding`, where each row is a vector.
         dtype: `float32`, `float16`, `bfloat16` or `float64`.
-        name: Display name; None: its number.
-        alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform.
+        name: Display name; if None, the table's number is shown.
+        alpha: Skew of the lookups: the exponent of Zipf's law, 0 for uniform lookups.
 
     Raises:
-        InvalidArgumentError: A value outside its range.
+        InvalidArgumentError: A value is out of its range.
     """
 
     rows: int
@@ -92,7 +93,7 @@ class EmbeddingTable:
 
     @property
     def value_bytes(self) -> float:
-        """Bytes of one number."""
+        """Bytes of one number of the table."""
         return COMPUTE_BYTES[self.dtype]
 
     @property
@@ -106,24 +107,27 @@ class EmbeddingTable:
         return self.vectors * self.dim * self.value_bytes
 
     def index_bytes_per_sample(self, share: float = 1.0) -> float:
-        """Return the bytes of a sample's indices into a share of the rows, and of the length of each summed bag."""
+        """Return the bytes of a sample's indices that point to a share of the rows, with the lengths of pooled bags."""
         return self.vectors * (self.pooling * share + self.is_pooled) * INDEX_BYTES
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
-    """Numbers that an optimizer stores per element and per row of a table."""
+    """Number of values that an optimizer stores per element and per row of a table."""
 
     per_element: float = 0
     per_row: float = 0
 
     def size_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes of the state of a number of rows."""
+        """Return the size of the optimizer state of this many rows."""
         return STATE_BYTES * rows * (self.per_element * dim + self.per_row)
 
     def traffic_bytes(self, rows: float, dim: float) -> float:
-        """Return the bytes to read and write the state in whole sectors, because rows are scattered."""
+        """Return the bytes to read and write that state.
+
+        Rows are scattered, so whole memory sectors are transferred.
+        """
         sectors = math.ceil(STATE_BYTES * dim / SECTOR_BYTES) * self.per_element + self.per_row
         return 2 * rows * sectors * SECTOR_BYTES
 
@@ -139,11 +143,11 @@ OPTIMIZERS: Final[Mapping[str, OptimizerState]] = {
 @final
 @dataclass(frozen=True, slots=True)
 class TracedTables:
-    """Tables of a recorded step.
+    """Embedding tables of a recorded step.
 
     Attributes:
-        tables: In the order of their first lookup.
-        batch_size: Samples of one batch on the recorded GPU.
+        tables: The tables, in the order of their first lookup.
+        batch_size: Number of samples of one batch on the recorded GPU.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -151,13 +155,13 @@ class TracedTables:
 
 
 def tables_of_trace(trace: Trace) -> TracedTables:
-    """Return the tables that the forward pass looks up; several lookups of one table are merged.
+    """Return the embedding tables that the forward pass reads. Several lookups of one table are merged.
 
-    The number of samples is the trace's. If it is unknown, it is the number of bags (or the first dimension of the
-    indices) of the first lookup.
+    The trace states the number of samples. If it does not, the number is taken from the first lookup: its number of
+    bags, or the first dimension of its indices.
 
     Raises:
-        InvalidArgumentError: There is no lookup in the trace, or it has fewer samples than batches.
+        InvalidArgumentError: The trace has no lookup, or fewer samples than batches.
     """
     found: dict[object, list[Operation]] = {}
     for position, operation in enumerate(trace.operations):
@@ -186,7 +190,7 @@ def is_look_up(operation: Operation) -> bool:
 
 
 def _weights(operation: Operation, position: int) -> object:
-    """Identify a table by its storage, otherwise by its module, otherwise by the position of the lookup."""
+    """Identify the table of a lookup: by its storage, otherwise by its module, otherwise by the lookup's position."""
     weights = operation.inputs[0]
     if weights.id is not None:
         return weights.id
@@ -201,7 +205,7 @@ def _samples(operation: Operation, trace: Trace) -> int:
 
 
 def _vectors_and_lookups(operation: Operation, trace: Trace) -> tuple[float, float]:
-    """Return the number of output vectors of a lookup, and of rows read."""
+    """Return the number of output vectors of a lookup, and the number of rows that it reads."""
     (problem,) = translate(operation, trace.flags)
     if problem.operation == "embedding_bag":
         bags, lookups, *_ = problem.dims
@@ -231,14 +235,14 @@ BACKWARDS: Final = ("aten::_embedding_bag_backward", "aten::_embedding_bag_dense
 
 
 def with_skew(trace: Trace, skew: Skew) -> Trace:
-    """Return a trace with Zipf-distributed lookups; a recording does not have the frequency of each row.
+    """Return the trace with Zipf-distributed lookups. A recording alone does not show how often each row is read.
 
     Args:
         trace: The step.
-        skew: One exponent, or one by table; unnamed tables are uniform.
+        skew: One exponent for all tables, or one per table by name; tables that are not named have uniform lookups.
 
     Raises:
-        InvalidArgumentError: An exponent outside its range, or the name of an unknown table.
+        InvalidArgumentError: An exponent is out of its range, or a table name is unknown.
     """
     modules = {one.module for one in trace.operations if is_look_up(one) and one.module is not None}
     named = dict.fromkeys(modules, float(skew)) if isinstance(skew, (int, float)) else dict(skew)
@@ -265,14 +269,14 @@ SAMPLE_COLUMNS: Final = ("table", "index")
 
 
 def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
-    """Parse the skew of the lookups: the exponent of Zipf's law, or a CSV file with a sample to fit it to.
+    """Parse the skew of the lookups: the exponent of Zipf's law, or a CSV file with sampled indices to fit it to.
 
     Args:
         words: A number of at least 0, or the path of the file.
-        trace: A step with lookups of the tables, for their numbers of rows.
+        trace: A step with lookups of the tables, which states their numbers of rows.
 
     Raises:
-        InvalidArgumentError: As `read_skew`, or a file that does not exist.
+        InvalidArgumentError: The file does not exist, or an error of `read_skew`.
     """
     try:
         return float(words)
@@ -285,14 +289,14 @@ def skew_of(words: str, trace: Trace) -> float | Mapping[str, float]:
 
 
 def read_skew(path: Path, trace: Trace) -> Mapping[str, float]:
-    """Fit Zipf's law to a sample of the indices of each table: the exponent with the same number of distinct rows.
+    """Fit Zipf's law to sampled indices of each table, so that the expected number of distinct rows agrees.
 
     Args:
         path: CSV file with the columns `table` (the name of its module) and `index`.
-        trace: A step with lookups of the tables, for their numbers of rows.
+        trace: A step with lookups of the tables, which states their numbers of rows.
 
     Raises:
-        InvalidArgumentError: A missing column, a wrong value, or a table that the step does not look up.
+        InvalidArgumentError: A column is missing, a value is wrong, or the step has no lookup of a table.
         OSError: The file cannot be read.
     """
     rows = {table.name: table.rows for table in tables_of_trace(trace).tables}

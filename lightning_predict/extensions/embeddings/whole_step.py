@@ -1,16 +1,16 @@
-"""Whole training step of a model with sharded embedding tables and replicated dense layers.
+"""Whole training step of a recommendation model: sharded embedding tables, and dense layers replicated on each GPU.
 
-Each GPU has its own samples. Their indices go to the GPUs with the rows (input distribution), which look them up. While
-the vectors come back, the dense layers that do not need them compute (DLRM's bottom perceptron). The backward pass
-mirrors this: the gradients of the vectors are sent during the backward pass of those layers and the all-reduces of
-dense gradients. Then the tables are updated in one launch, and the optimizer updates the dense layers.
+Each GPU has its own samples. It sends their indices to the GPUs that hold the rows (input distribution), and these look
+the rows up. While the vectors are sent back, the dense layers that do not need them are computed (the bottom perceptron
+of DLRM). The backward pass mirrors this. The gradients of the vectors are sent while the same layers run backward and
+their dense gradients are all-reduced. Then one launch updates the tables, and the optimizer updates the dense layers.
 
-This is the order of TorchRec's sharded modules, one step at a time (its pipelines distribute the next batch's indices
-during a step). Computing and communication are two queues (`distributed/overlap.py`), and the critical path through
-them is the step time.
+TorchRec's sharded modules have the same order, for one step at a time. (Its pipelines distribute the next batch's
+indices during a step.) Computing and communication are two queues (`distributed/overlap.py`). The step time is the
+critical path through both.
 
-The time and placement of the tables come from `step_predictor.py` and `placement.py`; the dense layers are simulated
-from the recorded step, with its host. Example::
+`placement.py` chooses the placement of the tables and predicts their time. The dense layers are simulated from the
+recorded step, with its host time. Example::
 
     sharded = ShardedEmbeddings(parse_strategy("embedding=auto"), setting)
     sharded.steps(single, steps, [layout_of("8xA100-SXM-80GB")])[0].seconds
@@ -80,7 +80,7 @@ TABLE_BACKWARDS: Final = frozenset({*BACKWARDS, "aten::embedding_dense_backward"
 @final
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """Sharding plan for a layout.
+    """Sharding plan that was chosen for a layout.
 
     Attributes:
         plan: The plan.
@@ -99,21 +99,21 @@ def possible_plans(
     interconnect: Interconnect,
     models: KernelModels | None,
 ) -> tuple[ChosenPlan, ...]:
-    """List the sharding plans for a step on a layout, with the recorded number of samples on each GPU.
+    """List the sharding plans for a step on a layout. Each GPU has the recorded number of samples.
 
     Args:
         trace: The step of one GPU.
-        layout: Two GPUs or more.
-        embedding: See `Strategy`.
+        layout: The GPUs, at least two.
+        embedding: The strategy's `embedding` setting; see `Strategy`.
         interconnect: Known bandwidths of the links.
-        models: Kernel models; None takes rooflines.
+        models: Kernel models. If None, rooflines are used.
 
     Returns:
-        Plans that fit, fastest tables first; a single one if the user specifies it.
+        Plans that fit in memory, the one with the fastest tables first. It is a single plan if the user specifies it.
 
     Raises:
         InvalidArgumentError: The step has no lookups, or cannot be sharded in this way.
-        InfeasiblePlanError: No plan fits.
+        InfeasiblePlanError: No plan fits in memory.
         OSError: The plan file cannot be read.
     """
     traced = tables_of_trace(trace)
@@ -150,7 +150,7 @@ def possible_plans(
 
 
 def table_optimizer(trace: Trace) -> str:
-    """Infer the optimizer of the tables from the recorded state per parameter: none, one number or two."""
+    """Infer the optimizer of the tables from the recorded state: zero, one or two numbers per parameter."""
     memory = trace.memory
     if not memory.optimizer_state_bytes or not memory.parameter_bytes:
         return "sgd"
@@ -160,7 +160,7 @@ def table_optimizer(trace: Trace) -> str:
 
 @final
 class ShardedEmbeddings:
-    """Steps and memory of layouts with sharded embedding tables; a layout keeps the plan of its first step.
+    """Steps and memory of layouts with sharded embedding tables. A layout keeps the plan that its first step got.
 
     Args:
         strategy: A strategy with `embedding`.
@@ -174,11 +174,11 @@ class ShardedEmbeddings:
     def steps(
         self, single: SingleSteps, steps: Sequence[StepPrediction], layouts: Sequence[Layout]
     ) -> tuple[StepPrediction, ...]:
-        """Return the step on layouts, as `layout_steps.on_layouts` does.
+        """Return the step on each layout, as `layout_steps.on_layouts` does.
 
         Args:
-            single: The step on one of each GPU.
-            steps: The same, with corrections.
+            single: The step on one GPU of each kind.
+            steps: The same steps, with corrections.
             layouts: Layouts of the setting's GPUs.
 
         Raises:
@@ -196,7 +196,7 @@ class ShardedEmbeddings:
         )
 
     def shared(self, single: SingleSteps) -> MultiGpuStep:
-        """Return a step ready to be shared."""
+        """Return the step, prepared for prediction on several GPUs."""
         setting = self._setting
         return MultiGpuStep(
             single.trace,
@@ -208,12 +208,12 @@ class ShardedEmbeddings:
         )
 
     def whole(self, shared: MultiGpuStep, step: StepPrediction, layout: Layout, chosen: ChosenPlan) -> WholeStep:
-        """Return the step of a layout under a plan, with a timeline of its parts.
+        """Return the step on a layout under a plan, with a timeline of its parts.
 
         Args:
-            shared: The step, from `shared`.
-            step: The same on one of the layout's GPUs.
-            layout: Two GPUs or more.
+            shared: The step, as returned by `shared`.
+            step: The same step on one GPU of the layout.
+            layout: The GPUs, at least two.
             chosen: The plan, for the recorded number of samples on each GPU.
 
         Raises:
@@ -229,7 +229,7 @@ class ShardedEmbeddings:
         return best
 
     def _plans(self, trace: Trace, layout: Layout) -> tuple[ChosenPlan, ...]:
-        """Return the plans to consider: the layout's known plan with this step's samples, otherwise all."""
+        """Return the plans to consider: the layout's known plan, for this step's samples, or else all plans."""
         known, setting = self._chosen.get(layout), self._setting
         tables = tables_of_trace(trace)
         if known is not None:
@@ -254,11 +254,11 @@ class ShardedEmbeddings:
         )
 
     def needed_bytes(self, trace: Trace, layout: Layout) -> float | None:
-        """Return the peak memory of the fullest GPU of a layout of several; None if the step's is not known.
+        """Return the peak memory of the GPU that needs most, for several GPUs; None if the step's memory is unknown.
 
         Args:
             trace: The step.
-            layout: Two GPUs or more.
+            layout: The GPUs, at least two.
         """
         dense = without_tables(trace)
         alone = step_memory(dense)
@@ -268,12 +268,12 @@ class ShardedEmbeddings:
         return self.memory_bytes(shared, trace, layout)
 
     def memory_bytes(self, dense_bytes: float, trace: Trace, layout: Layout) -> float:
-        """Return the peak memory of the fullest GPU of a layout of several.
+        """Return the peak memory of the GPU that needs most, for several GPUs.
 
         Args:
-            dense_bytes: Memory of the step without tables (`without_tables`) there.
+            dense_bytes: Memory of the step without tables (`without_tables`) on this layout.
             trace: The step.
-            layout: Two GPUs or more.
+            layout: The GPUs, at least two.
         """
         plan = self._plans(trace, layout)[0].plan
         sent = (one.message_bytes for one in plan.exchanges if one.carries in _BUFFERED)
@@ -281,14 +281,14 @@ class ShardedEmbeddings:
 
 
 _BUFFERED: Final = frozenset({"indices", "vectors", "partial sums"})
-"""Data with an additional send buffer on a GPU while it is exchanged."""
+"""Data that needs an additional send buffer while it is exchanged."""
 
 
 def without_tables(trace: Trace) -> Trace:
-    """Return the dense part of a step: without lookups and without parameters of tables.
+    """Return the dense part of a step, without the lookups and the parameters of embedding tables.
 
     Raises:
-        InvalidArgumentError: It has no lookups.
+        InvalidArgumentError: The step has no lookups.
     """
     tables = _Tables(trace)
     memory, gone = trace.memory, tables.parameter_bytes
@@ -314,13 +314,13 @@ def without_tables(trace: Trace) -> Trace:
 
 @final
 class _Tables:
-    """Embedding part of a recorded step.
+    """Embedding tables of a recorded step, and the operations that belong to them.
 
     Args:
         trace: The step.
 
     Raises:
-        InvalidArgumentError: It has no lookups, or contains several batches.
+        InvalidArgumentError: The step has no lookups, or contains several batches.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -343,18 +343,18 @@ class _Tables:
         self._modules = {one.name.rpartition(".")[0] for one in own}
 
     def _is_named(self, name: str) -> bool:
-        """Return whether a parameter's module computes something other than a lookup."""
+        """Return whether the module of a parameter computes anything other than a lookup."""
         module = name.rpartition(".")[0]
         return any(one.module == module and not is_look_up(one) for one in self._trace.operations)
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes of the tables as recorded."""
+        """Recorded size of the tables in bytes."""
         return float(sum(map(parameter_bytes, self.parameters)))
 
     @cached_property
     def operations(self) -> frozenset[int]:
-        """Positions of the lookups, and of operations that create, sum or apply only gradients of tables."""
+        """Positions of the lookups, and of operations that only create, sum or apply gradients of tables."""
         return frozenset(i for i, one in enumerate(self._trace.operations) if self._is_own(one))
 
     def _is_own(self, operation: Operation) -> bool:
@@ -367,24 +367,30 @@ class _Tables:
         return operation.phase == "optimizer" and self.dense_share(operation) == 0.0
 
     def _is_gradient(self, tensor: TensorInfo) -> bool:
-        """Return whether a tensor is the gradient of a table; a sparse one has no storage, but the table's shape."""
+        """Return whether a tensor is the gradient of a table.
+
+        A sparse gradient has no storage, but has the table's shape.
+        """
         return tensor.shape in self.shapes if tensor.id is None else tensor.id in self._gradients
 
     @cached_property
     def _gradients(self) -> frozenset[int]:
-        """Storages of gradients of tables."""
+        """Storage ids of the gradients of tables."""
         made = (one for one in self._trace.operations if one.name in TABLE_BACKWARDS)
         return frozenset(tensor.id for one in made for tensor in one.outputs if tensor.id is not None)
 
     def dense_share(self, operation: Operation) -> float:
-        """Return the share of an operation's values in tensors without the shape of a table."""
+        """Return the share of an operation's values that is in tensors without the shape of a table."""
         tensors = [tensor for tensor in (*operation.inputs, *operation.outputs) if len(tensor.shape) > 0]
         every = sum(tensor.elements for tensor in tensors)
         dense = sum(tensor.elements for tensor in tensors if tensor.shape not in self.shapes)
         return dense / every if every else 1.0
 
     def reads_vectors(self) -> frozenset[int]:
-        """Return the forward operations that need a vector; if tensors have no IDs, all after the first lookup."""
+        """Return the forward operations that need a looked-up vector.
+
+        Without tensor IDs, all after the first lookup do.
+        """
         forward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "forward"]
         looked_up = {tensor.id for _, one in forward if is_look_up(one) for tensor in one.outputs}
         if not looked_up or None in looked_up:
@@ -398,9 +404,9 @@ class _Tables:
         return frozenset(found)
 
     def gradients_ready(self) -> int:
-        """Return the operation after which the gradients of all vectors are ready, by following tensor IDs.
+        """Return the operation after which the gradients of all vectors are ready.
 
-        Without tensor IDs, it is the operation before the first one of a table's backward pass.
+        It is found from tensor IDs. Without these, it is the operation before the backward pass of the tables begins.
         """
         backward = [(i, one) for i, one in enumerate(self._trace.operations) if one.phase == "backward"]
         own = [(i, one) for i, one in backward if one.name in TABLE_BACKWARDS]
@@ -414,7 +420,7 @@ class _Tables:
 
 
 def _only_views(operation: Operation) -> bool:
-    """Return whether an operation writes nothing: its outputs share the storages of its inputs."""
+    """Return whether an operation only makes views, so that its outputs share the storages of its inputs."""
     given = {tensor.id for tensor in operation.inputs}
     return bool(operation.outputs) and all(tensor.id in given for tensor in operation.outputs)
 
@@ -422,12 +428,12 @@ def _only_views(operation: Operation) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """Step of a layout and its parts.
+    """A whole step on a layout, with its parts.
 
     Attributes:
-        step: Its prediction.
-        events: Its parts in the order of their starts, at the middle of the prediction.
-        chosen: The plan of the tables.
+        step: Prediction of the step.
+        events: Parts of the step in the order of their starts, at the middle of the prediction.
+        chosen: Sharding plan of the tables.
     """
 
     step: StepPrediction
@@ -436,7 +442,7 @@ class WholeStep:
 
     @property
     def critical_path(self) -> str:
-        """Parts on the critical path, as text; parts below a microsecond are omitted."""
+        """Parts on the critical path, as text. Parts below a microsecond are omitted."""
         merged: list[tuple[str, float]] = []
         for event in self.events:
             if event.is_critical and event.seconds >= MICROSECOND:
@@ -447,7 +453,7 @@ class WholeStep:
         return ", ".join(f"{name} {in_milliseconds(seconds)}" for name, seconds in merged)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Return the parts in the Trace Event format for ui.perfetto.dev, with rows for computing and links."""
+        """Return the parts as a Chrome trace (Trace Event format) for ui.perfetto.dev, with a row per queue."""
         rows = [row_name("thread_name", 0, thread, name) for thread, name in enumerate(("computing", "links"))]
         placed = (
             complete_event(
@@ -517,7 +523,7 @@ def _phase_seconds(work: Sequence[HostOperation], phase: str, row: int) -> float
 
 
 def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float, seconds: float) -> Verdict | None:
-    """Return the bottleneck of the step: its device, its host, or links that are not overlapped."""
+    """Return the bottleneck of the step: the device, the host, or communication that is not overlapped."""
     if verdict is None:
         return None
     own = max(device, host)
@@ -529,11 +535,11 @@ def _verdict(verdict: Verdict | None, device: float, host: float, exposed: float
 @final
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Work of one GPU in launch order; positions count operations from the beginning.
+    """Work of one GPU in launch order. Positions count operations from the beginning of the step.
 
     Attributes:
-        work: All of it, lookups first, with the update of the tables after the backward pass.
-        free: End of the forward operations that need no vector.
+        work: All operations: lookups first, and the update of the tables after the backward pass.
+        free: Position after the forward operations that need no looked-up vector.
         gradients: Position where the gradients of the vectors are ready; None without a backward pass.
         update: Position where the update of the tables begins; None without a backward pass.
     """
@@ -579,7 +585,7 @@ def _ordered(shared: MultiGpuStep, tables: _Tables, plan: ShardingPlan) -> _Orde
 
 
 def _table_launch(name: str, phase: Any, seconds: float, shared: MultiGpuStep) -> HostOperation:
-    """Return a launch with the same time on each GPU."""
+    """Return a launch that takes the same time on each GPU."""
     each: Array = np.full((len(shared.gpus), 1), seconds)
     return HostOperation(name=name, phase=phase, seconds=each, streams=(COMPUTE_STREAM,))
 
@@ -598,7 +604,7 @@ def _queues(
         strategy: Strategy, for the gradient buckets.
     """
     full = list(buckets(ready_gradients(trace, order.work), cap_bytes=mebibytes_to_bytes(strategy.bucket_cap_mb)))
-    marks = {1, order.free, *(bucket.after for bucket in full)}
+    marks = {1, order.free, *(bucket.ready_after for bucket in full)}
     if order.gradients is not None and order.update is not None:
         marks |= {order.gradients, order.update, order.update + 1}
     cuts = sorted(marks)
@@ -650,7 +656,7 @@ def _transfers(order: _Order, plan: ShardingPlan, full: Sequence[Any], links: Li
     by_mark: dict[int, list[Transfer]] = {}
     dense = links.collective("all_reduce", [bucket.size_bytes for bucket in full])
     for bucket, seconds in zip(full, dense, strict=True):
-        by_mark.setdefault(bucket.after, []).append(Transfer(seconds, 0, "all-reduce of dense gradients"))
+        by_mark.setdefault(bucket.ready_after, []).append(Transfer(seconds, 0, "all-reduce of dense gradients"))
     when = {
         "indices": 0,
         "vectors": 1,

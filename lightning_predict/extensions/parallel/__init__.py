@@ -1,6 +1,7 @@
-"""Tensor, pipeline, context and expert parallelism, and the search for the fastest layout.
+"""Tensor, pipeline, context and expert parallelism, gradient checkpointing, and the search for the fastest layout.
 
-`tensor_parallel.py` splits blocks, `pipeline_parallel.py` assigns them to stages, `experts.py` distributes experts,
-`recomputation.py` models activation checkpointing, and `model_parallel.py` times them together. `foreign.py` reads
-configurations of other projects. `search.py` searches the strategies of one layout; `layout_search.py` ranks layouts.
+`tensor_parallel.py` splits transformer blocks, `pipeline_parallel.py` assigns them to stages, and `experts.py`
+distributes experts. `recomputation.py` models activation (gradient) checkpointing. `model_parallel.py` predicts the
+time of the combination. `external_configs.py` reads configurations of other projects. `search.py` searches the
+strategies of one layout, and `layout_search.py` ranks layouts.
 """

@@ -1,4 +1,4 @@
-"""`parallel` and `curve`: the best ways to share a step over many GPUs, and cost by number of GPUs.
+"""Commands `parallel` and `curve`: the best parallel strategies for many GPUs, and time and cost by number of GPUs.
 
 Example::
 
@@ -42,35 +42,36 @@ def parallel(
     host: str | None = None,
     weights: str | None = None,
 ) -> CommandAnswer:
-    """Find the fastest ways to share a step over many GPUs: strategy, micro-batches and recomputation that fit.
+    """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
 
-    Every data-parallel group processes a batch of the recorded size, or several of them to reach the global batch.
+    Every data-parallel group processes a batch of the recorded size, or several such batches to reach the global batch.
     Results are ranked by samples per second.
 
     Args:
         trace: The step, recorded on one GPU or on the meta device.
-        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (the default is the latter);
-            with --machine, numbers of GPUs (default: one machine's).
+        gpus: Layouts, separated by commas, for example 8xH100-SXM-80GB,8x8xH100-SXM-80GB (default: 8x8xH100-SXM-80GB).
+            With --machine, numbers of GPUs (default: those of one machine).
         machine: Cloud machine type with the GPUs, such as p5.48xlarge; its network and price are used.
-        global_batch: Samples of all GPUs between two updates; record a small batch that divides it.
+        global_batch: Samples of all GPUs between two optimizer updates. The recorded batch must be small enough to
+            divide it.
         max_micro_batch: Maximum number of samples that a data-parallel group processes at once.
-        fp8: Also consider float8 matrix products in the blocks, with this scaling; it changes the computed results.
-        iterations: Remaining steps, for the time and cost of the run; steps of the global batch if given, otherwise
-            recorded steps.
+        fp8: Also consider float8 matmuls in the blocks, with this scaling. Float8 changes the computed results.
+        iterations: Remaining steps, for the time and cost of the run. With --global-batch, these are steps of the
+            global batch, otherwise recorded steps.
         budget: Dollars that the run may cost; needs --iterations.
-        mtbf_hours: Mean hours between failures of one GPU; 50700 were published for H100s. Shows the share of time left
-            by failures and checkpoints, and adds their cost. With --spot, hours between interruptions.
+        mtbf_hours: Mean hours between failures of one GPU; 50700 were published for H100s. Shows the share of time that
+            failures and checkpoints leave, and adds their cost. With --spot, hours between interruptions.
         checkpoint_gbps: Storage bandwidth for checkpoints of all GPUs together, in GB/s (default with --mtbf-hours:
             10).
         restart_minutes: Minutes from a failure until training continues (default with --mtbf-hours: 10).
         count: Number of results to print.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         spot: Use spot prices if they are below the on-demand prices.
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
-            system's).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
+            a reference system).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without it in a virtual machine or container (virtual).
+            access (host), or without this access in a virtual machine or container (virtual).
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         weights: Weights of the models: a folder, a file or an https:// address.
@@ -144,7 +145,7 @@ def curve(
     weights: str | None = None,
     output: Path | None = None,
 ) -> CommandAnswer:
-    """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and where another machine stops paying off.
+    """Show time, cost and efficiency for 1, 2, 4, ... GPUs, and the number above which more machines do not pay off.
 
     Args:
         trace: The step, recorded on one GPU or on the meta device.
@@ -156,7 +157,7 @@ def curve(
             system's).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
-            access (host), or without it in a virtual machine or container (virtual).
+            access (host), or without this access in a virtual machine or container (virtual).
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
         weights: Weights of the models: a folder, a file or an https:// address.
@@ -209,7 +210,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rates(one: RankedLayout, tokens: int | None) -> tuple[float | None, float | None]:
-    """Return tokens (or samples, if a sample has no tokens) per second and per dollar."""
+    """Return tokens per second and tokens per dollar; samples instead of tokens if samples have none."""
     each = 1 if tokens is None else tokens
     rates = (one.samples_per_second, one.samples_per_usd)
     second, dollar = (None if rate is None else rate * each for rate in rates)
@@ -305,7 +306,7 @@ def _lines(found: Sequence[RankedLayout], tokens: int | None, heading: str) -> l
 def _heading(
     step: Trace, tokens: int | None, *, global_batch: int | None, max_micro_batch: int | None, iterations: int | None
 ) -> str:
-    """Describe the unit of a step and the number of remaining steps, as in their total and cost."""
+    """Describe the unit of a step and the number of remaining steps, to which the printed time and cost refer."""
     recorded = "what was recorded" if step.samples is None else f"{step.samples:,} sample{'s'[: step.samples - 1]}"
     words = "" if tokens is None or step.samples is None else f" of {tokens:,} tokens"
     if global_batch is None:

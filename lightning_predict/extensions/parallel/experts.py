@@ -1,9 +1,9 @@
-"""Expert parallelism: placement of the experts of a mixture, and the all-to-alls of routed tokens.
+"""Expert parallelism (MoE): distributes the experts over GPUs, with the all-to-alls of routed tokens.
 
 Each of `expert` data-parallel groups holds a part of the experts. Tokens are sent to their experts and back, in the
-forward and in the backward pass: four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to be balanced,
-so every GPU processes as many tokens as it holds; `capacity` is the load of the fullest GPU relative to that.
-`gradients.experts_module` finds experts by their names. Example::
+forward and in the backward pass. This takes four all-to-alls per layer (Lepikhin et al., 2021). Routing is assumed to
+be balanced, so every GPU processes as many tokens as it had before routing. `capacity` is the load of the fullest GPU
+relative to a balanced one. `gradients.experts_module` finds experts by their names. Example::
 
     routed_bytes(trace)  # by the module that holds the experts
 """
@@ -25,9 +25,9 @@ from lightning_predict.tracing.trace import Operation, Trace
 
 
 def routed_bytes(trace: Trace) -> dict[str, float]:
-    """Return the bytes of the tokens sent to the experts per batch, by the module that holds the experts.
+    """Return the bytes of the tokens that are sent to experts per batch, by the module that holds the experts.
 
-    This is the size of the input of each expert's first matmul, or of a grouped matmul's whole input.
+    This is the size of the input of each expert's first matmul, or of the whole input of a grouped matmul.
     """
     first: dict[str, tuple[str, float]] = {}
     for operation in trace.operations:
@@ -49,13 +49,13 @@ def routed_bytes(trace: Trace) -> dict[str, float]:
 
 
 def _expert_of(module: str, holder: str) -> str:
-    """Return the name of an expert: the numbered child of the module that holds them, or that module."""
+    """Return the name of an expert: the numbered child of the module that holds the experts, or that module itself."""
     below = module[len(holder) + 1 :].split(".")[0]
     return f"{holder}.{below}" if below.isdigit() else holder
 
 
 def count_experts(trace: Trace) -> int:
-    """Return the number of experts in the largest layer: numbered children, or the first of three dimensions."""
+    """Return the number of experts in the largest layer, by numbered children or the first of three dimensions."""
     numbered: dict[str, set[str]] = {}
     most = 0
     for parameter in trace.parameters:
@@ -74,7 +74,7 @@ def check_experts(trace: Trace, strategy: Strategy) -> None:
     """Check that the experts can be distributed.
 
     Raises:
-        InvalidArgumentError: The model has no experts, or their number is not divisible by `expert`.
+        InvalidArgumentError: The model has no experts, or `expert` does not divide their number.
     """
     if strategy.expert == 1 and not strategy.expert_launches:
         return
@@ -99,11 +99,11 @@ def _words(strategy: Strategy) -> str:
 
 
 def launched_by_expert(trace: Trace, work: Sequence[HostOperation], strategy: Strategy) -> Iterator[HostOperation]:
-    """Yield the work with one launch per local expert instead of one grouped matmul.
+    """Yield the work with one launch per local expert, instead of one grouped matmul.
 
-    In float8, each operand is first cast by a separate launch. The device time is unchanged. In the forward pass, the
-    host waits before the experts of each layer for the number of tokens per expert. Messages and matmuls have that size
-    (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
+    In float8, a separate launch first casts each operand. The device time is unchanged. In the forward pass, the host
+    waits before the experts of each layer, because it needs the number of tokens per expert as the size of messages and
+    matmuls (Megatron-LM, `cuda_sync_point` in `token_dispatcher.py`).
     """
     casts = 0 if strategy.fp8 is None else 2
     holders = [experts_module(each.module) for each in work]
@@ -129,6 +129,6 @@ def _grouped_experts(trace: Trace, operation: Operation) -> int:
 
 
 def messages(sizes: Sequence[float], strategy: Strategy, *, trains: bool) -> list[float]:
-    """Return the sizes of a batch's all-to-alls: to the experts and back, forward and backward."""
+    """Return the message sizes of a batch's all-to-alls: to the experts and back, in the forward and backward pass."""
     ways = 4 if trains else 2
     return [size * strategy.capacity for size in sizes for _ in range(ways)]

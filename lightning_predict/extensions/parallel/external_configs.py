@@ -1,10 +1,17 @@
-"""Translates parallel configurations of other projects to the text that `parse_strategy` parses.
+"""Translates parallel configurations of other projects (Megatron, NeMo, torchtitan, DeepSpeed) to strategy texts.
 
+<<<<<<< HEAD
 Supported are arguments of Megatron and NeMo, also in a shell script, torchtitan's TOML, DeepSpeed's JSON, YAML of
 accelerate, axolotl, Hugging Face's Trainer and gpt-neox, and strategy objects of Lightning. Options with an equivalent
 are translated. Options that affect parallelism and have none are refused. Options unrelated to parallelism (model,
 logging, data, learning rates) are ignored. Errors name the option.
 Example::
+=======
+The result is a text for `parse_strategy`. Supported are arguments of Megatron and NeMo, torchtitan's TOML files,
+DeepSpeed's JSON files, and strategy objects of Lightning. An option that affects parallelism is rejected if it has no
+equivalent, and so are batch sizes. Other options (model, logging, data, learning rates) are ignored. Errors name the
+option. Example::
+>>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
@@ -42,7 +49,7 @@ _NUMBERS: Final[Mapping[str, str]] = {
     "accumulate": "accumulate",
     "accumulate-grad-batches": "accumulate",
 }
-"""Numeric options by their name in Megatron or NeMo."""
+"""Numeric options, by their name in Megatron or NeMo."""
 
 _FLAGS: Final[Mapping[str, str]] = {
     "sequence-parallel": "sequence=true,gather_again=true",
@@ -50,7 +57,7 @@ _FLAGS: Final[Mapping[str, str]] = {
     "tp-comm-overlap": "overlap_tensor=true",
     "optimizer-cpu-offload": "offload=optimizer",
 }
-"""Boolean options. `overlap-grad-reduce` is missing because it is on by default here, but not in Megatron."""
+"""Boolean options. `overlap-grad-reduce` is not included, because it is on by default here, but off in Megatron."""
 
 _SHARING: Final = ("parallel", "pipeline", "recompute", "overlap", "offload", "fp8", "expert", "distributed", "fsdp")
 """Substrings of arguments that affect parallelism, communication or recomputation."""
@@ -77,8 +84,8 @@ def strategy_of_arguments(text: str) -> str:
     """Translate command-line arguments to the text of a strategy.
 
     Args:
-        text: For example `--tensor-model-parallel-size 8 --sequence-parallel`. Values may follow `=`, and NeMo's
-            notation is accepted (`model.tensor_model_parallel_size=8`).
+        text: Arguments, for example `--tensor-model-parallel-size 8 --sequence-parallel`. A value may follow `=`, and
+            NeMo's notation is accepted (`model.tensor_model_parallel_size=8`).
 
     Raises:
         InvalidArgumentError: An argument about parallelism has no equivalent, a batch size is given, or a value is
@@ -132,10 +139,10 @@ def strategy_of_arguments(text: str) -> str:
 
 
 def strategy_of_foreign(words: str | object) -> str:
-    """Translate another project's arguments, file or object into the words of a strategy; other words stay.
+    """Translate another project's arguments, file or object into a strategy text. Other texts stay unchanged.
 
     Raises:
-        InvalidArgumentError: As `strategy_of_arguments`, `strategy_of_file` and `strategy_of_object`.
+        InvalidArgumentError: An error of `strategy_of_arguments`, `strategy_of_file` or `strategy_of_object`.
     """
     if not isinstance(words, str):
         return strategy_of_object(words)
@@ -147,25 +154,25 @@ def strategy_of_foreign(words: str | object) -> str:
 
 
 def are_arguments(text: str) -> bool:
-    """Return whether a text consists of command-line arguments instead of a strategy."""
+    """Return whether a text is command-line arguments instead of a strategy text."""
     first = text.replace("=", " ").split()[:1]
     return text.lstrip().startswith("--") or any(_argument(one) in {*_NUMBERS, *_FLAGS, *_CHOICES} for one in first)
 
 
 def _argument(name: str) -> str:
-    """Normalise an argument's name to Megatron's, without leading hyphens and NeMo's groups."""
+    """Convert an argument's name to Megatron's spelling, without leading hyphens and NeMo's group prefixes."""
     return name.lstrip("-+").rpartition(".")[2].replace("_", "-")
 
 
 def _is_set(words: list[str]) -> bool:
-    """Return whether a flag is set: always, unless `false` follows it."""
+    """Return whether a flag is on, which is the case unless `false` follows the flag."""
     if words and words[0].lower() in ("true", "false"):
         return words.pop(0).lower() == "true"
     return True
 
 
 def _value(name: str, words: list[str]) -> str:
-    """Remove and return the value of an argument.
+    """Remove an argument's value from the list and return it.
 
     Raises:
         InvalidArgumentError: The value is missing.
@@ -206,7 +213,7 @@ TORCHTITAN_PASSED_OVER: Final = frozenset(
         "context_parallel_rotate_method",
     }
 )
-"""Keys of `[parallelism]` that are read below, or that do not affect predictions."""
+"""Keys of `[parallelism]` that `_of_torchtitan` reads, or that do not affect predictions."""
 
 
 FILES: Final = (".toml", ".json", ".yaml", ".yml", ".sh")
@@ -217,7 +224,7 @@ def strategy_of_file(path: str) -> str:
     """Translate a configuration file to the text of a strategy.
 
     Raises:
-        InvalidArgumentError: The file does not exist, or one of its options has no equivalent.
+        InvalidArgumentError: The file does not exist, or an option has no equivalent.
     """
     file = Path(path.strip())
     try:
@@ -292,7 +299,7 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
 
 
 def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[str]:
-    """Return the micro-batches of a pipeline, of one sample each by default; empty if the batch size is unknown."""
+    """Return the micro-batches of a pipeline, by default of one sample each; empty if the batch size is unknown."""
     if batch is None:
         return []
     own = whole(
@@ -308,7 +315,7 @@ def _micro_batches(sharing: Mapping[str, Any], batch: Any, path: str) -> list[st
 
 
 def _recomputed(mode: str, option: str, path: str) -> list[str]:
-    """Translate `[activation_checkpoint]`, which selects operations or every n-th layer."""
+    """Translate torchtitan's `[activation_checkpoint]`, which selects operations or every n-th layer."""
     if mode in ("none", "full"):
         return [] if mode == "none" else ["recompute=full"]
     known = {"op": ["recompute=operations"], "2": ["recompute=layers"], "1": ["recompute=full"]}
@@ -317,6 +324,81 @@ def _recomputed(mode: str, option: str, path: str) -> list[str]:
     return known[option]
 
 
+<<<<<<< HEAD
+=======
+DEEPSPEED_PASSED_OVER: Final = frozenset(
+    "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
+    "use_multi_rank_bucket_allreduce allgather_partitions allgather_bucket_size load_from_fp32_weights "
+    "elastic_checkpoint sub_group_size prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
+    "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold "
+    "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
+    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
+)
+"""Keys of `zero_optimization` that `_of_deepspeed` reads, or that hardly affect predictions. Some may have the prefix
+`stage3_`. DeepSpeed itself rejects unknown keys there."""
+
+
+def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
+    zero = _table(found, "zero_optimization", path)
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise _refused(path, "zero_optimization.stage", stage)
+    words = [("ddp", "zero1", "zero2", "fsdp")[stage]]
+    for name in ("offload_optimizer", "offload_param"):
+        device = _table(zero, name, path).get("device", "none")
+        if device == "none":
+            continue
+        if name == "offload_param" or device != "cpu":
+            raise _refused(path, f"zero_optimization.{name}.device", device)
+        words.append("offload=optimizer")
+    for key, value in zero.items():
+        if key not in DEEPSPEED_PASSED_OVER and not key.startswith("stage3_") and value not in (False, None, -1):
+            raise _refused(path, f"zero_optimization.{key}", value)
+    accumulated = found.get("gradient_accumulation_steps", 1)
+    if accumulated == "auto":
+        raise InvalidArgumentError(
+            f"strategy={path!r}: gradient_accumulation_steps is 'auto', which the trainer fills in; write the number."
+        )
+    count = _whole(accumulated, path, "gradient_accumulation_steps")
+    words += [f"accumulate={count}"] * (count > 1)
+    if stage < 2 and zero.get("overlap_comm") is False:
+        words.append("overlap_grad_reduce=false")
+    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    exchanged = found.get("communication_data_type")
+    if exchanged is not None:
+        if exchanged not in dtypes:
+            raise _refused(path, "communication_data_type", exchanged)
+        words.append(f"reduce_dtype={dtypes[exchanged]}")
+    for name in ("pipeline", "tensor_parallel", "sparse_attention"):
+        if found.get(name):
+            raise _refused(path, name, found[name])
+    return words
+
+
+def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
+    """Return a table of options; empty if it is missing."""
+    own = found.get(name) if isinstance(found, Mapping) else None
+    if own is None:
+        return {}
+    if not isinstance(own, Mapping):
+        raise _refused(path, name, own)
+    return own
+
+
+def _whole(value: Any, path: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
+    return value
+
+
+def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
+        "say the sharing as 'fsdp,tensor=8'."
+    )
+
+
+>>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 # --- Lightning's objects
 
 _SHARDED: Final[Mapping[str, str]] = {
@@ -331,11 +413,11 @@ _SHARDED: Final[Mapping[str, str]] = {
 def strategy_of_object(found: object) -> str:
     """Translate a strategy object of Lightning or Fabric to text.
 
-    DDP, FSDP, model parallelism and DeepSpeed are supported, with subclasses. Classes are identified by name, because
-    two packages define them and some cannot be imported without an extra.
+    DDP, FSDP, model parallelism and DeepSpeed are supported, including subclasses. Classes are identified by their
+    names, because two packages define them, and some can be imported only with an extra.
 
     Raises:
-        InvalidArgumentError: The object has another type, or an option without an equivalent.
+        InvalidArgumentError: The object has another type, or an option has no equivalent.
     """
     names = [parent.__name__ for parent in type(found).__mro__]
     name = names[0]
@@ -378,7 +460,7 @@ def _of_fsdp(found: Any, name: str) -> list[str]:
 
 
 def _of_model_parallel(found: Any, name: str) -> list[str]:
-    """Translate FSDP 2 with tensor parallelism; `auto` is resolved by a Trainer at run time."""
+    """Translate FSDP 2 with tensor parallelism. A Trainer resolves `auto` only at run time, so sizes must be given."""
     sizes = {part: getattr(found, f"_{part}_parallel_size", None) for part in ("data", "tensor")}
     tensor = sizes["tensor"]
     if tensor == "auto":

@@ -1,9 +1,9 @@
-"""Goodput of a long run on many GPUs: the time left after failures, checkpoints and restarts.
+"""Goodput of a long run on many GPUs: the share of time that failures, checkpoints and restarts leave for training.
 
-A failure of any GPU stops the run, so n GPUs fail n times as often as one. The run restarts from its last checkpoint
-and repeats the work since then. Failures are modelled as random with a constant rate, so Daly's formula (2006) gives
-the run time for a given checkpoint time and interval. The best interval minimizes that time; it is close to Young's
-sqrt(2 x checkpoint x mean time between failures) (1974). Example::
+A failure of any GPU stops the run, so a run on n GPUs fails n times as often as on one. The run restarts from its last
+checkpoint and repeats the work since then. Failures are modelled as random with a constant rate. Daly's formula (2006)
+then gives the run time for a given checkpoint time and interval. The best checkpoint interval minimizes the run time.
+It is close to Young's sqrt(2 x checkpoint x mean time between failures) (1974). Example::
 
     >>> found = goodput_of(1e12, 1024, Reliability(mtbf_hours=50_000, checkpoint_gbps=10))
     >>> round(found.checkpoint_seconds), round(found.interval_seconds / 60), round(100 * found.share, 1)
@@ -21,10 +21,10 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.units import gigabytes_to_bytes, hours_to_seconds
 
 PUBLISHED_MTBF_HOURS: Final = 54 * 24 * 16_384 / 419
-"""Mean time between failures of one GPU with its share of the machine: 50,700 hours.
+"""Mean time between failures of one GPU, including its share of the machine: 50,700 hours.
 
-From 419 unexpected interruptions in 54 days on 16,384 H100s (Llama 3, arXiv:2407.21783). This is one cluster of one
-generation; others may differ several-fold."""
+Llama 3 had 419 unexpected interruptions in 54 days on 16,384 H100s (arXiv:2407.21783). This is one cluster of one GPU
+generation. Other clusters may differ several-fold."""
 
 
 @final
@@ -33,12 +33,12 @@ class Reliability:
     """Failure rate, checkpoint bandwidth and restart time of a run.
 
     Attributes:
-        mtbf_hours: Mean hours between failures of one GPU, including its share of the machine and network, and
-            interruptions of spot machines.
-        checkpoint_gbps: Storage bandwidth for a checkpoint, in GB/s (not Gbit/s) over all GPUs; training waits
-            meanwhile.
-        restart_minutes: Time from a failure until training continues: detection, another machine, loading the
-            checkpoint.
+        mtbf_hours: Mean hours between failures of one GPU. This includes failures of its share of the machine and
+            network, and interruptions of spot machines.
+        checkpoint_gbps: Storage bandwidth for a checkpoint in GB/s (not Gbit/s), over all GPUs. Training waits while a
+            checkpoint is written.
+        restart_minutes: Minutes from a failure until training continues: detecting it, starting another machine,
+            loading the checkpoint.
 
     Raises:
         InvalidArgumentError: A value is not above 0.
@@ -61,7 +61,7 @@ class Goodput:
     """Goodput of a run with the best checkpoint interval.
 
     Attributes:
-        share: Useful training time, as a share of the total time.
+        share: Share of the total time that is useful training time.
         interval_seconds: Best training time between two checkpoints.
         checkpoint_seconds: Time to write a checkpoint.
         checkpoint_bytes: Size of a checkpoint.
@@ -76,7 +76,7 @@ class Goodput:
 
 
 def checkpoint_bytes(trace: Trace) -> float | None:
-    """Return the size of a checkpoint (parameters and optimizer state); None if unknown."""
+    """Return the size of a checkpoint (parameters and optimizer state) in bytes; None if unknown."""
     memory = trace.memory
     if memory.parameter_bytes is None:
         return None
@@ -84,11 +84,11 @@ def checkpoint_bytes(trace: Trace) -> float | None:
 
 
 def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodput:
-    """Find the best checkpoint interval, and the goodput with it.
+    """Find the best checkpoint interval, and the goodput with this interval.
 
     Args:
-        size_bytes: Size of a checkpoint.
-        gpus: Number of GPUs; the run needs all of them.
+        size_bytes: Size of a checkpoint in bytes.
+        gpus: Number of GPUs. The run needs all of them.
         reliability: Failure rate, checkpoint bandwidth and restart time.
     """
     failing = hours_to_seconds(reliability.mtbf_hours) / gpus
@@ -101,7 +101,7 @@ def goodput_of(size_bytes: float, gpus: int, reliability: Reliability) -> Goodpu
 
 
 def _best_interval(saving: float, failing: float) -> float:
-    """Minimize the run time over the interval: solve exp(x) (1 - x) = exp(-checkpoint / M), with x in units of M."""
+    """Minimize the run time over the interval: solve exp(x) (1 - x) = exp(-checkpoint / M), where x is interval / M."""
     if saving <= 0:
         return failing * 1e-6
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Groups of GPUs of a layout: tensor, context, expert and data parallel."""
+"""Groups of GPUs in a layout (process groups): tensor-, context-, expert- and data-parallel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_predict.gpus.layouts import Layout
 @final
 @dataclass(frozen=True, slots=True)
 class DataGroup:
-    """GPUs that hold the same part of the model and reduce its gradients.
+    """GPUs that hold the same part of the model and all-reduce its gradients.
 
-    In a layout, GPUs are ordered by tensor parallelism first, then replicas, then pipeline stages (Narayanan et al.,
-    2021).
+    GPUs of a layout are numbered in this order: first within tensor-parallel groups, then over replicas, then over
+    pipeline stages (Narayanan et al., 2021).
 
     Attributes:
-        layout: Layout of the group: one GPU of each replica.
-        groups_per_node: Number of such groups per machine, which share its network.
+        layout: Layout of the group, which has one GPU of each replica.
+        groups_per_node: Number of such groups per machine. They share the machine's network.
     """
 
     layout: Layout
@@ -36,11 +36,11 @@ def data_group(layout: Layout, strategy: Strategy) -> DataGroup:
 
 
 def _group(layout: Layout, count: int, stride: int) -> DataGroup:
-    """Place a group of `count` GPUs at distance `stride`, in as few machines as possible and with as many in each.
+    """Place a group of `count` GPUs at distance `stride` in as few machines as possible, with equally many in each.
 
-    If the machine size is not a multiple of a group, one group spans two machines.
+    If the number of GPUs per machine is not a multiple of the group's, one group spans two machines.
     """
-    if stride > layout.gpus_per_node:  # whole machines share a block: each machine has one GPU of each group
+    if stride > layout.gpus_per_node:  # several machines share a block, so each machine has one GPU of each group
         return DataGroup(replace(layout, gpus_per_node=1, nodes=count), layout.gpus_per_node)
     places = layout.gpus_per_node // stride
     fewest = 1 if places % count == 0 else 2
@@ -51,23 +51,23 @@ def _group(layout: Layout, count: int, stride: int) -> DataGroup:
 
 
 def tensor_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the tensor-parallel group, in one machine or over whole machines."""
+    """Return the tensor-parallel group, which is within one machine or spans whole machines."""
     inside = min(strategy.tensor, layout.gpus_per_node)
     own = replace(layout, gpus_per_node=inside, nodes=strategy.tensor // inside)
     return DataGroup(own, layout.gpus_per_node // inside)
 
 
 def context_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the context-parallel group: adjacent GPUs outside the tensor-parallel group."""
+    """Return the context-parallel group: adjacent GPUs that are not in the same tensor-parallel group."""
     return _group(layout, strategy.context, strategy.tensor)
 
 
 def expert_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the expert-parallel group: adjacent GPUs outside the tensor- and context-parallel groups."""
+    """Return the expert-parallel group: adjacent GPUs that are not in the same tensor- or context-parallel group."""
     return _group(layout, strategy.expert, strategy.tensor * strategy.context)
 
 
 def expert_data_group(layout: Layout, strategy: Strategy) -> DataGroup:
-    """Return the GPUs that hold the same experts and reduce their gradients."""
+    """Return the group of GPUs that hold the same experts and all-reduce the gradients of these."""
     count = layout.count // strategy.model_parallel // strategy.expert
     return _group(layout, count, strategy.tensor * strategy.expert)

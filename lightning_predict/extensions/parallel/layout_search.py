@@ -1,7 +1,7 @@
-"""Search for the best ways to share a recorded step over layouts: strategies, micro-batches and recomputation.
+"""`best_layouts`: searches layouts for the fastest parallel strategies, micro-batches and recomputation of a step.
 
-Only strategies that fit in memory are returned. A step with embedding bags is also tried with sharded tables
-(`embedding=auto`).
+Only strategies that fit in memory are returned. If the step has embedding bags, sharded tables (`embedding=auto`) are
+tried, too.
 
 Example::
 
@@ -39,19 +39,19 @@ from lightning_predict.units import hours_to_seconds
 from lightning_predict.weights.source import AnyWeights
 
 SPARE = 4
-"""With a budget, search this many times the requested count: the fastest on one layout is also the cheapest."""
+"""Factor on the number of results to search if there is a budget, which may exclude some of them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RankedLayout:
-    """A way to share the step.
+    """A layout with a parallel strategy, and its prediction.
 
     Attributes:
-        prediction: Its time, memory and cost.
+        prediction: Predicted time, memory and cost.
         strategy: How the GPUs share the work.
-        seconds_per_batch: Seconds for the number of samples in the recorded step.
-        goodput: Useful share of a run after failures and checkpoints; None without reliability data.
+        seconds_per_batch: Seconds for as many samples as the recorded step has.
+        goodput: Share of useful time after failures and checkpoints; None without reliability data.
     """
 
     prediction: Prediction
@@ -61,24 +61,24 @@ class RankedLayout:
 
     @property
     def total_seconds(self) -> float | None:
-        """Seconds of the run, including failures and checkpoints if known."""
+        """Total seconds of the run, with failures and checkpoints if these are known."""
         seconds = self.prediction.total_seconds
         return seconds if seconds is None or self.goodput is None else seconds / self.goodput.share
 
     @property
     def cost_usd(self) -> float | None:
-        """Dollars of the run, including failures and checkpoints if known."""
+        """Cost of the run in dollars, with failures and checkpoints if these are known."""
         cost = self.prediction.cost_usd
         return cost if cost is None or self.goodput is None else cost / self.goodput.share
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second of all GPUs; None if the trace lacks the samples per step."""
+        """Samples per second of all GPUs; None if the trace does not state the samples per step."""
         return self.prediction.samples_per_second
 
     @property
     def samples_per_usd(self) -> float | None:
-        """Samples per dollar, after failures and checkpoints; None without a price or the samples per step."""
+        """Samples per dollar, with failures and checkpoints; None if the price or the samples are unknown."""
         hourly = self.prediction.usd_per_hour
         if self.samples_per_second is None or not hourly:
             return None
@@ -87,7 +87,7 @@ class RankedLayout:
 
     @property
     def bound_by(self) -> str | None:
-        """Name of the main bottleneck of its steps."""
+        """Name of the main bottleneck of the steps."""
         verdict = self.prediction.step.verdict
         return None if verdict is None else verdict.bound_by
 
@@ -111,23 +111,24 @@ def best_layouts(
     host: str | float | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[RankedLayout, ...]:
-    """Search strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
+    """Search parallel strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
 
-    Each batch has the recorded size, and a strategy processes one batch per data-parallel group at a time. Strategies
-    are ranked by their time for the same number of samples. With a global batch, each group accumulates gradients over
-    several recorded batches.
+    Each batch has the recorded size. At a time, each data-parallel group processes one batch. Strategies are ranked by
+    their time for the same number of samples. With a global batch, each group accumulates gradients over several
+    recorded batches.
 
     Args:
         trace: One step, recorded on one GPU or on the meta device.
         gpus: Names of layouts, for example `8x8xH100-SXM-80GB`.
-        iterations: Remaining steps, for the time and cost of the run; steps of the global batch if given, otherwise
-            recorded steps.
-        budget_usd: Exclude strategies that cost more; needs `iterations`.
-        global_batch: Samples of all GPUs between two updates. Record a small batch that divides it evenly among groups.
+        iterations: Remaining steps, for the time and cost of the run. With `global_batch`, these are steps of the
+            global batch, otherwise recorded steps.
+        budget_usd: Maximum cost. Strategies that cost more are excluded. Needs `iterations`.
+        global_batch: Samples of all GPUs between two updates. Record a small batch, so that it can be divided evenly
+            among the groups.
         max_micro_batch: Maximum number of samples that a group processes at once.
-        fp8: Float8 scaling for the matrix products of the blocks: `tensorwise`, `rowwise`, `blockwise` or `mx`. It
-            changes the computed results, so it is only considered if you set it.
-        reliability: GPU failure rate and checkpoint speed; the cost of failures then counts towards the budget.
+        fp8: Float8 scaling for the matmuls of the blocks: `tensorwise`, `rowwise`, `blockwise` or `mx`. Float8 changes
+            the computed results, so it is considered only if you set this.
+        reliability: GPU failure rate and checkpoint speed. The cost of failures then counts towards the budget.
         count: Maximum number of results.
         offers: See `predict`.
         usd_per_hour: See `predict`.
@@ -135,14 +136,14 @@ def best_layouts(
         interconnect: See `predict`.
         release: See `predict`.
         host: See `predict`.
-        on_progress: Called with the finished and the total number of a layout's candidates.
+        on_progress: Called with the number of finished candidates of a layout, and with the number of all.
 
     Returns:
-        The best, the fastest first.
+        The best strategies, fastest first.
 
     Raises:
-        InvalidArgumentError: Nothing fits in memory or in the budget; an impossible argument.
-        LightningPredictError: As `predict`.
+        InvalidArgumentError: No strategy fits in memory or in the budget, or an argument is impossible.
+        LightningPredictError: An error of `predict`.
     """
     if budget_usd is not None and (iterations is None or not (math.isfinite(budget_usd) and budget_usd > 0)):
         raise InvalidArgumentError(
@@ -167,7 +168,7 @@ def best_layouts(
         host=host,
     )
     kinds, shares = weighted_kinds(trace)
-    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # the search covers the most common kind only
+    kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     recorded = iterations
     if iterations is not None and global_batch is not None and kind.samples:
         recorded = math.ceil(iterations * global_batch / kind.samples)
@@ -228,7 +229,7 @@ def _found(
 
 
 def _with_shared_tables(step: StepPredictor, layout: Layout) -> tuple[FoundStrategy, ...]:
-    """Return the fastest way to shard a step's embedding bags; empty without embedding bags, or if nothing fits."""
+    """Return the fastest way to shard a step's embedding bags; empty if there are no bags, or if nothing fits."""
     if layout.count == 1 or not any(is_look_up(one) and "embedding_bag" in one.name for one in step.trace.operations):
         return ()
     strategy = Strategy(embedding=AUTO)
@@ -249,7 +250,7 @@ def _ranked(step: StepPredictor, found: FoundStrategy, layout: Layout) -> Ranked
 
 
 def tokens_per_sample(trace: Trace) -> int | None:
-    """Count the tokens of a sample by the first embedding lookup; None without one, or if samples are unknown."""
+    """Return the tokens per sample, by the first embedding lookup; None without a lookup, or if samples are unknown."""
     for operation in trace.operations:
         if operation.name == "aten::embedding" and operation.phase == "forward":
             indices = next((one for one in operation.inputs if one.dtype == "int64"), None)
@@ -260,15 +261,15 @@ def tokens_per_sample(trace: Trace) -> int | None:
 
 
 def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Name the layouts of a cloud machine type for each number of GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
+    """Return the names of a cloud machine's layouts for some numbers of GPUs: `64` on `p5.48xlarge` is `8xp5.48xlarge`.
 
     Args:
-        machine: The cloud's name for it.
-        gpus: Numbers of GPUs; None: the GPUs of one machine.
+        machine: The cloud's name for the machine type.
+        gpus: Numbers of GPUs as texts. If None, the number of GPUs of one machine.
 
     Raises:
-        InvalidArgumentError: An unknown machine, a number of GPUs that is not a multiple of the machine's, or a text
-            that is not a number.
+        InvalidArgumentError: The machine is unknown, a text is not a number, or a number is not a multiple of the
+            machine's GPUs.
     """
     found = find_machine(machine)
     if found is None:
@@ -290,10 +291,10 @@ def layouts_on(machine: str, gpus: Sequence[str] | None = None) -> tuple[str, ..
 
 
 def _within(ranked: Sequence[RankedLayout], budget_usd: float) -> list[RankedLayout]:
-    """Select those within the budget.
+    """Select the results that cost at most the budget.
 
     Raises:
-        InvalidArgumentError: The budget is too small for all.
+        InvalidArgumentError: The budget is too small for all results.
     """
     costs = [one.cost_usd for one in ranked]
     affordable = [one for one, cost in zip(ranked, costs, strict=True) if cost is not None and cost <= budget_usd]

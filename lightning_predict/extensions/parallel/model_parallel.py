@@ -1,8 +1,9 @@
-"""Predicts model parallelism: the work of one GPU of each stage, and the time of the slowest stage.
+"""Predicts model parallelism (tensor, pipeline, context): one GPU's work in each stage, and the slowest stage's time.
 
 The recorded work is split (`tensor_parallel.py`), assigned to stages (`pipeline_parallel.py`) and simulated again. The
-host's launches therefore remain a lower bound, since more GPUs do not reduce them. Collectives inside blocks, and
-transfers between stages, are on the critical path; only the device's waits for the host hide them. Example::
+launches of the host stay a lower bound on the time, since more GPUs do not reduce them. Collectives inside blocks and
+transfers between stages are on the critical path. They overlap only with times in which the device waits for the host.
+Example::
 
     stages = model_stages(trace, timed, gpus, host, models, Strategy(tensor=8))
     stages[0].passes.seconds  # of one micro-batch, on each GPU
@@ -53,7 +54,7 @@ from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
 from lightning_predict.kernels.operations import Array
 from lightning_predict.kernels.timing import KernelModels
-from lightning_predict.ties import greatest, less
+from lightning_predict.ties import clearly_less, greatest
 from lightning_predict.timeline.host import HostModel
 from lightning_predict.timeline.simulation import (
     HostOperation,
@@ -70,23 +71,23 @@ from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Phase, Trace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Work of one GPU of a pipeline stage; arrays and simulations have one row per GPU.
+    """Work of one GPU in a pipeline stage. Arrays and simulations have one row per GPU.
 
     Attributes:
-        parameters: Its parameters, with the shape of its part.
-        work: One micro-batch and the optimizer update.
+        parameters: Parameters of the stage, with the shape of one GPU's part.
+        work: Operations of one micro-batch and the optimizer update.
         whole: Simulation of `work`.
-        pass_work: One micro-batch without the update.
+        pass_work: Operations of one micro-batch without the update.
         passes: Simulation of `pass_work`.
-        reduced_bytes: All_reduces per micro-batch in the tensor-parallel group.
-        routed_bytes: All-to-alls per micro-batch between GPUs that hold different experts.
-        ring_bytes: Keys and values per micro-batch that circulate in the context-parallel group.
-        attention_seconds: Time of the attention that hides them, on each GPU, shape (gpus,).
-        weight_share: Share of weight gradients in a micro-batch, shape (gpus,).
-        hand_overs: Number of activations and gradients sent to neighbouring stages per micro-batch.
-        stream_bytes: Size of each of them.
+        reduced_bytes: Message sizes of the all_reduces in the tensor-parallel group, per micro-batch.
+        routed_bytes: Message sizes of the all-to-alls between GPUs that hold different experts, per micro-batch.
+        ring_bytes: Sizes of keys and values that circulate in the context-parallel group, per micro-batch.
+        attention_seconds: Time of attention on each GPU, which overlaps with this ring, shape (gpus,).
+        weight_share: Share of weight gradients in the time of a micro-batch, shape (gpus,).
+        hand_overs: Number of activations and gradients that are sent to neighbouring stages per micro-batch.
+        stream_bytes: Size of each of these activations or gradients.
         micro_batches: Micro-batches per step.
-        notes: Assumptions, for the user.
+        notes: Assumptions, as notes for the user.
     """
 
     parameters: tuple[Parameter, ...]
@@ -116,7 +117,7 @@ def model_stages(
     model: SplitModel | None = None,
     cutter: WorkSharder | None = None,
 ) -> tuple[Stage, ...]:
-    """Return the pipeline stages of a model; a single one without pipeline parallelism."""
+    """Return the pipeline stages of a model. Without pipeline parallelism, there is a single stage."""
     model = model or split_model(trace, needs_blocks=needs_blocks(strategy))
     check_experts(trace, strategy)
     check_recomputation(trace, model, strategy.recompute)
@@ -133,7 +134,7 @@ def model_stages(
         expert=strategy.expert,
         capacity=strategy.capacity,
         fp8=strategy.fp8,
-        # Gathered parameters are cast again each time, as in torchao's layers.
+        # Parameters that were gathered are cast again each time, as in torchao's layers.
         cast=1.0 if strategy.split.parameters else 1 / (micro_batches * strategy.accumulate),
         added=_added_share(strategy, micro_batches * strategy.accumulate),
         sum_bytes=None if strategy.reduce_dtype is None else DTYPE_BYTES[strategy.reduce_dtype],
@@ -166,7 +167,7 @@ def model_stages(
                 ring_bytes=tuple(size / micro_batches / strategy.tensor for size in rings[stage]),
                 attention_seconds=_attention_seconds(passes, len(gpus)),
                 weight_share=weights,
-                # activations to the next stage, gradients to the previous one
+                # activations to the next stage, and gradients to the previous stage
                 hand_overs=trace.batches
                 * (
                     (strategy.virtual - is_last) + trains * (strategy.virtual - is_first)
@@ -182,7 +183,10 @@ def model_stages(
 
 
 def _added_share(strategy: Strategy, micro_batches: int) -> float:
-    """Return the share of micro-batches that accumulate whole gradients; FSDP scatters first and accumulates shards."""
+    """Return the share of micro-batches that accumulate unsharded gradients.
+
+    FSDP scatters gradients before adding them.
+    """
     if strategy.split.parameters and strategy.pipeline == 1:
         return 0.0
     return 1 - 1 / micro_batches
@@ -201,7 +205,7 @@ def _attention_seconds(work: Sequence[HostOperation], gpus: int) -> Array:
 
 
 def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
-    """Return the share of weight gradients in the passes on each GPU, shape (gpus,)."""
+    """Return the share of the passes' time that computes weight gradients, on each GPU, shape (gpus,)."""
     passes, weights = np.zeros(len(timed.seconds)), np.zeros(len(timed.seconds))  # each (gpus,)
     for item, phase, seconds in zip(timed.items, timed.phases, timed.seconds.T, strict=True):
         if phase in ("forward", "backward"):
@@ -216,12 +220,12 @@ def _weight_shares(trace: Trace, timed: WorkTimes, model: SplitModel) -> Array:
 def _of(
     work: Sequence[HostOperation], owners: Sequence[int | None], members: Collection[int | None]
 ) -> tuple[HostOperation, ...]:
-    """Return the operations of the given stages."""
+    """Return the operations that belong to the given stages."""
     return tuple(each for each, owner in zip(work, owners, strict=True) if owner in members)
 
 
 def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: Strategy) -> float:
-    """Return the largest share of the parameters that one GPU of a stage updates."""
+    """Return the share of its stage's parameters that one GPU updates, maximum over the stages."""
     everything = sum(map(parameter_bytes, trace.parameters))
     if not everything:
         return 1 / strategy.model_parallel
@@ -231,9 +235,9 @@ def _updated(trace: Trace, parameters: Sequence[Sequence[Parameter]], strategy: 
 def _messages(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], *, trains: bool, recompute: Recompute
 ) -> list[tuple[float, ...]]:
-    """Return the sizes of each stage's all_reduces per batch, for blocks (forward and backward) and vocabulary.
+    """Return the message sizes of each stage's all_reduces per batch, for blocks (both passes) and vocabulary.
 
-    Recomputation in the backward pass repeats all_reduces.
+    Recomputation in the backward pass repeats all_reduces of the forward pass.
     """
     sizes: list[list[float]] = [[] for _ in range(max(stage_of, default=0) + 1)]
     again = recomputed_products(trace, model) if trains else {}
@@ -242,7 +246,7 @@ def _messages(
         repeated = reduced_again(block, again.get(block.name, 0))
         if recompute in ("full", "layers") and is_recomputed(position, recompute):
             repeated = block.reduced_bytes
-        elif recompute == "operations":  # sums are kept, gathered tensors are not: half of each pair
+        elif recompute == "operations":  # sums are kept, but gathered tensors are not: half of each pair is repeated
             repeated = block.reduced_bytes[::2]
         sizes[stage] += repeated if trains else ()
     first, last = vocabulary_messages(trace, model)
@@ -254,7 +258,7 @@ def _messages(
 def _routed(
     trace: Trace, model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool
 ) -> list[tuple[float, ...]]:
-    """Return the sizes of each stage's all-to-alls per batch."""
+    """Return the message sizes of each stage's all-to-alls per batch."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     for holder, size in (routed_bytes(trace) if strategy.expert > 1 else {}).items():
         position = block_of(holder, model.positions)
@@ -263,7 +267,7 @@ def _routed(
 
 
 def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, trains: bool) -> list[tuple[float, ...]]:
-    """Return the sizes of each stage's ring transfers per batch: keys and values twice, and their gradients."""
+    """Return the message sizes of each stage's ring transfers per batch: keys and values twice, and their gradients."""
     sizes: list[list[float]] = [[] for _ in range(strategy.pipeline)]
     if strategy.context > 1:
         for block, stage in zip(model.blocks, stage_of, strict=True):
@@ -274,8 +278,8 @@ def _rings(model: SplitModel, stage_of: Sequence[int], strategy: Strategy, *, tr
 def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> list[tuple[Parameter, ...]]:
     """Return the parameters of each stage, with the shapes of one GPU's part.
 
-    Parameters outside blocks belong to the last stage if their module only runs after the last block, otherwise to the
-    first.
+    A parameter outside blocks belongs to the last stage if its module runs only after the last block. Otherwise, it
+    belongs to the first stage.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     behind = _modules_behind(trace, model)
@@ -294,7 +298,7 @@ def stage_parameters(trace: Trace, model: SplitModel, strategy: Strategy) -> lis
 
 
 def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
-    """Split a parameter along its first dimension; the choice of dimension does not affect its size."""
+    """Divide a parameter along its first dimension. Which dimension is divided does not affect the size."""
     if not is_split or parts == 1 or len(parameter.shape) < 2:
         return parameter
     rows, *others = parameter.shape
@@ -302,7 +306,7 @@ def _part(parameter: Parameter, is_split: bool, parts: int) -> Parameter:
 
 
 def _modules_behind(trace: Trace, model: SplitModel) -> set[str]:
-    """Return modules outside blocks that only run after the last block in the forward pass; empty without blocks."""
+    """Return modules outside blocks that run only after the last block, in the forward pass; empty without blocks."""
     forward = [operation for operation in trace.operations if operation.phase == "forward"]
     inside = [index for index, each in enumerate(forward) if model.block(each.module) is not None]
     if not inside:
@@ -317,11 +321,11 @@ _AGAIN: Final[Mapping[Recompute, str]] = {
     "layers": "every second block",
     "full": "every block",
 }
-"""Description of each recomputation for the user."""
+"""Description of each kind of recomputation for the user."""
 
 
 def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator[str]:
-    """Yield notes on the assumptions."""
+    """Yield notes on the assumptions for the user."""
     if strategy.tensor > 1:
         rest = "shared as well" if strategy.sequence else "whole on each"
         yield (
@@ -387,14 +391,14 @@ def _notes(timed: WorkTimes, strategy: Strategy, micro_batches: int) -> Iterator
 @final
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of a micro-batch in one stage, each as (low, middle, high).
+    """Times of one micro-batch in one stage, each as (low, middle, high).
 
     Attributes:
         stage: The stage.
-        row: Row of the layout's GPU.
+        row: Row of the layout's GPU in arrays.
         seconds: Time of the micro-batch.
         communication_seconds: Time of its collectives inside the model.
-        exposed: Exposed part of that time.
+        exposed: Part of the communication time that does not overlap with computing.
     """
 
     stage: Stage
@@ -406,12 +410,12 @@ class StageTimes:
     def repeated(
         self, last: OverlappedStep, turns: float, *, before: Sequence[OverlappedStep] = (), together: int = 1
     ) -> OverlappedStep:
-        """Compute the times of a whole step from its micro-batches and the last part, which overlaps communication.
+        """Return the times of a whole step from its micro-batches and its last part, which overlaps communication.
 
         Args:
             last: Times of the last micro-batches and the update.
-            turns: Time of the passes of a step, in micro-batches.
-            before: Earlier micro-batches with communication between replicas.
+            turns: Time of all passes of a step, as a number of micro-batches.
+            before: Earlier micro-batches that overlap with communication between replicas.
             together: Number of micro-batches in `last`.
         """
         seconds = (turns - together - len(before)) * self.seconds
@@ -424,9 +428,12 @@ class StageTimes:
 
 
 def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> Ends:
-    """Return the ends of a stage's micro-batch time relative to its middle; at each end, device or host dominates."""
+    """Return the ends of a stage's micro-batch time relative to its middle.
+
+    At each end, the device or the host limits.
+    """
     device, launching = float(stage.passes.active_seconds[row]), stage.passes.host_seconds
-    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # alternating waits
+    exposed = float(stage.passes.seconds[row]) - max(device, launching)  # waits that alternate between host and device
     launched = launching * narrow_interval(np.array([host.low_factor, 1.0, host.high_factor]))
     ends = np.maximum(device * factors, launched) + exposed  # (3,)
     found: Ends = ends / float(stage.passes.seconds[row]) if stage.passes.seconds[row] > 0 else factors
@@ -434,22 +441,23 @@ def stage_factors(stage: Stage, row: int, factors: Ends, host: HostModel) -> End
 
 
 TENSOR_HIDDEN: Final = 0.45
-"""Share of the tensor-parallel communication that could overlap with matmuls and actually does. Smaller matmuls are
-slower, and copies use SMs. For Llama 3.1 8B over 8 H100, torchtitan's async tensor parallelism shortens a step by 9 %
-in bfloat16 and in float8. Hiding everything would give 26 % (training data: those rows of torchtitan.csv)."""
+"""Share of the tensor-parallel communication that overlaps, of all that could overlap with matmuls. Smaller matmuls are
+slower, and copies use SMs. For Llama 3.1 8B on 8 H100, torchtitan's async tensor parallelism shortens a step by 9 % in
+bfloat16 and in float8. Perfect overlap would give 26 % (these rows of torchtitan.csv are training data)."""
 
 
 RING_OVERHEAD: Final = np.array([0.0, 0.0, 0.5])
-"""Additional time of ring attention, for low end, middle and high end, because the implementation is unknown.
-Transformer Engine's takes as long as attention on one GPU. In torchtitan's runs of 131,072 and 262,144 tokens over four
-and eight H100, torch's takes half as much again (training data: those rows of torchtitan.csv)."""
+"""Additional time of ring attention, relative to attention on one GPU: low end, middle and high end. It is uncertain
+because the implementation is unknown. Transformer Engine's ring has no additional time. In torchtitan's runs of 131,072
+and 262,144 tokens on four and eight H100, torch's ring takes half as much again (these rows of torchtitan.csv are
+training data)."""
 
 
 def sharing_collectives(strategy: Strategy) -> dict[str, float]:
-    """Return the collectives of tensor parallelism, with the factor on their message sizes.
+    """Return the collectives of tensor parallelism, with a factor on their message sizes.
 
     With one float8 scale per tensor, each GPU casts its part before the all_gather, as in Transformer Engine and
-    torchao. Other scales differ between GPUs; their tensors are assumed to be sent in their own dtype.
+    torchao. Other scales differ between GPUs, so these tensors are assumed to be sent in their own dtype.
     """
     if not strategy.sequence:
         return {"all_reduce": 1.0}
@@ -466,8 +474,8 @@ def stage_times(
         layout: All GPUs.
         strategy: Parallel strategy.
         interconnect: Known properties of the links.
-        row: Row of the layout's GPU.
-        factors: Factors on the simulated times; (low, middle, high).
+        row: Row of the layout's GPU in arrays.
+        factors: Factors on the simulated times, as (low, middle, high).
     """
     communication, unhidden = _communication(stage, layout, strategy, interconnect, row)
     passes, active = stage.passes.seconds[row] * factors, stage.passes.active_seconds[row] * factors
@@ -481,10 +489,10 @@ def stage_times(
 def _communication(
     stage: Stage, layout: Layout, strategy: Strategy, interconnect: Interconnect, row: int
 ) -> tuple[Ends, Ends]:
-    """Return the time of a micro-batch's collectives inside the model, each alone on its links; (low, middle, high).
+    """Return the time of a micro-batch's collectives inside the model, one after another, as (low, middle, high).
 
     Returns:
-        Time of all of them, and of those that nothing hides.
+        Time of all collectives, and time of those that do not overlap with anything.
     """
     sharing = sharing_links(layout, strategy, interconnect)
     seconds = np.zeros(3)  # (3,): low end, middle, high end
@@ -492,7 +500,7 @@ def _communication(
         sizes = [share * size for size in stage.reduced_bytes]
         seconds = seconds + sum(sharing.collective(operation, sizes), np.zeros(3))
     hidden = np.zeros(3)
-    if strategy.overlap_tensor:  # in `tensor` parts; all but the first overlap with matmuls
+    if strategy.overlap_tensor:  # in `tensor` parts, of which all but the first overlap with matmuls
         hidden = TENSOR_HIDDEN * np.minimum((1 - 1 / strategy.tensor) * seconds, stage.passes.active_seconds[row])
     if stage.routed_bytes:
         group = expert_group(layout, strategy)
@@ -521,13 +529,13 @@ def model_parallel_step(
     """Return the step of a layout with model parallelism.
 
     Args:
-        step: The step of one GPU.
-        work: Its operations.
+        step: The step on one GPU.
+        work: Operations of the step.
         simulated: Simulation of `work`.
-        pace: Times of the slowest stage.
-        turns: Time of the passes of a step, in micro-batches of the slowest stage.
+        pace: Times of a micro-batch in the slowest stage.
+        turns: Time of all passes of a step, as a number of micro-batches of the slowest stage.
         layout: The GPUs.
-        seconds: Step time; (low, middle, high).
+        seconds: Step time, as (low, middle, high).
         walked: Times of the step with communication between replicas.
     """
     stage, row = pace.stage, pace.row
@@ -560,17 +568,18 @@ def model_parallel_step(
 def _verdict(
     step: StepPrediction, pace: StageTimes, turns: float, seconds: float, walked: OverlappedStep
 ) -> Verdict | None:
-    """Determine the bottleneck of a model-parallel step: the largest part of its slowest stage's time.
+    """Determine the bottleneck of a model-parallel step: the largest part of the time of its slowest stage.
 
-    Host and device are distinguished as on one GPU, since a stage that waits for its host cannot compute faster. The
-    links' part is the exposed communication, and the bubble is the time spent waiting for other stages.
+    Host and device are distinguished as on one GPU, because a stage that waits for its host cannot compute faster. The
+    links' part is communication that does not overlap with computing. The bubble is the time spent waiting for other
+    stages.
     """
     if step.verdict is None:
         return None
     stage, row = pace.stage, pace.row
     micro_batches = stage.micro_batches
     alone = float(stage.passes.seconds[row])
-    is_host = less(float(stage.passes.active_seconds[row]), stage.passes.host_seconds)
+    is_host = clearly_less(float(stage.passes.active_seconds[row]), stage.passes.host_seconds)
     spent: dict[Bound, float] = {
         "host" if is_host else "device": micro_batches * alone,
         "links": turns * float(pace.exposed[1]) + float(walked.exposed_seconds[1]),
@@ -583,7 +592,7 @@ def _verdict(
 
 
 def _phase_share(part: Sequence[HostOperation], whole: Sequence[HostOperation], phase: Phase, row: int) -> float:
-    """Return the device time of a phase in a part, relative to the whole."""
+    """Return the device time of a phase in a part of the work, relative to the whole."""
     one, all_of_it = (
         math.fsum(float(each.seconds[row].sum()) for each in work if each.phase == phase) for work in (part, whole)
     )

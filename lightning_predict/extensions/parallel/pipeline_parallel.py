@@ -1,11 +1,11 @@
-"""Pipeline parallelism: assignment of blocks to stages, micro-batches, and the bubble.
+"""Pipeline parallelism: assigns blocks to stages, and computes micro-batches and the pipeline bubble.
 
-Every stage runs the forward and the backward pass of each micro-batch (1F1B, Narayanan et al., 2021). The first
-micro-batch passes through all stages, and the slowest stage limits the others. With p equal stages and m micro-batches,
-a step takes m + p - 1 times the time of a stage's micro-batch. The bubble is thus (p - 1) / m of the work. With v
-stages per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. If weight
-gradients are delayed to fill idle time (zero-bubble schedule H1, Qi et al., 2024), the bubble is shorter by twice their
-time. Without a pipeline, micro-batches run one after another with gradient accumulation. Example::
+Every stage runs the forward and the backward pass of each micro-batch (1F1B schedule, Narayanan et al., 2021). The
+first micro-batch passes through all stages, and the slowest stage limits the others. With p equal stages and m
+micro-batches, a step takes m + p - 1 times the time of a stage's micro-batch. So the bubble is (p - 1) / m of the work.
+With v stages per GPU (interleaved), the bubble is v times smaller, and v times as much data is transferred. The
+zero-bubble schedule H1 (Qi et al., 2024) delays weight gradients to fill idle time, which shortens the bubble by twice
+their time. Without a pipeline, micro-batches run one after another with gradient accumulation. Example::
 
     >>> stage_of_blocks(5, 2)
     (0, 0, 0, 1, 1)
@@ -30,16 +30,16 @@ from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation
 
 MICRO_BATCHES_PER_STAGE: Final = 4
-"""Default number of micro-batches per stage: the bubble is at most a quarter of the work."""
+"""Default number of micro-batches per stage. With this number, the bubble is at most a quarter of the work."""
 
 
 def pass_micro_batches(seconds: Sequence[float], micro_batches: int, *, virtual: int = 1, idle: float = 1.0) -> float:
-    """Return the time of the passes of a step, in micro-batches of the slowest stage.
+    """Return the time of all passes of a step, as a number of micro-batches of the slowest stage.
 
     Args:
-        seconds: Time of a micro-batch, forward and backward, in each stage.
-        micro_batches: Micro-batches per step.
-        virtual: Stages per GPU.
+        seconds: Time of a micro-batch in each stage, forward and backward.
+        micro_batches: Number of micro-batches per step.
+        virtual: Number of stages per GPU.
         idle: Bubble of the schedule relative to 1F1B.
     """
     slowest = max(seconds)
@@ -53,21 +53,21 @@ def bubble_ratio(strategy: Strategy, weight_share: float) -> float:
 
 
 def overlapping_micro_batches(strategy: Strategy, micro_batches: int) -> int:
-    """Return the number of last micro-batches whose passes overlap communication between replicas.
+    """Return the number of last micro-batches whose passes overlap with communication between replicas.
 
-    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes rounds of as
-    many micro-batches as stages, one model part at a time. Gradients of a part are complete after its last round, and
-    are communicated during the passes of earlier parts.
+    The gradients of a stage are complete after its last micro-batch. An interleaved pipeline processes micro-batches in
+    rounds of as many as it has stages, one part of the model at a time. The gradients of a part are complete after its
+    last round. They are communicated during the passes of earlier parts.
     """
     return min(strategy.pipeline, micro_batches) if strategy.virtual > 1 else 1
 
 
 def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
-    """Return the maximum number of micro-batches in flight, whose activations a stage holds.
+    """Return the maximum number of micro-batches in flight, whose activations a stage must hold.
 
-    With 1F1B, this is the number of stages from this one to the end. Interleaved, the first stage holds (p - 1) / (p v)
-    more (Narayanan et al., 2021). With GPipe, all micro-batches are in flight. The zero-bubble schedule H1 holds no
-    more than 1F1B.
+    With 1F1B, this is the number of stages from this one to the end. In an interleaved pipeline, the first stage holds
+    (p - 1) / (p v) more (Narayanan et al., 2021). With GPipe, all micro-batches are in flight. The zero-bubble schedule
+    H1 holds no more than 1F1B.
     """
     if strategy.schedule == "gpipe":
         return float(micro_batches)
@@ -76,7 +76,7 @@ def in_flight(strategy: Strategy, stage: int, micro_batches: int) -> float:
 
 
 def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
-    """Assign a model's blocks to the stages of a strategy; errors as `stage_of_blocks`."""
+    """Assign a model's blocks to the stages of a strategy, with the errors of `stage_of_blocks`."""
     return stage_of_blocks(
         blocks,
         strategy.pipeline,
@@ -89,14 +89,16 @@ def block_stages(strategy: Strategy, blocks: int) -> tuple[int, ...]:
 def stage_of_blocks(
     blocks: int, stages: int, virtual: int = 1, *, first_stage: int | None = None, last_stage: int | None = None
 ) -> tuple[int, ...]:
-    """Assign blocks to stages evenly, with one extra block for the first ones; interleaved, in rounds.
+    """Assign blocks to stages evenly.
+
+    The first stages get one more if needed; an interleaved pipeline assigns in rounds.
 
     Args:
         blocks: Number of blocks.
         stages: Number of pipeline stages.
-        virtual: Stages per GPU.
-        first_stage: Number of blocks in the first stage, with the others sharing the rest; None: as many as the others.
-        last_stage: Number of blocks in the last stage; None: as many as the others.
+        virtual: Number of stages per GPU.
+        first_stage: Number of blocks in the first stage; if None, as many as in the other stages.
+        last_stage: Number of blocks in the last stage; if None, as many as in the other stages.
 
     Raises:
         InvalidArgumentError: There are fewer blocks than stages.
@@ -138,8 +140,8 @@ def micro_batches_of(strategy: Strategy, samples: int | None) -> int:
     """Return the number of micro-batches per batch.
 
     Args:
-        strategy: Strategy. Its default is four micro-batches per pipeline stage but at most one per sample, and one
-            without a pipeline.
+        strategy: The strategy. If it does not state a number, the default is four per pipeline stage, but at most one
+            per sample; without a pipeline, the default is one.
         samples: Samples per batch; None if unknown.
 
     Raises:
@@ -163,15 +165,15 @@ def stages_of(
 ) -> Iterator[int | None]:
     """Yield the stage of each operation of the passes; None for operations that run once per step (the update).
 
-    Operations outside blocks belong to the preceding block's stage: the embedding to the first stage, the output layer
-    and the loss to the last.
+    An operation outside blocks belongs to the stage of the preceding block. So the embedding belongs to the first
+    stage, and the output layer and the loss to the last.
     """
     current, phase = 0, "forward"
     for operation in work:
         if operation.phase not in ("forward", "backward"):
             yield None
             continue
-        if (phase, operation.phase) == ("backward", "forward"):  # next batch, with gradient accumulation
+        if (phase, operation.phase) == ("backward", "forward"):  # the next batch begins, with gradient accumulation
             current = 0
         phase = operation.phase
         block = block_of(operation.module, positions)
@@ -180,10 +182,10 @@ def stages_of(
 
 
 def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interconnect: Interconnect) -> Ends:
-    """Return the time to send a stage's output, or its input's gradient, to a neighbour; (low, middle, high).
+    """Return the time to send a stage's output, or its input's gradient, to a neighbour stage, as (low, middle, high).
 
-    Stages are consecutive in the layout, so between machines all GPUs of a stage send at once. GPUs of a
-    tensor-parallel group hold the same output: each sends a part, and the receivers gather the parts (Narayanan et al.,
+    GPUs of a stage are consecutive in the layout, so all of them send at once between machines. All GPUs of a
+    tensor-parallel group hold the same output. Each sends a part, and the receivers gather the parts (Narayanan et al.,
     2021).
     """
     link = Links(replace(layout, gpus_per_node=2, nodes=1), interconnect, slowdown=1.0)
@@ -192,7 +194,7 @@ def send_seconds(stream_bytes: float, layout: Layout, strategy: Strategy, interc
         link = replace(link, layout=replace(layout, gpus_per_node=1, nodes=2), groups_per_node=senders)
     sent_bytes = stream_bytes / strategy.context
     (sent,) = link.collective("broadcast", [sent_bytes / strategy.tensor])
-    if strategy.sequence:  # each GPU holds and needs only its part of the stream
+    if strategy.sequence:  # each GPU holds and needs only its own part
         return sent
     sharing = sharing_links(layout, strategy, interconnect)
     (gathered,) = sharing.collective("all_gather", [sent_bytes])

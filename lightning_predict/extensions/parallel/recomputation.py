@@ -1,12 +1,14 @@
-"""Activation recomputation in the backward pass, as recorded or added to a step.
+"""Gradient (activation) checkpointing: recomputation in the backward pass, as recorded or added to a step.
 
-A step recorded with activation checkpointing contains its forward operations twice, the second time in the backward
-phase. Under tensor parallelism, recomputed layers that lead back to the residual stream repeat their all_reduce. For a
-step recorded without it, forward operations are repeated before the backward pass:
+A step that was recorded with activation checkpointing contains its forward operations twice, the second time in the
+backward phase. Under tensor parallelism, a recomputed layer whose output is added to the residual stream repeats its
+all_reduce. If the step was recorded without checkpointing, forward operations are repeated before the backward pass of
+each block:
 
-- `full`: all operations of every block; `layers`: of every second block;
-- `selective`: those between a block's projections, the attention itself (Megatron's "core attention");
-- `operations`: everything except attention and every second matmul, from the first on (torchtitan's per-operation
+- `full`: all operations of every block.
+- `layers`: all operations of every second block.
+- `selective`: the operations between a block's projections, that is, attention itself (Megatron's "core attention").
+- `operations`: all operations except attention and every second matmul, from the first on (torchtitan's per-operation
   selection).
 
 Example::
@@ -29,14 +31,14 @@ from lightning_predict.timeline.simulation import HostOperation
 from lightning_predict.tracing.trace import Operation, Trace
 
 CORE_NAMES: Final = ("aten::bmm", "aten::baddbmm", "aten::matmul", "aten::scaled_dot_product", "aten::_scaled_dot")
-"""Prefixes of the names of attention's own operations, fused or unfused."""
+"""Name prefixes of the operations that compute attention, fused or unfused."""
 
 BACKWARD_PRODUCTS: Final = 2
-"""Matmuls in a linear layer's backward pass: the gradients of its input and of its weight."""
+"""Number of matmuls in a linear layer's backward pass: for the gradients of its input and of its weight."""
 
 
 def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
-    """Return, by block, the number of linear layers that the recorded backward pass recomputes, from the first on."""
+    """Return the number of linear layers that the recorded backward pass recomputes, by block, from the first on."""
     forward, backward = (dict.fromkeys((block.name for block in model.blocks), 0) for _ in range(2))
     for operation in trace.operations:
         if operation.phase not in ("forward", "backward"):
@@ -52,11 +54,11 @@ def recomputed_products(trace: Trace, model: SplitModel) -> dict[str, int]:
 
 
 PRODUCT_NAMES: Final = ("aten::mm", "aten::addmm", "aten::linear")
-"""Names of linear layers' matmuls; `operations` keeps every second result, from the first on."""
+"""Names of linear layers' matmuls. `operations` keeps every second result, from the first on."""
 
 
 def reduced_again(block: TransformerBlock, recomputed: int) -> tuple[float, ...]:
-    """Return the sizes of a block's all_reduces that are repeated if its first `recomputed` linear layers are."""
+    """Return the sizes of a block's all_reduces that recomputing its first `recomputed` linear layers repeats."""
     pairs = zip(block.reduced_behind, block.reduced_bytes, strict=True)
     return tuple(size for position, size in pairs if position < recomputed)
 
@@ -65,7 +67,7 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
     """Check that recomputation can be added to a step.
 
     Raises:
-        InvalidArgumentError: The step was recorded with activation checkpointing.
+        InvalidArgumentError: The step was recorded with activation checkpointing already.
     """
     if recompute != "none" and any(recomputed_products(trace, model).values()):
         raise InvalidArgumentError(
@@ -77,7 +79,7 @@ def check_recomputation(trace: Trace, model: SplitModel, recompute: Recompute) -
 def with_recomputation(
     work: Sequence[HostOperation], model: SplitModel, recompute: Recompute
 ) -> tuple[HostOperation, ...]:
-    """Repeat the forward operations of each block before its backward operations."""
+    """Insert a copy of each block's recomputed forward operations before its backward operations."""
     return tuple(work) if recompute == "none" else tuple(_repeated(work, model, recompute))
 
 
@@ -92,7 +94,7 @@ def _repeated(work: Sequence[HostOperation], model: SplitModel, recompute: Recom
     for operation in work:
         block = model.block(operation.module)
         if block is not None and operation.phase == "forward":
-            if block.name in done:  # next batch
+            if block.name in done:  # the next batch begins
                 done.discard(block.name)
                 latest[block.name] = []
             latest.setdefault(block.name, []).append(operation)
@@ -105,7 +107,7 @@ def _repeated(work: Sequence[HostOperation], model: SplitModel, recompute: Recom
 
 
 class Named(Protocol):
-    """An operation, recorded or launched."""
+    """An operation with a name and a module, recorded or launched."""
 
     @property
     def name(self) -> str:
@@ -119,7 +121,7 @@ class Named(Protocol):
 def recomputed_part(operations: Sequence[Named], recompute: Recompute) -> Sequence[int]:
     """Return the indices of a block's forward operations that its backward pass repeats.
 
-    Batched matmuls of experts belong to the MLP, not to attention.
+    Batched matmuls of experts count as MLP, not as attention.
     """
     if recompute == "none":
         return ()

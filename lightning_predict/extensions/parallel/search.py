@@ -1,10 +1,10 @@
-"""Finds the strategies with the highest throughput on a layout that fit in memory.
+"""Searches the parallel strategies with the highest throughput on a layout, among those that fit in memory.
 
 Candidates are all combinations of data, tensor, pipeline, context and expert parallelism, micro-batches, interleaving
-and recomputation, and of float8 matmuls if the user permits them. Candidates that do not fit in memory are removed. For
-each remaining one, a lower bound on the step time is computed: computation and communication of its slowest stage, with
-identical blocks computed once. Candidates are then predicted in the order of their bounds, as `predict` does. The
-search stops if no bound is better than the last of the wanted results. Example::
+and recomputation, with float8 matmuls if the user permits these. Candidates that do not fit in memory are removed. For
+each other candidate, a lower bound on the step time is computed: computation and communication of its slowest stage,
+where identical blocks are computed once. Then candidates are predicted in the order of their bounds, as `predict` does.
+The search stops when no remaining bound is below the slowest of the requested results. Example::
 
     found = best_strategies(shared, layout, step, row, memory, usable_bytes=77e9, wanted=10)
 """
@@ -37,7 +37,7 @@ from lightning_predict.extensions.parallel.tensor_parallel import (
 from lightning_predict.gpus.layouts import Layout
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.kernels.measured_scaling import WorkTimes
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 from lightning_predict.timeline.simulation import host_timeline, launch_schedule
 from lightning_predict.timeline.step_prediction import StepPrediction
 from lightning_predict.tracing.trace import Operation, Trace
@@ -47,7 +47,7 @@ VIRTUAL_STAGES: Final = (1, 2, 4)
 RECOMPUTED: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 
 MIN_CONTEXT: Final = 4096
-"""Minimum number of tokens per GPU in context parallelism; shorter sequences are not split."""
+"""Minimum number of tokens per GPU in context parallelism. Shorter sequences are not split."""
 
 
 @final
@@ -58,7 +58,7 @@ class StrategyCandidate:
     Attributes:
         strategy: Parallel strategy.
         memory_bytes: Peak memory of each GPU; None if unknown.
-        replicas: Number of data-parallel groups, with a batch each.
+        replicas: Number of data-parallel groups, each with its own batch.
         bound_seconds: Lower bound on the step time.
     """
 
@@ -74,32 +74,32 @@ class StrategyCandidate:
 
     @property
     def bound(self) -> float:
-        """Lower bound on the time per batch."""
+        """Lower bound on the time per batch, in seconds."""
         return self.bound_seconds / self.batches
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FoundStrategy:
-    """A strategy and its predicted step."""
+    """A parallel strategy and its predicted step."""
 
     candidate: StrategyCandidate
     step: StepPrediction
 
     @property
     def seconds_per_batch(self) -> float:
-        """Time per batch."""
+        """Predicted time per batch."""
         return self.step.seconds / self.candidate.batches
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Limits on the batch of a step, set by the user.
+    """Limits that the user sets on the batch of a step.
 
     Attributes:
-        global_batch: Samples of all GPUs per update; None: one recorded batch per data-parallel group.
-        max_micro_batch: Maximum samples per micro-batch of a group.
+        global_batch: Samples of all GPUs per optimizer update; if None, one recorded batch per data-parallel group.
+        max_micro_batch: Maximum number of samples per micro-batch of a group.
     """
 
     global_batch: int | None = None
@@ -118,11 +118,11 @@ class BatchLimits:
         return " with ".join(said)
 
     def accumulate(self, samples: int, replicas: int) -> int | None:
-        """Return the number of recorded batches that each group accumulates; None if they cannot make a global batch.
+        """Return how many recorded batches each group accumulates; None if they cannot add up to the global batch.
 
         Args:
             samples: Samples per recorded batch.
-            replicas: Data-parallel groups.
+            replicas: Number of data-parallel groups.
         """
         if self.global_batch is None:
             return 1
@@ -147,19 +147,19 @@ def strategies_for(
     Args:
         trace: The step of one GPU.
         layout: The GPUs.
-        heads: Number that the tensor-parallel degree must divide; 0 if the model has no blocks.
+        heads: Number of heads, which the tensor-parallel degree must divide; 0 if the model has no blocks.
         blocks: Number of blocks of the model.
         recomputes: Whether the step was recorded with activation checkpointing.
         is_fused: Whether attention is one kernel, so that selective recomputation has no effect.
-        length: Tokens per sequence for context parallelism; 1 if it is impossible.
+        length: Tokens per sequence, for context parallelism; 1 if context parallelism is impossible.
         batch: Limits on the batch of a step.
-        fp8: Float8 recipe that the blocks' matmuls may use, in addition to their own dtype; None for none.
+        fp8: Float8 recipe that the blocks' matmuls may use in addition to their own dtype; None for no float8.
     """
     samples = max((trace.samples or 1) // trace.batches, 1)
     parts = [2**power for power in range(samples.bit_length()) if samples % 2**power == 0]
     if batch.max_micro_batch is not None:
         parts = [count for count in parts if samples // count <= batch.max_micro_batch]
-    if layout.count == 1:  # a single GPU only supports gradient accumulation
+    if layout.count == 1:  # a single GPU supports only gradient accumulation
         accumulate = batch.accumulate(samples * trace.batches, 1)
         if accumulate is not None and 1 in parts:
             yield Strategy(accumulate=accumulate)
@@ -210,7 +210,10 @@ def _divisors(count: int) -> list[int]:
 
 
 def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trains: bool) -> tuple[DataStrategy, ...]:
-    """Return the data strategies to search; pipelines would gather sharded parameters often, so they exclude these."""
+    """Return the kinds of data parallelism to search.
+
+    Pipelines exclude sharded parameters, which they would gather often.
+    """
     if layout.count == model_parallel or not trains:
         return ("ddp",)
     return tuple(
@@ -223,17 +226,17 @@ def _data_strategies(layout: Layout, model_parallel: int, pipeline: int, *, trai
 
 
 def _expert_degrees(experts: int, replicas: int, data: DataStrategy) -> list[int]:
-    """Return possible degrees of expert parallelism; not combined with sharded parameters."""
+    """Return the possible degrees of expert parallelism, which is not combined with sharded parameters."""
     if not experts or data in ("fsdp", "hybrid"):
         return [1]
     return [degree for degree in _divisors(replicas) if experts % degree == 0]
 
 
 def _end_stages(blocks: int, pipeline: int, virtual: int) -> tuple[tuple[int | None, int | None], ...]:
-    """Return possible numbers of blocks in the first and last stage: as many as the others, or fewer.
+    """Return the possible numbers of blocks in the first and last stage: as many as in other stages, or one less.
 
-    If blocks divide evenly, the last stage, which has the output layer, may have one less. If two blocks are missing
-    from an even split, both ends may have one less, as in Llama 3 405B with 126 blocks.
+    If the blocks divide evenly, the last stage may have one less, because it also has the output layer. If two blocks
+    are missing for an even division, both ends may have one less, as in Llama 3 405B with 126 blocks.
     """
     if pipeline == 1 or virtual > 1:
         return ((None, None),)
@@ -263,14 +266,14 @@ def best_strategies(
     Args:
         shared: The step to distribute.
         layout: The GPUs.
-        step: The step on one of them.
+        step: The step on one of these GPUs.
         row: Row of the GPU in `shared`.
         memory_of: Returns the peak memory of each GPU under a strategy; None if unknown.
-        usable_bytes: Memory available to tensors on each GPU.
+        usable_bytes: Memory that is available to tensors on each GPU.
         wanted: Number of strategies to return.
         interconnect: Known properties of the links.
         batch: Limits on the batch of a step.
-        fp8: Float8 recipe that the blocks' matmuls may use; None for none.
+        fp8: Float8 recipe that the blocks' matmuls may use; None for no float8.
         on_progress: Called with the number of finished candidates and their total.
 
     Raises:
@@ -280,17 +283,17 @@ def best_strategies(
     bounds = Bounds(shared, step, row, interconnect)
     bounded = [replace(one, bound_seconds=bounds.lower_bound_seconds(one.strategy, layout)) for one in candidates]
     bounded = ordered(bounded, lambda one: one.bound)
-    best: list[FoundStrategy] = []  # in the order of their bounds
-    slowest = math.inf  # of those that are wanted
+    best: list[FoundStrategy] = []  # in the order of their lower bounds
+    slowest = math.inf  # time of the slowest of the best `wanted`
     for position, candidate in enumerate(bounded):
         on_progress(position, len(bounded))
-        if less(slowest, candidate.bound):
+        if clearly_less(slowest, candidate.bound):
             break
         found = FoundStrategy(candidate, shared.on(layout, step, row, candidate.strategy, interconnect))
-        if not less(slowest, found.seconds_per_batch):
+        if not clearly_less(slowest, found.seconds_per_batch):
             best.append(found)
             slowest = sorted([one.seconds_per_batch for one in best] + [math.inf] * wanted)[wanted - 1]
-            best = [one for one in best if not less(slowest, one.seconds_per_batch)]
+            best = [one for one in best if not clearly_less(slowest, one.seconds_per_batch)]
     on_progress(len(bounded), len(bounded))
     return tuple(ordered(best, lambda one: one.seconds_per_batch)[:wanted])
 
@@ -306,7 +309,7 @@ def _fitting(
     trace = shared.trace
     try:
         model = shared.divided.split(True)
-    except InvalidArgumentError:  # not a transformer: no model parallelism
+    except InvalidArgumentError:  # the model is not a transformer, so model parallelism is impossible
         model = None
     blocks = () if model is None else model.blocks
     heads = math.gcd(*(size for block in blocks for size in (block.heads, block.kv_heads))) if blocks else 0
@@ -348,13 +351,13 @@ def _fitting(
 @final
 @dataclass(frozen=True, slots=True)
 class _Least:
-    """Minimum device time of a micro-batch on one GPU, by part.
+    """Minimum device time of a micro-batch on one GPU, by part of the step.
 
     Attributes:
-        in_blocks: Passes in all blocks, as recorded.
-        again: Additional time of each recomputation.
-        outside: Passes outside blocks.
-        update: Optimizer update.
+        in_blocks: Time of the passes in all blocks, as recorded.
+        again: Additional time of each kind of recomputation.
+        outside: Time of the passes outside blocks.
+        update: Time of the optimizer update.
     """
 
     in_blocks: float
@@ -365,9 +368,9 @@ class _Least:
 
 @final
 class Bounds:
-    """Lower bounds on step times: computation, launches and tensor-parallel communication that cannot be hidden.
+    """Lower bounds on step times: computing, launches, and tensor-parallel communication that cannot overlap.
 
-    Identical blocks are split and timed once.
+    Identical blocks are split and timed only once.
 
     Args:
         shared: The step to distribute.
@@ -385,7 +388,7 @@ class Bounds:
         self._kinds: tuple[dict[int, int], WorkTimes, list[int | None]] | None = None
 
     def lower_bound_seconds(self, strategy: Strategy, layout: Layout) -> float:
-        """Return a lower bound on the step time, assuming equal stages except for the one with the most blocks."""
+        """Return a lower bound on the step time. All stages are assumed to be equal to the one with the most blocks."""
         own = Strategy(
             tensor=strategy.tensor,
             context=strategy.context,
@@ -410,8 +413,8 @@ class Bounds:
             slowest * (strategy.micro_batches or 1) * strategy.accumulate + (together - slowest) / strategy.virtual
         )
         shared = strategy.sharded_count(layout) if strategy.split.state else 1
-        # If the update is not sharded, a GPU updates only its own experts; at least this share, if all parameters are
-        # experts.
+        # If the update is not sharded, a GPU updates at least its own experts. This bound holds even if all parameters
+        # belong to experts.
         update = self._factor * least.update / strategy.pipeline / max(shared, strategy.expert)
         return turning + update
 
@@ -479,7 +482,10 @@ class Bounds:
         return _Least(inside, again, outside, update)
 
     def _distinct(self) -> tuple[dict[int, int], WorkTimes, list[int | None]]:
-        """Count identical blocks by a representative; return the counts, the representatives' work and its owners."""
+        """Group identical blocks.
+
+        Return the number of each kind, and the work of one block per kind with its owners.
+        """
         if self._kinds is None:
             trace, timed = self._shared.trace, self._shared.timed
             try:

@@ -1,9 +1,10 @@
-"""Predicts the memory of a GPU that holds part of the model, or processes part of a batch.
+"""Predicts the memory of a GPU that holds only part of the model, or processes only part of a batch.
 
-Persistent memory follows from the parameters of the largest stage, with split ones divided. Activations follow from the
-tensors of the stage's blocks that the backward pass reads, with split ones divided. They are multiplied by the number
-of micro-batches in flight (`pipeline_parallel.in_flight`). Recomputed activations are not kept: of a block only its
-input is kept, or everything except the inside of its attention. Example::
+Persistent memory is the size of the parameters (with gradients and state) of the largest stage, where split parameters
+are divided. Activations are the tensors of the stage's blocks that the backward pass reads, where split ones are
+divided. They are multiplied by the number of micro-batches in flight (`pipeline_parallel.in_flight`). Activations that
+are recomputed are not kept. Of such a block, only the input is kept, or everything except the inside of its attention.
+Example::
 
     held_memory(40e9, trace, Strategy(tensor=8)).peak_bytes  # in `distributed/memory.py`, which asks for `StageMemory`
 """
@@ -32,10 +33,10 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 @final
 class StageMemory:
-    """Memory of the GPUs that divide a model.
+    """Memory of GPUs that divide a model among them.
 
     Args:
-        memory: The memory of the whole step.
+        memory: Memory of the whole step on one GPU.
     """
 
     def __init__(self, memory: ModelMemory) -> None:
@@ -50,7 +51,7 @@ class StageMemory:
         Args:
             strategy: Parallel strategy.
             passing: Temporary memory of the whole step.
-            late_share: Share of the gradients that do not exist yet at the peak of the passes.
+            late_share: Share of the gradients that do not exist yet at the memory peak of the passes.
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
@@ -104,17 +105,17 @@ def _shares(
 ) -> list[float]:
     """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
 
-    Most of it is activations that the backward pass reads. With a pipeline, the rest is proportional to them. If one
+    Most of it is activations that the backward pass reads. With a pipeline, the rest is in proportion to these. If one
     GPU has all layers, the rest at the peak is the gradient of the logits, plus allocator overhead in proportion to
-    both. The vocabulary of the logits is split by tensor parallelism.
+    both. Tensor parallelism splits the vocabulary of the logits.
 
     Args:
         trace: The step.
-        model: Its blocks.
+        model: Model with the blocks of the step.
         strategy: Parallel strategy.
         kept_storages: Storages that the forward pass keeps for the backward pass.
         passing_bytes: Temporary memory of the step.
-        living_bytes: Live tensors at the peak of the passes.
+        living_bytes: Size of the live tensors at the memory peak of the passes.
     """
     stage_of = block_stages(strategy, len(model.blocks))
     micro_batches = _micro_batches(trace, strategy)
@@ -138,7 +139,7 @@ def _shares(
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
-    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block
+    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block is kept
         for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
             input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
             sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
@@ -148,9 +149,9 @@ def _shares(
             sizes[stage_of[model.positions[block.name]]] += tensor.size_bytes / (strategy.tensor if is_split else 1)
     total += max(recorded_again.values(), default=0.0)
     parts = micro_batches * strategy.context
-    if total == 0:  # no tensors were recorded: split evenly
+    if total == 0:  # no tensors were recorded, so split evenly
         return [count / parts / strategy.pipeline for count in held]
-    # Recomputed activations exist for one block of one micro-batch at a time.
+    # Recomputed activations exist only for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
     shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
     if strategy.pipeline > 1:
@@ -166,17 +167,17 @@ class _Kept:
     """A storage that the forward pass keeps for the backward pass.
 
     Attributes:
-        tensor: Tensor in the storage.
-        position: Position of its block, or of the preceding block; None before the first one.
-        block: Block that contains it; None outside blocks.
+        tensor: Tensor in this storage.
+        position: Index of the block that wrote it, or of the preceding block; None before the first block.
+        block: Block that wrote it; None outside blocks.
         is_split: Whether tensor parallelism splits it.
         is_core: Whether the block's attention wrote it.
-        is_passing: Whether an operation of the block wrote it that recomputation of `operations` repeats (not
-            attention, and not every second matmul).
-        is_again: Whether the backward pass recomputes it, so that it exists for one block at a time.
-        is_expert: Whether an expert wrote it, for the tokens routed to it.
-        is_gathered: Whether matmuls of the block read it whole. With sequence parallelism, the gathered tensor is kept
-            for their gradients, as in torch's DTensor, unless the strategy gathers it again.
+        is_passing: Whether the recomputation `operations` repeats the operation that wrote it (not attention, and not
+            every second matmul).
+        is_again: Whether the backward pass recomputes it, so that it exists only for one block at a time.
+        is_expert: Whether an expert wrote it, for the tokens that were routed to this expert.
+        is_gathered: Whether matmuls of the block read the whole tensor. With sequence parallelism, the gathered tensor
+            is kept for their gradients, as in torch's DTensor, unless the strategy gathers it again.
     """
 
     tensor: TensorInfo
@@ -228,9 +229,9 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 def _kept_unread(
     trace: Trace, model: SplitModel, kept_storages: Sequence[_Kept]
 ) -> Iterator[tuple[TensorInfo, TransformerBlock]]:
-    """Yield outputs that are kept although the backward pass does not read or recompute them.
+    """Yield outputs that are kept although the backward pass neither reads nor recomputes them.
 
-    Compiled code does not keep tensors that are only used in the sum at the end of the block.
+    Compiled code does not keep tensors that are used only in the sum at the end of the block.
     """
     met = {kept.tensor.id for kept in kept_storages} | _written_in_blocks(trace, model, "operations")
     if trace.compiled or any(operation.name == COMPILED_CALL for operation in trace.operations):
@@ -255,7 +256,7 @@ def _leaving_blocks(trace: Trace, model: SplitModel) -> set[int | None]:
 
 
 def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
-    """Yield the storages that the backward pass recomputes in a step with activation checkpointing."""
+    """Yield the storages that the backward pass recomputes, in a step recorded with activation checkpointing."""
     calls = {
         (model.block(operation.module), operation.name, tuple(tensor.shape for tensor in operation.inputs))
         for operation in trace.operations
@@ -277,7 +278,7 @@ def _kept_again(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
 
 
 def _written_in_blocks(trace: Trace, model: SplitModel, recompute: Recompute) -> set[int | None]:
-    """Return the storages written by operations that a recomputation repeats, without views of kept tensors."""
+    """Return the storages that a recomputation writes again, without views of kept tensors."""
     by_block: dict[str, list[Operation]] = {}
     for operation in trace.operations:
         block = model.block(operation.module) if operation.phase == "forward" else None

@@ -1,17 +1,19 @@
-"""Tensor parallelism: the work of one of several GPUs that share every transformer block.
+"""Tensor parallelism: the work of one GPU if several GPUs share every transformer block (Megatron's scheme).
 
-As in Megatron (Shoeybi et al., 2019), attention heads and the inner width of the MLP are split. The residual stream
-with its norms, dropouts and residual connections is replicated. Layers that lead back to it need an all_reduce, two per
-block in the forward and two in the backward pass. The vocabulary of the embedding and of the output layer is split,
-too. The resulting smaller problems are timed by the same models, which account for their lower efficiency.
+As in Megatron (Shoeybi et al., 2019), attention heads and the inner width of the MLP are split. The residual stream is
+replicated, with its norms, dropouts and additions. A layer whose output is added to the residual stream needs an
+all_reduce. There are two per block in the forward pass, and two in the backward pass. The vocabulary of the embedding
+and of the output layer is split, too. The resulting smaller operations are timed by the same kernel models, which
+account for their lower efficiency.
 
-Blocks are the numbered modules that contain attention and linear layers. Their properties are derived from their
-operations. The width of the residual stream is the size that most weights have in common. The number of heads comes
-from fused attention, or from the rows of the softmax over the tokens if attention is unfused. A module that contains or
-is inside a block is not itself a block.
+A block is a numbered module that contains attention and linear layers. Its properties are derived from its operations.
+The width of the residual stream is the size that most weights have in common. The number of heads is a dimension of
+fused attention, or follows from the rows of the softmax if attention is unfused. A module that contains or is inside a
+block is not itself a block.
 
-The split is determined by shapes. A linear layer is split along the dimension that is not the residual stream, or along
-its outputs if both are. Other work is replicated if its largest tensor is as large as the residual stream. Example::
+Shapes determine the split. A linear layer is split along the dimension that does not have the width of the residual
+stream, or along its outputs if both dimensions have it. Other work is replicated if its largest tensor is as large as
+the residual stream. Example::
 
     model = split_model(trace)
     WorkSharder(trace, timed, model, ShapeTimer(gpus, models)).shard(ShardSpec(tensor=8)).seconds.sum(axis=1)
@@ -46,17 +48,17 @@ Weight = tuple[int, int]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerBlock:
-    """A transformer block.
+    """A transformer block of the recorded model.
 
     Attributes:
         name: Name of its module.
         hidden: Width of its residual stream.
-        tokens: Rows of the residual stream.
+        tokens: Number of rows of the residual stream.
         heads: Number of query heads.
         kv_heads: Number of key and value heads.
         weights: (outputs, inputs) of its linear layers.
         parameters: Shapes of its parameters with at least two dimensions.
-        reduced_bytes: Sizes of its forward all_reduces, which sum outputs of linear layers over GPUs.
+        reduced_bytes: Message sizes of its forward all_reduces, which sum outputs of linear layers over GPUs.
         reduced_behind: Index of the linear layer before each all_reduce.
         stream_bytes: Size of its residual stream.
         ring_bytes: Size of keys and values of its fused attention; 0 if attention is unfused.
@@ -78,7 +80,7 @@ class TransformerBlock:
 @final
 @dataclass(slots=True)
 class _Unit:
-    """Forward operations of a numbered module, with their problems."""
+    """Forward operations inside a numbered module, with their shapes."""
 
     operations: list[tuple[Operation, tuple[OperationShape, ...]]] = field(default_factory=list)
 
@@ -91,13 +93,13 @@ class _Unit:
             yield from problems
 
     def signature(self) -> tuple[object, ...]:
-        """Return its operations and shapes, which are equal for identical modules."""
+        """The operations and shapes of the module, which are equal for identical modules."""
         return tuple(
             (operation.name, tuple(tensor.shape for tensor in operation.inputs)) for operation, _ in self.operations
         )
 
     def is_block(self) -> bool:
-        """Return whether it contains attention and linear layers."""
+        """Whether the module contains attention and linear layers."""
         return bool(self.linears) and any(_attentions(self.problems()))
 
 
@@ -105,7 +107,7 @@ def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
     """Return the transformer blocks in forward order.
 
     Raises:
-        InvalidArgumentError: There are none.
+        InvalidArgumentError: The model has no transformer blocks.
     """
     units = {name: unit for name, unit in _units(trace).items() if unit.is_block()}
     chosen = _repeated(units)
@@ -121,7 +123,7 @@ def find_blocks(trace: Trace) -> tuple[TransformerBlock, ...]:
 
 
 def numbered_modules(module: str) -> Iterator[str]:
-    """Yield the numbered modules in a module's path, outermost first."""
+    """Yield the numbered modules in a module's path (`a.0`, `a.0.b.1`), outermost first."""
     parts = module.split(".")
     for position, part in enumerate(parts):
         if part.isdigit():
@@ -129,13 +131,13 @@ def numbered_modules(module: str) -> Iterator[str]:
 
 
 def block_of(module: str | None, positions: Mapping[str, int]) -> int | None:
-    """Return the position of the block that is or contains a module; None outside blocks."""
+    """Return the index of the block that is or contains a module; None outside blocks."""
     found = (positions.get(name) for name in numbered_modules(module or ""))
     return next((position for position in found if position is not None), None)
 
 
 def positions_of(blocks: Sequence[TransformerBlock]) -> dict[str, int]:
-    """Map block names to positions."""
+    """Map the names of blocks to their indices."""
     return {block.name: position for position, block in enumerate(blocks)}
 
 
@@ -159,13 +161,13 @@ def _repeated(units: Mapping[str, _Unit]) -> set[str]:
 
 
 def _innermost(units: Iterable[str]) -> set[str]:
-    """Return modules without numbered modules inside them: blocks without identical siblings."""
+    """Return modules that contain no numbered modules. They are the blocks if no module has identical siblings."""
     names = set(units)
     return names - {outer for name in names for outer in list(numbered_modules(name))[:-1]}
 
 
 def _are_nested(name: str, chosen: Collection[str]) -> bool:
-    """Return whether a module is, contains or lies inside one of the chosen ones."""
+    """Return whether a module is, contains or is inside one of the chosen modules."""
     around = set(numbered_modules(name))
     return any(other in around or name in numbered_modules(other) for other in chosen)
 
@@ -175,9 +177,9 @@ def _container(name: str) -> str:
 
 
 def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationShape, bool]]:
-    """Yield fused attention with True, and the softmax of unfused attention with False.
+    """Yield each attention: fused attention with True, or the softmax of unfused attention with False.
 
-    Unfused attention is a softmax between two batched matmuls, without a linear layer between them.
+    A softmax belongs to unfused attention if it is between two batched matmuls, without a linear layer between these.
     """
     multiplied = False
     softmax: OperationShape | None = None
@@ -197,7 +199,7 @@ def _attentions(problems: Iterator[OperationShape]) -> Iterator[tuple[OperationS
 def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
     linears = unit.linears
     weights = [(int(problem.dims[2]), int(problem.dims[3])) for problem in linears]
-    # The first layer reads the residual stream, which breaks ties.
+    # The first layer reads the residual stream, so its input width wins if counts are equal.
     shared = Counter([weights[0][1], *(size for weight in weights for size in set(weight))])
     hidden = shared.most_common(1)[0][0]
     tokens = int(linears[0].dims[0] * linears[0].dims[1])
@@ -223,20 +225,20 @@ def _block(name: str, unit: _Unit, trace: Trace) -> TransformerBlock:
 
 
 def _heads(unit: _Unit, tokens: int) -> tuple[int, int]:
-    """Return the number of query heads, and of key and value heads."""
+    """Return the number of query heads, and the number of key and value heads."""
     heads, kv_heads = [], []
     for problem, fused in _attentions(unit.problems()):
         if fused:
             heads.append(int(problem.dims[1]))
             kv_heads.append(int(problem.dims[2]))
-        else:  # the softmax has a row of scores per token and head
+        else:  # the softmax has one row of scores per token and head
             heads.append(max(int(problem.dims[0]) // tokens, 1))
             kv_heads.append(heads[-1])
     return max(heads), min(kv_heads)
 
 
 def _ring_bytes(unit: _Unit) -> float:
-    """Return the size of keys and values of all fused attention."""
+    """Return the total size of the keys and values of all fused attention."""
     total = 0.0
     for problem, fused in _attentions(unit.problems()):
         if fused:
@@ -246,10 +248,11 @@ def _ring_bytes(unit: _Unit) -> float:
 
 
 def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
-    """Yield linear layers whose outputs are summed over GPUs, as index and bytes (Shoeybi et al., 2019).
+    """Yield the linear layers whose outputs are summed over GPUs, as index and bytes (Shoeybi et al., 2019).
 
-    Layers that widen the residual stream are split by columns. Layers that lead back to it, from the heads or the inner
-    width, are summed. A square layer leads back if it is the first one after attention.
+    A layer from the residual stream to the heads or the inner width is split by columns. A layer from these back to the
+    residual stream is split by rows, so its output is summed. A square layer is of the second kind if it is the first
+    layer after attention.
     """
     attends = multiplied = normalised = False
     position = -1
@@ -272,7 +275,7 @@ def _reduced(unit: _Unit, hidden: int) -> Iterator[tuple[int, float]]:
 
 
 def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
-    """Return the element size of the first tensor that is as wide as the residual stream."""
+    """Return the element size in bytes of the first tensor that is as wide as the residual stream."""
     widths = (
         DTYPE_BYTES.get(tensor.dtype, 4)
         for operation, _ in unit.operations
@@ -283,26 +286,26 @@ def _stream_element_bytes(unit: _Unit, hidden: int) -> float:
 
 
 LOSS_REDUCTIONS: Final = 3
-"""Values per token that a loss over a split vocabulary reduces: the maximum logit, the label's logit, and the sum."""
+"""Number of values per token that a loss over a split vocabulary reduces: maximum logit, the label's logit, and sum."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """How to split the work of a batch.
+    """How to split the work of a batch over GPUs.
 
     Attributes:
         tensor: Tensor-parallel degree.
-        micro_batches: Micro-batches per batch.
         updated: Share of the parameters that one GPU updates.
         context: Context-parallel degree.
-        sequence: Whether sequence parallelism splits replicated work inside blocks.
-        expert: Expert-parallel degree; each GPU processes the tokens of all groups for its own experts.
+        sequence: Whether sequence parallelism splits the work inside blocks that would otherwise be replicated.
+        expert: Expert-parallel degree. Each GPU processes the tokens of all groups for its own experts.
         capacity: Tokens per expert relative to balanced routing.
-        fp8: Float8 recipe of the blocks' matmuls: one scale per tensor, row or block of values.
-        cast: Share of the weights' casts to float8 per micro-batch; each weight is cast once per update.
+        fp8: Float8 recipe of the blocks' matmuls: one scale per tensor, per row or per block of values.
+        cast: Share of the weights' casts to float8 that each micro-batch is charged with. A weight is cast once per
+            update.
         added: Share of the micro-batches whose weight gradients are accumulated.
-        sum_bytes: Bytes per element of accumulated gradients; None: as the gradients.
+        sum_bytes: Bytes per element of accumulated gradients; if None, as in the gradients.
     """
 
     tensor: int = 1
@@ -319,20 +322,21 @@ class ShardSpec:
 
     @property
     def rows(self) -> int:
-        """Number of parts into which the tokens of a batch are split."""
+        """Number of parts into which the tokens of a batch are divided."""
         return self.micro_batches * self.context
 
 
 @final
 @dataclass(frozen=True)
 class SplitModel:
-    """A model as transformer blocks.
+    """A neural network, seen as transformer blocks and the layers outside these.
 
     Attributes:
         blocks: Blocks in forward order.
-        vocabulary: Rows of the embedding, or outputs of the last layer, whichever is larger; None without either.
+        vocabulary: Rows of the embedding or outputs of the last layer, whichever is larger; None if the model has
+            neither.
         weights: (outputs, inputs) of the linear layers outside blocks.
-        parameters: Shapes of all parameters with at least two dimensions, and their transposes.
+        parameters: Shapes of all parameters with at least two dimensions, and of their transposes.
     """
 
     blocks: tuple[TransformerBlock, ...]
@@ -342,12 +346,12 @@ class SplitModel:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Position of each block by its name."""
+        """Index of each block, by its name."""
         return positions_of(self.blocks)
 
     @cached_property
     def _block_of_module(self) -> dict[str | None, TransformerBlock | None]:
-        """Cache of blocks by module."""
+        """Cache of the block of each module."""
         return {}
 
     def block(self, module: str | None) -> TransformerBlock | None:
@@ -380,7 +384,7 @@ class SplitModel:
         """Check that context parallelism is possible.
 
         Raises:
-            InvalidArgumentError: Attention is unfused, so that it cannot be computed in a ring.
+            InvalidArgumentError: Attention is unfused, so a ring cannot compute it.
         """
         written_out = next((block.name for block in self.blocks if not block.ring_bytes), None)
         if written_out is not None:
@@ -402,7 +406,7 @@ class SplitModel:
 
 
 def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
-    """Derive the model from a trace."""
+    """Find the transformer blocks and other layers of the model in a trace."""
     blocks = find_blocks(trace) if needs_blocks else ()
     positions = positions_of(blocks)
     hidden = blocks[0].hidden if blocks else None
@@ -426,11 +430,11 @@ def split_model(trace: Trace, *, needs_blocks: bool = True) -> SplitModel:
 
 @final
 class ShapeTimer:
-    """Times problems on GPUs, with a cache.
+    """Times operation shapes on GPUs, and caches the times.
 
     Args:
         gpus: The GPUs.
-        models: Trained models; None uses rooflines.
+        models: Trained kernel models. If None, rooflines are used.
     """
 
     def __init__(self, gpus: Sequence[Gpu], models: KernelModels | None) -> None:
@@ -439,11 +443,11 @@ class ShapeTimer:
 
     @property
     def timed(self) -> int:
-        """Number of distinct problems timed so far."""
+        """Number of distinct operation shapes timed so far."""
         return len(self._known)
 
     def shape_seconds(self, parts: Sequence[Sequence[OperationShape]]) -> Array:
-        """Return the total time of each part's problems, (gpus, parts)."""
+        """Return the total time of each part's operations, shape (gpus, parts)."""
         unknown = list(dict.fromkeys(problem for own in parts for problem in own if problem not in self._known))
         if unknown:
             found = predict_operation_times(unknown, self.gpus, self.models).seconds
@@ -455,15 +459,15 @@ class ShapeTimer:
 
 @final
 class WorkSharder:
-    """Splits a step's work in many ways; identical work, as in equal blocks, is split and timed once.
+    """Divides a step's work among GPUs in many ways. Identical work, as in equal blocks, is split and timed only once.
 
-    A part never takes longer than a larger part, because its kernel could be used. Measured and corrected times are
-    scaled by the predicted ratio of the part to the whole.
+    A part never takes longer than a larger part, because the larger part's kernel could compute it. Measured and
+    corrected times are scaled by the predicted ratio of the part to the whole.
 
     Args:
         trace: The step of one GPU.
-        timed: Its work with device seconds, rows in the order of the clock's GPUs.
-        model: The trace's model.
+        timed: Its work with device seconds, with rows in the order of the clock's GPUs.
+        model: The model of the trace.
         clock: Times the parts.
     """
 
@@ -472,7 +476,7 @@ class WorkSharder:
         kinds: dict[TransformerBlock | None, int] = {None: 0}
         first: dict[tuple[object, ...], int] = {}
         self._first: list[WorkItem] = []
-        self._uses: list[tuple[int, ...]] = []  # number of uses of each matmul factor of a distinct item
+        self._uses: list[tuple[int, ...]] = []  # number of matmuls that use each factor of a distinct item
         self._alike = np.zeros(len(timed.items), dtype=np.intp)
         operations = [trace.operations[item.operations[0]] for item in timed.items]
         factors = [_factors(item, operation) for item, operation in zip(timed.items, operations, strict=True)]
@@ -492,7 +496,7 @@ class WorkSharder:
             self._alike[index] = first[key]
 
     def shard(self, cut: ShardSpec) -> WorkTimes:
-        """Return the work of one GPU for one micro-batch and the update."""
+        """Return the work of one GPU, for one micro-batch and the update."""
         model, operations = self._model, self._trace.operations
         model.check(cut.tensor)
         if cut.context > 1:
@@ -519,10 +523,10 @@ class WorkSharder:
 
 
 def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None, cut: ShardSpec) -> float:
-    """Return the time of a part relative to its problems' time.
+    """Return a factor on the predicted time of a GPU's part.
 
-    Ring attention is split evenly, experts process more tokens than with balanced routing, and row-wise scaled matmuls
-    are slower.
+    It accounts for ring attention, which is split evenly, for experts that process more tokens than with balanced
+    routing, and for slower matmuls with row-wise scales.
     """
     factor = 1.0
     if any(problem.operation in FUSED_ATTENTION for problem in item.problems):
@@ -535,10 +539,10 @@ def _factor(operation: Operation, item: WorkItem, block: TransformerBlock | None
 
 
 def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], list[float]]:
-    """Return the all_reduce sizes per batch for a split vocabulary: of the embedding, and of the output layer.
+    """Return the message sizes of the all_reduces for a split vocabulary: of the embedding, and of the output layer.
 
-    The embedding's rows are summed, and so are the gradient of the output layer's input and the loss over the
-    vocabulary.
+    Three values are summed over GPUs: the rows of the embedding, the gradient of the output layer's input, and the loss
+    over the vocabulary.
     """
     first, last = list[float](), list[float]()
     for operation in trace.operations:
@@ -555,7 +559,7 @@ def vocabulary_messages(trace: Trace, model: SplitModel) -> tuple[list[float], l
 
 
 def _degrees(model: SplitModel, tensor: int) -> Iterator[int]:
-    """Yield the possible tensor-parallel degrees up to this one."""
+    """Yield the possible tensor-parallel degrees up to the given one."""
     heads = math.gcd(*(size for block in model.blocks for size in (block.heads, block.kv_heads)))
     return (degree for degree in range(1, tensor + 1) if heads % degree == 0)
 
@@ -585,10 +589,10 @@ def _part_of(
 
 
 def _added(gradient: OperationShape, cut: ShardSpec) -> OperationShape:
-    """Return the additional work to accumulate a weight gradient, compared with writing it.
+    """Return the additional work of accumulating a weight gradient instead of writing it.
 
-    The accumulated gradient is read and written in its own dtype. Megatron's matmul accumulates directly. torch uses a
-    separate kernel, which reads the gradient again.
+    The accumulated gradient is read and written in its own dtype. In Megatron, the matmul accumulates directly. In
+    torch, a separate kernel reads the gradient again and accumulates it.
     """
     batches, m, n, _ = gradient.dims
     written = COMPUTE_BYTES[gradient.dtype]
@@ -601,16 +605,16 @@ CAST_READS: Final[Mapping[Float8, int]] = {"tensorwise": 2, "rowwise": 4, "block
 """Number of times that a tensor is read to scale and cast it to float8, by rows and by columns."""
 
 ROWWISE_TIME: Final = 1.15
-"""Time of float8 matmuls with row-wise scales, and of their casts, relative to other scales: they use CUTLASS instead
-of cuBLAS. Derived from two runs of torchao on eight H100 (Llama 3 8B; the README of `torchao.float8`, and torchtitan's
-commit 7a04053). They gain 10 and 11 % over bfloat16, and 25 % with one scale per tensor."""
+"""Time of float8 matmuls with row-wise scales, and of their casts, relative to other scales, because they use CUTLASS
+instead of cuBLAS. It is derived from two runs of torchao on eight H100 (Llama 3 8B; the README of `torchao.float8`, and
+torchtitan's commit 7a04053). They gain 10 and 11 % over bfloat16, whereas one scale per tensor gains 25 %."""
 
 FACTOR_OF: Final = 2
-"""Number of matmuls that use each input, weight and gradient, if the recording does not show it."""
+"""Default number of matmuls that use the same input, weight or gradient, if the recording does not show it."""
 
 
 def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
-    """Return the ids of the tensors multiplied by each float8-capable matmul of an item, two per matmul."""
+    """Return the ids of the two tensors that each float8-capable matmul of an item multiplies."""
     found = list[int | None]()
     for problem in item.problems:
         if _is_product(problem, operation):
@@ -625,24 +629,25 @@ def _factors(item: WorkItem, operation: Operation) -> tuple[int | None, ...]:
 
 
 def _is_product(problem: OperationShape, operation: Operation) -> bool:
-    """Return whether a problem of a block can run in float8: linear layers, and batched matmuls of experts."""
+    """Return whether an operation of a block can run in float8: linear layers, and batched matmuls of experts."""
     return problem.operation == "linear" or (
         problem.operation == "bmm" and experts_module(operation.module) is not None
     )
 
 
 def _in_float8(problem: OperationShape, scales: Float8, left: float, right: float) -> Iterator[OperationShape]:
-    """Yield a matmul in float8, and the work to scale and cast its factors.
+    """Yield a matmul in float8, and the work to scale and cast its two factors.
 
-    A tensor is cast once for all matmuls that use it. It is read and written in its own dtype, and written in one byte,
-    by rows and by columns. A scale per tensor needs the maximum first, so the tensor is read once more. Scales per row
-    and per column differ, so both are computed and cast separately. A scale per block is computed during the cast.
+    A tensor is cast once for all matmuls that use it. The cast reads the tensor in its own dtype, and writes one byte
+    per element, by rows and by columns. One scale per tensor needs the maximum first, so the tensor is read once more.
+    Scales per row and per column differ, so each is computed and cast separately. A scale per block is computed during
+    the cast.
 
     Args:
         problem: The matmul.
         scales: Granularity of the scales.
-        left: Share of the first factor's cast that this matmul is charged for.
-        right: Share of the second factor's cast.
+        left: Share of the first factor's cast that is charged to this matmul.
+        right: Share of the second factor's cast that is charged to this matmul.
     """
     batches, m, n, k = problem.dims
     elements = FACTOR_OF * batches * (m * k * left + n * k * right)
@@ -654,7 +659,7 @@ def _in_float8(problem: OperationShape, scales: Float8, left: float, right: floa
 def part_of(
     problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None, cut: ShardSpec
 ) -> OperationShape:
-    """Return one GPU's part of a problem."""
+    """Return one GPU's part of an operation."""
     if problem.operation == "linear":
         return _linear(problem, operation.phase, model, block, cut)
     if problem.operation == "bmm" and experts_module(operation.module) is not None:
@@ -695,7 +700,7 @@ def _linear(
 def _of_experts(
     problem: OperationShape, is_gradient: bool, block: TransformerBlock | None, cut: ShardSpec
 ) -> OperationShape:
-    """Return one GPU's part of a grouped matmul: its own experts, the tokens of all groups, a split inner width."""
+    """Return one GPU's part of a grouped matmul: its own experts, the tokens of all groups, and a split inner width."""
     sizes = problem.shape
     rows, sides = ("k", ("m", "n")) if is_gradient else ("m", ("n", "k"))
     inner = max(sides, key=lambda word: sizes[word] * (block is None or sizes[word] != block.hidden))
@@ -706,7 +711,10 @@ def _of_experts(
 def _is_gradient(
     problem: OperationShape, operation: Operation, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
-    """Return whether a matmul computes a weight gradient; a grouped one's result has the size of the weight."""
+    """Return whether a matmul computes a weight gradient.
+
+    For a grouped matmul, the result has the size of the weight.
+    """
     if problem.operation == "linear":
         return is_weight_gradient(problem, operation.phase, model, block)
     return operation.phase == "backward" and any(one.shape in model.parameters for one in operation.outputs)
@@ -715,7 +723,7 @@ def _is_gradient(
 def is_weight_gradient(
     problem: OperationShape, phase: Phase, model: SplitModel, block: TransformerBlock | None
 ) -> bool:
-    """Return whether a problem is the matmul over tokens that computes a weight gradient."""
+    """Return whether an operation is the matmul over tokens that computes a weight gradient."""
     if phase != "backward" or problem.operation != "linear":
         return False
     _, m, n, k = problem.dims
@@ -724,7 +732,7 @@ def is_weight_gradient(
 
 
 def _batch_share(tensors: Sequence[TensorInfo], model: SplitModel) -> float:
-    """Return the share of the bytes that scales with the batch, without parameters and their gradients."""
+    """Return the share of the bytes that scales with the batch; parameters and their gradients do not scale."""
     own = sum(tensor.size_bytes for tensor in tensors if tensor.shape not in model.parameters)
     return own / max(sum(tensor.size_bytes for tensor in tensors), 1)
 
@@ -737,12 +745,12 @@ def _divided(problem: OperationShape, divisors: dict[str, int]) -> OperationShap
 
 COUNTED: Final = frozenset({"rows", "parameters", "bags", "blocks"})
 MEASURED: Final = frozenset({"read_bytes", "write_bytes", "size_bytes", "flops", "cycles"})
-"""Shape parameters that scale with the amount of work: counts and sizes. If rows are looked up for bags, the number of
-bags scales, but not the rows of the table."""
+"""Shape parameters that scale with the amount of work: counts and sizes. For lookups of bags, the number of bags
+scales, but the number of rows of the table does not."""
 
 
 def scaled(problem: OperationShape, share: float) -> OperationShape:
-    """Scale the rows, parameters or bytes of a problem by a share."""
+    """Scale the rows, elements or bytes of an operation by a share."""
     words = operation_spec(problem.operation).shape
     dims = dict(zip(words, problem.dims, strict=True))
     for word in words:

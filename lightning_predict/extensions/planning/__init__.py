@@ -1,7 +1,7 @@
-"""Planning of jobs on machines to rent: from predicted times, prices and limits to a `Plan`.
+"""Planning (scheduling) of training jobs on rented machines: from predicted times, prices and limits to a `Plan`.
 
-`problem.py` defines problems and plans. `objective.py` computes the costs of a decision, `milp.py` optimizes it, and
-`queues.py` has rules to compare with. `simulator.py` decides again at every event. `policies.py` recommends a plan.
-`files.py` reads problems, with predicted times for jobs that name a recorded step. `exports.py` writes scripts that run
-a plan, and `pictures.py` draws it.
+`problem.py` defines problems and plans. `objective.py` computes the cost of each possible decision, and `milp.py` finds
+the best one. `queues.py` has simple rules to compare with. `simulator.py` makes a new decision at every event.
+`policies.py` recommends a plan. `files.py` reads problems, and predicts times for jobs that name a recorded step.
+`exports.py` writes scripts that run a plan, and `gantt_chart.py` draws it.
 """

@@ -1,4 +1,4 @@
-"""`plan` and `simulate`: schedules of jobs on rented machines, and their evaluation.
+"""Commands `plan` and `simulate`: schedule jobs on rented machines, and evaluate such a plan.
 
 Example::
 
@@ -28,7 +28,7 @@ FILE_WIDTH: Final = 120
 
 
 def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state: Path | None = None) -> CommandAnswer:
-    """Plan the jobs of a team on machines to rent: cheapest within deadlines and a budget.
+    """Plan the jobs of a team on machines to rent: lowest cost within deadlines and a budget.
 
     The file lists machines, limits and jobs. The time of a job is given directly or predicted from a recorded step.
     Needs the extra `planning`.
@@ -37,8 +37,8 @@ def plan(jobs: Path, *, output: Path | None = None, method: str = "milp", state:
         jobs: A YAML file of machines, limits and jobs.
         output: Folder to write the plan, its chart, SkyPilot tasks and Slurm scripts to.
         method: Planner: milp, or a queue rule such as fifo or edf.
-        state: Progress of a running plan: a YAML file, or a folder with progress files of RuntimePredictor. The rest is
-            planned again.
+        state: Progress of a running plan, to plan the rest again: a YAML file, or a folder with progress files of
+            RuntimePredictor.
     """
     from rich.console import Console
 
@@ -83,16 +83,16 @@ def simulate(
     off: str | None = None,
     again: int = 0,
 ) -> CommandAnswer:
-    """Simulate a plan of the jobs in the file with actual times that differ from the predicted ones.
+    """Simulate a plan with actual times that differ from the predicted times.
 
     Needs the extra `planning`.
 
     Args:
-        jobs: The YAML file of machines, limits and jobs that was planned.
+        jobs: The YAML file of machines, limits and jobs that the plan was made from.
         replay: The plan.json that `plan --output` wrote for these jobs.
-        off: Actual over predicted time of all jobs; several values separated by commas (default: typical errors of
-            predictions).
-        again: How often to plan again, at equal intervals, as `plan --state` would.
+        off: Ratio of actual to predicted time, for all jobs; several values separated by commas (default: typical
+            prediction errors).
+        again: Number of times to plan again, at equal intervals, as `plan --state` would.
     """
     if replay is None:
         raise InvalidArgumentError(
@@ -103,7 +103,7 @@ def simulate(
 
 
 def _replayed(jobs: Path, plan_file: Path, off: str | None, again: int) -> CommandAnswer:
-    """Simulate a plan with several factors, each the same for all jobs, and return the outcomes."""
+    """Simulate a plan once per factor, which applies to all jobs, and return the outcomes."""
     if again < 0:
         raise InvalidArgumentError(f"--again {again} cannot be; expected 0 or more times.")
     from lightning_predict.extensions.planning.exports import read_plan
@@ -160,7 +160,7 @@ def _progress(console: Console, what: str, total: int) -> Iterator[Callable[[], 
 
 
 def _terminal() -> Console:
-    """Open the standard output, wide enough for the tables if it is not a terminal."""
+    """Return a console for standard output. If that is not a terminal, it is wide enough for the tables."""
     from rich.console import Console
 
     console = Console()
@@ -170,4 +170,4 @@ def _terminal() -> Console:
 
 
 def _ignored(_: object) -> None:
-    """Drop a value whose computation already printed the output."""
+    """Ignore the result of a computation that has already printed its output."""

@@ -1,8 +1,8 @@
 """Export of a plan to a folder: JSON, a chart, SkyPilot tasks and Slurm scripts.
 
-Running a plan must not lose work, however wrong the predicted times are. Therefore no script ends a job or a machine at
-a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. It gets a stop
-signal, writes its checkpoint where the next segment finds it, and only then starts again. Example::
+Running a plan must not lose work, even if the predicted times are wrong. Therefore no script ends a job or a machine at
+a predicted time. A job that moves has one file per segment: `bert.yaml`, `bert-2.yaml`, and so on. Before it moves, it
+gets a stop signal and writes its checkpoint to a place that the next segment can read. Example::
 
     write_plan(plan, problem, Path("plan"))  # plan/plan.json, gantt.html, sky/, slurm/
 """
@@ -36,17 +36,17 @@ from lightning_predict.run.progress import FILE_VARIABLE, PLACE_VARIABLE, PROGRE
 from lightning_predict.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE, seconds_to_hours
 
 SCHEDULE: Final = "schedule.txt"
-"""File with the commands of a plan and their times."""
+"""Name of the file with the commands of a plan and their times."""
 
 
 def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanState | None = None) -> tuple[str, ...]:
-    """Write all files of a plan; return messages about files that were not written.
+    """Write all files of a plan, and return messages about files that were not written.
 
     Args:
         plan: The plan.
         problem: The planned problem.
         folder: Output folder, created if needed.
-        since: Jobs already running when the plan was made; they are not started again.
+        since: State of the plan so far. Jobs that already run are not started again.
     """
     files = {"plan.json": plan_json(plan) + "\n", "gantt.html": gantt_page(plan, problem.machines)}
     refused: list[str] = []
@@ -63,14 +63,14 @@ def write_plan(plan: Plan, problem: PlanningProblem, folder: Path, since: PlanSt
 
 
 def _remove_earlier(folder: Path) -> None:
-    """Remove the files of an earlier plan, so that its tasks are not mistaken for this plan's; keep other files."""
+    """Remove the files of an earlier plan, so that its tasks cannot be mistaken for the new ones. Keep other files."""
     if (folder / SCHEDULE).is_file():
         for path in (*folder.glob("*.yaml"), *folder.glob("*.sh"), folder / SCHEDULE):
             path.unlink()
 
 
 def plan_json(plan: Plan) -> str:
-    """Return the whole plan as JSON, with its sums; each key contains its unit."""
+    """Return the whole plan as JSON, with total costs. Each key names its unit."""
     return json.dumps(
         {
             "version": 1,
@@ -95,7 +95,7 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
         path: The file, as written by `plan_json`.
 
     Raises:
-        PlanningFormatError: It is missing, or not a plan.
+        PlanningFormatError: The file is missing, or is not a plan.
     """
     document = read_json(path, PlanningFormatError)
     return tuple(
@@ -115,21 +115,21 @@ def read_plan(path: Path) -> tuple[Segment, ...]:
 
 
 def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
-    """Return the SkyPilot files that run a plan, by file name.
+    """Return the SkyPilot task files that run a plan, by file name.
 
     One task rents each machine, and one task starts each segment of a job on its GPUs. `schedule.txt` has the commands
     and their times. No command ends running work: a machine shuts down after `IDLE_MINUTES` without work. A job waits
-    in the machine's own queue until its GPUs are free. A job that moves gets a stop signal, writes its checkpoint, and
-    has ended before it starts elsewhere. A node changes its machine type only after its old machine is idle, so there
-    are never more machines than planned.
+    in the machine's own queue until its GPUs are free. If a job moves, it gets a stop signal, writes its checkpoint and
+    ends before it starts elsewhere. A node changes its machine type only after its old machine is idle, so the number
+    of machines never exceeds the plan's.
 
     Args:
         plan: The plan.
         problem: The planned problem.
-        since: Jobs already running when the plan was made; they are not started again.
+        since: State of the plan so far. Jobs that already run are not started again.
 
     Raises:
-        PlanningFormatError: A job without a command, or a job that moves without a bucket for its checkpoint.
+        PlanningFormatError: A job has no command, or a job that moves has no bucket for its checkpoint.
     """
     check_exportable(plan, problem, since, target="SkyPilot")
     begin = 0.0 if since is None else since.now_seconds
@@ -183,16 +183,17 @@ def skypilot_tasks(plan: Plan, problem: PlanningProblem, since: PlanState | None
 def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None = None) -> dict[str, str]:
     """Return a Slurm batch script for each segment of a job, by file name, and `schedule.txt` with commands and times.
 
-    The segments of a job share its name and run one after another (`--dependency=singleton`). A time limit at the upper
-    end of the predicted time is set only for a job with a checkpoint. The job is signalled before, and requeued.
+    The segments of a job share its name and run one after another (`--dependency=singleton`). Only a job with a
+    checkpoint gets a time limit: the upper end of its predicted time. Before the limit, Slurm signals the job and
+    requeues it.
 
     Args:
         plan: The plan.
         problem: The planned problem.
-        since: Jobs already running when the plan was made; they are not started again.
+        since: State of the plan so far. Jobs that already run are not started again.
 
     Raises:
-        PlanningFormatError: A job without a command, or a job that moves without a checkpoint.
+        PlanningFormatError: A job has no command, or a job that moves has no checkpoint.
     """
     check_exportable(plan, problem, since, target="Slurm")
     begin = 0.0 if since is None else since.now_seconds
@@ -240,11 +241,11 @@ def slurm_scripts(plan: Plan, problem: PlanningProblem, since: PlanState | None 
 
 
 IDLE_MINUTES: Final = 15
-"""Idle minutes before a rented machine shuts down. A late job keeps its machine, and the next job arrives within this
-time."""
+"""Idle minutes after which a rented machine shuts down. The machine keeps running if a job ends late or the next job
+arrives within this time."""
 
 TOLD_SECONDS: Final = 300
-"""Seconds before its time limit at which a job is signalled; a large model's checkpoint takes a minute or two."""
+"""Seconds before its time limit at which a job gets a signal. A large model's checkpoint takes a minute or two."""
 
 
 def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | None = None, *, target: str) -> None:
@@ -253,11 +254,11 @@ def check_exportable(plan: Plan, problem: PlanningProblem, since: PlanState | No
     Args:
         plan: The plan.
         problem: The planned problem.
-        since: Jobs already running when the plan was made.
+        since: State of the plan so far, with the jobs that already run.
         target: `SkyPilot` or `Slurm`.
 
     Raises:
-        PlanningFormatError: A job without a command, or a job that moves without a checkpoint (on clouds, in a bucket).
+        PlanningFormatError: A job has no command, or a job that moves has no checkpoint (on clouds: in a bucket).
     """
     silent = sorted({job.name for _, _, job, _ in _stays(plan, problem, since) if job.command is None})
     if silent:
@@ -287,7 +288,7 @@ def _is_path(checkpoint: str | None) -> bool:
 
 
 def _is_bucket(checkpoint: str | None) -> bool:
-    """Return whether a checkpoint is in a bucket, by its address: `s3://our-bucket/runs`."""
+    """Return whether a checkpoint is in a bucket, judged by its address, such as `s3://our-bucket/runs`."""
     return checkpoint is not None and re.match(r"[a-z0-9]+://", checkpoint) is not None
 
 
@@ -297,7 +298,7 @@ def _mounted(name: str) -> str:
 
 
 def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a segment: its checkpoint folder, its progress file and its placement."""
+    """Return the environment variables of a segment: checkpoint folder, progress file and placement."""
     configuration = segment.placement.configuration
     place = Place(
         job=segment.job,
@@ -313,20 +314,20 @@ def _told(segment: Segment, checkpoints: str, names: Mapping[str, str]) -> dict[
 
 
 def _pid_file(name: str) -> str:
-    """Return the file on the machine with the process ID of a job, by the job's file name."""
+    """Return the path of the file with a job's process ID, by the job's file name."""
     return f"~/.lightning-predict-{name}.pid"
 
 
 def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False) -> str:
     """Return bash code that runs a job's command, forwards stop signals to all its processes, and waits for them.
 
-    The command gets its own process group, because it may start other processes. The checkpoint is complete, and the
-    script ends, only after all of them have ended.
+    The command runs in its own process group, because it may start other processes. The script waits for all of them,
+    so the checkpoint is complete when the script ends.
 
     Args:
         job: The job with its command.
         pid_file: File for the process ID of this script.
-        requeues: TERM comes before a time limit: Slurm requeues the job. USR1 stops it for good.
+        requeues: Whether Slurm sends TERM before a time limit and then requeues the job. USR1 stops the job for good.
     """
     lines = [
         *([] if pid_file is None else [f"echo $$ > {pid_file}", f"trap 'rm -f {pid_file}' EXIT"]),
@@ -344,29 +345,32 @@ def _stoppable(job: Job, *, pid_file: str | None = None, requeues: bool = False)
 
 
 def _schedule(commands: Iterable[tuple[float, int, str]], begin_seconds: float) -> str:
-    """Return the commands with their times, in hours from now; at equal times, jobs stop before others start."""
+    """Return the commands with their times in hours from now.
+
+    At equal times, stop commands come before start commands.
+    """
     return "".join(f"{seconds_to_hours(at - begin_seconds):8.3f} h  {line}\n" for at, _, line in sorted(commands))
 
 
 def _cluster(placement: Placement) -> str:
-    """Name a rented machine: the same in every plan, so that a new plan finds running machines."""
+    """Return the name of a rented machine. It is the same in every plan, so that a new plan finds running machines."""
     return f"node-{placement.node}-{_safe(placement.configuration.machine)}"
 
 
 def _marker(name: str) -> str:
-    """Name the file next to the schedule that marks a job as stopped, to be started again."""
+    """Return the name of the file that marks a job as stopped and to be started again. It is next to the schedule."""
     return f"{name}.stopped"
 
 
 def _once_stopped(segment: Segment, stops: Iterable[tuple[float, Job, Placement]], names: Mapping[str, str]) -> str:
-    """Return the shell condition to start a later segment: the job was stopped, and has not ended or kept waiting."""
+    """Return the shell condition to start a later segment: the job was stopped, and has not ended or been paused."""
     stopped = any(job.name == segment.job and at_seconds <= segment.start_seconds for at_seconds, job, _ in stops)
     marker = _marker(names[segment.job])
     return f"[ -e {marker} ] && rm {marker} && " if stopped else ""
 
 
 def _once_given_back(segment: Segment, plan: Plan, since: PlanState | None) -> str:
-    """Return shell code that waits until the node's previous machine has shut down, after its last work."""
+    """Return shell code that waits until the node's previous machine has finished its last work and has shut down."""
     node = segment.placement.node
     running = () if since is None else since.running.values()
     before = {_cluster(one.placement) for one in plan.segments if one.start_seconds < segment.start_seconds}
@@ -380,7 +384,7 @@ def _once_given_back(segment: Segment, plan: Plan, since: PlanState | None) -> s
 
 
 def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
-    """Map the nodes of a plan to the user's own machines, by node and type, if the problem names enough."""
+    """Map the nodes of a plan to the user's own machines, by node and type; empty if the problem names too few."""
     found: dict[tuple[int, str], str] = {}
     for machine in problem.machines:
         nodes = sorted({rental.node for rental in plan.rentals if rental.machine == machine.name})
@@ -390,7 +394,7 @@ def _hosts(plan: Plan, problem: PlanningProblem) -> dict[tuple[int, str], str]:
 
 
 def _cloud(machine: MachineType) -> str | None:
-    """Return SkyPilot's name for the cloud of a machine; None without one."""
+    """Return SkyPilot's name for the cloud of a machine; None if the machine has no cloud."""
     return None if machine.provider is None else CLOUDS.get(machine.provider.casefold())
 
 
@@ -411,7 +415,7 @@ def _stays(
     for segment in plan.segments:
         begins = since is not None and segment.start_seconds == since.now_seconds
         if begins and running.get(segment.job) == segment.placement:
-            continue  # it continues where it runs
+            continue  # it already runs there
         number = stays[segment.job] = stays.get(segment.job, 0) + 1
         name = files[segment.job] if number == 1 else _unused(f"{files[segment.job]}-{number}", taken)
         taken.add(name)
@@ -419,7 +423,7 @@ def _stays(
 
 
 def _stops(plan: Plan, problem: PlanningProblem, since: PlanState | None) -> Iterator[tuple[float, Job, Placement]]:
-    """Yield the times at which jobs stop before their end, to move or to wait."""
+    """Yield the times at which jobs stop before their end, because they move or wait."""
     jobs = {job.name: job for job in problem.jobs}
     ends = {outcome.job: outcome.end_seconds for outcome in plan.outcomes}
     for segment in plan.segments:
@@ -433,7 +437,7 @@ def _stops(plan: Plan, problem: PlanningProblem, since: PlanState | None) -> Ite
 
 
 def _file_names(plan: Plan, problem: PlanningProblem) -> dict[str, str]:
-    """Return unique names of the jobs that are safe in a file system, different from names of machines."""
+    """Return a unique name of each job, safe as a file name and different from the names of machines."""
     names: dict[str, str] = {}
     machines = set(map(_cluster, {segment.placement for segment in plan.segments}))
     for job in sorted(job.name for job in problem.jobs):

@@ -97,9 +97,9 @@ _TOP_OPTIONAL: Final = frozenset(
         "history",
     }
 )
-_PREDICTED: Final = frozenset({"iterations", "keep_batch"})
-_OF_TRACES: Final = _PREDICTED | {"strategy"}
-_OF_RUNS: Final = _PREDICTED | {"model", "batch_size"}
+_PREDICTION_KEYS: Final = frozenset({"iterations", "keep_batch"})
+_TRACE_KEYS: Final = _PREDICTION_KEYS | {"strategy"}
+_RUN_KEYS: Final = _PREDICTION_KEYS | {"model", "batch_size"}
 _JOB_OPTIONAL: Final = (
     frozenset(
         {
@@ -115,11 +115,11 @@ _JOB_OPTIONAL: Final = (
             "checkpoint",
         }
     )
-    | _OF_TRACES
-    | _OF_RUNS
+    | _TRACE_KEYS
+    | _RUN_KEYS
 )
 _CSV_KEYS: Final = frozenset({"name", "machine", "num_gpus", "hours", "deadline_hours"})
-_CSV_OF_A_JOB: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
+_CSV_OPTIONAL_KEYS: Final = frozenset({"release_hours", "tardiness_usd_per_hour", "command", "checkpoint"})
 
 
 def read_problem(path: Path) -> PlanningProblem:
@@ -328,15 +328,15 @@ def _word_or_number(value: Checked) -> str | float:
 
 def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     if isinstance(row.value, str):
-        return _offered(row, row.value)
+        return _newest_offer(row, row.value)
     if not isinstance(row.value, dict):
         raise row.unexpected("the name of an offer, or keys and values")
     if row.has("machine"):
         row.check_keys({"machine", "together"})
-        return _together(row, known)
+        return _multi_machine_type(row, known)
     if row.has("spot"):
         row.check_keys({"spot", "interruptions_per_hour"})
-        return _spot(row)
+        return _spot_machine(row)
     row.check_keys(
         {"name", "gpu", "num_gpus", "usd_per_hour"}, {"provider", "instance", "interruptions_per_hour", "hosts"}
     )
@@ -352,7 +352,7 @@ def _machine(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     )
 
 
-def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
+def _newest_offer(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
     """Return the newest offer for this instance type in the package's price list."""
     known = at_spot_prices(load_offers()) if spot else load_offers()
     offers = [offer for offer in known if offer.instance == instance]
@@ -371,9 +371,9 @@ def _offered(row: Checked, instance: str, *, spot: bool = False) -> MachineType:
     )
 
 
-def _spot(row: Checked) -> MachineType:
+def _spot_machine(row: Checked) -> MachineType:
     """Return an instance type at the newest spot price in the package's price list."""
-    machine = _offered(row.member("spot"), row.member("spot").words(), spot=True)
+    machine = _newest_offer(row.member("spot"), row.member("spot").words(), spot=True)
     return replace(
         machine,
         name=f"{machine.name} spot",
@@ -382,14 +382,14 @@ def _spot(row: Checked) -> MachineType:
     )
 
 
-def _together(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
+def _multi_machine_type(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
     """Combine several machines of one type into a new type, for a single job.
 
     The base type is from the file or an offer.
     """
     name, count = row.member("machine").words(), row.member("together").integer(minimum=2)
-    one = next((machine for machine in known if machine.name == name and machine.of is None), None)
-    one = one or _offered(row.member("machine"), name)
+    one = next((machine for machine in known if machine.name == name and machine.base_type is None), None)
+    one = one or _newest_offer(row.member("machine"), name)
     return replace(
         one,
         name=f"{count} of {name}",
@@ -398,7 +398,7 @@ def _together(row: Checked, known: tuple[MachineType, ...]) -> MachineType:
         interruptions_per_hour=None if one.interruptions_per_hour is None else count * one.interruptions_per_hour,
         hosts=(),
         nodes=count,
-        of=name,
+        base_type=name,
     )
 
 
@@ -429,14 +429,14 @@ def _job(row: Checked, machines: tuple[MachineType, ...], folder: Path, assumpti
         tardiness_usd_per_hour=_number(row, "tardiness_usd_per_hour", 1.0),
         low_factor=_number(row, "low_factor", 1.0),
         high_factor=_number(row, "high_factor", 1.0),
-        spreads={} if is_said else {place: _over_middle(time) for place, time in times.items()},
+        spreads={} if is_said else {place: _relative_to_middle(time) for place, time in times.items()},
         command=row.optional("command", Checked.words, None),
         checkpoint=row.optional("checkpoint", Checked.words, None),
         notes=tuple(f"{row.member('name').words()}: {note}" for note in found.notes),
     )
 
 
-def _over_middle(time: Interval[float]) -> Interval[float]:
+def _relative_to_middle(time: Interval[float]) -> Interval[float]:
     """Divide a time and its ends by its middle.
 
     Division gives exactly 1 for equal numbers; a product with 1 / middle may not.
@@ -456,8 +456,8 @@ def _times(row: Checked, machines: tuple[MachineType, ...], folder: Path, assump
             "iterations and batch_size."
         )
     (source,) = sources
-    allowed = {"hours": frozenset(), "trace": _OF_TRACES, "runs": _OF_RUNS}[source]
-    if strangers := sorted(key for key in (_OF_TRACES | _OF_RUNS) - allowed if row.has(key)):
+    allowed = {"hours": frozenset(), "trace": _TRACE_KEYS, "runs": _RUN_KEYS}[source]
+    if strangers := sorted(key for key in (_TRACE_KEYS | _RUN_KEYS) - allowed if row.has(key)):
         raise row.error(f"has {strangers[0]}, which says nothing of times from {source}; leave it out.")
     keep_batch = row.optional("keep_batch", Checked.flag, False)
     if source == "trace":
@@ -501,7 +501,7 @@ def _csv_jobs(path: Path) -> list[Checked]:
     jobs: dict[str, dict[str, Any]] = {}
     for line in lines:
         row = replace(line, value={key: cell for key, cell in line.value.items() if cell != ""})
-        row.check_keys(_CSV_KEYS, _CSV_OF_A_JOB)
+        row.check_keys(_CSV_KEYS, _CSV_OPTIONAL_KEYS)
         own: dict[str, Any] = {"name": row.member("name").words()}
         for key in ("deadline_hours", "release_hours", "tardiness_usd_per_hour"):
             if row.has(key):

@@ -1,7 +1,7 @@
-"""Display of a plan as a table and a Gantt chart on an HTML page.
+"""Shows a plan as a table and as a Gantt chart on an HTML page.
 
-Each row of the chart is a GPU of a node, each bar a segment of a job. The page needs no script, style sheet or network;
-a tooltip on each bar shows its job, GPUs and times. Example::
+Each row of the chart is a GPU of a node, and each bar is a segment of a job. A tooltip on each bar shows its job, GPUs
+and times. The page works without scripts, style sheets and network access. Example::
 
     Console().print(plan_table(plan))
     Path("plan.html").write_text(gantt_page(plan, problem.machines), encoding="utf-8")
@@ -36,13 +36,13 @@ COLORS: Final = (
     "#a8a23c",
     "#3f9fa8",
 )
-"""Colours of jobs, assigned in order of name."""
+"""Colours of jobs, assigned in the order of their names."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class JobBar:
-    """Segment of a job on adjacent GPUs of a node: the chart row of the first GPU, and the number of GPUs."""
+    """Segment of a job on adjacent GPUs of a node, as the chart row of the first GPU and the number of GPUs."""
 
     segment: Segment
     first_row: int
@@ -53,13 +53,13 @@ class JobBar:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Rows of a node.
+    """Rows of a node in the chart.
 
     Attributes:
-        node: Its number.
-        label: Node and its machine types over time.
-        first_row: Its first row.
-        rows: Number of GPUs of the largest of these types.
+        node: Number of the node.
+        label: Text with the node's number and its machine types over time.
+        first_row: Index of its first row.
+        rows: Number of rows: the GPUs of the largest of these machine types.
     """
 
     node: int
@@ -71,11 +71,11 @@ class Lane:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Layout of a Gantt chart.
+    """Positions of all elements of a Gantt chart.
 
     Attributes:
-        lanes: One per node that was ever rented, from the top.
-        bars: One per segment; two if a job's GPUs are not adjacent.
+        lanes: One lane per node that is ever rented, from the top.
+        bars: One bar per segment; two or more if a job's GPUs are not adjacent.
         end_seconds: End of the plan.
     """
 
@@ -90,7 +90,7 @@ class Chart:
 
 
 def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
-    """Compute the layout of a plan."""
+    """Compute the chart of a plan."""
     gpus = {machine.name: machine.num_gpus for machine in machines}
     lanes: list[Lane] = []
     for node in sorted({rental.node for rental in plan.rentals}):
@@ -110,7 +110,7 @@ def chart_of(plan: Plan, machines: Sequence[MachineType]) -> Chart:
 
 
 def _rows_of(lane: Lane, segments: Sequence[Segment]) -> list[tuple[Segment, list[int]]]:
-    """Return the rows of each segment on a node: the lowest ones that are free when it begins."""
+    """Return the rows of each segment on a node: the lowest rows that are free when the segment begins."""
     free_at = [0.0] * lane.rows
     placed = []
     for segment in sorted(
@@ -149,7 +149,7 @@ th:first-child, td:first-child { text-align: left; }
 
 
 def gantt_page(plan: Plan, machines: Sequence[MachineType]) -> str:
-    """Return a page with the chart, the sums and one row per job."""
+    """Return an HTML page with the chart, the total costs and one row per job."""
     chart = chart_of(plan, machines)
     rows = "\n".join(_row(outcome) for outcome in plan.outcomes)
     head = "".join(
@@ -209,7 +209,7 @@ def _row(outcome: JobOutcome) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return a table with one row per job, in order of start, and the sums."""
+    """Return a table with one row per job in the order of their starts, and the total costs."""
     first: dict[str, Placement] = {}
     for segment in plan.segments:
         first.setdefault(segment.job, segment.placement)

@@ -1,29 +1,29 @@
-"""MILP planner: one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
+"""MILP planner: optimizes one decision as a mixed-integer linear program, solved by HiGHS through SciPy.
 
 ::
 
     min  Σ_jk cost_jk x_jk + Σ_j stay_j s_j + Σ_j postponed_j (1 − Σ_k x_jk − s_j)
         + Σ_n period_n y_n + Σ_vf period_v z_vf
 
-subject to the constraints below. Sets: jobs j, machine types v with G_v GPUs, sizes q (GPUs of its machine that a job
-takes), and currently rented nodes n. Variables::
+subject to the constraints below. Index sets: jobs j, machine types v with G_v GPUs each, sizes q (number of GPUs of a
+machine that a job uses), and currently rented nodes n. Variables::
 
     x_jk ∈ {0, 1}       job j starts on configuration k = (v, g), on a node that is new to it
-    s_j  ∈ {0, 1}       job j stays where it runs; a job with neither waits
+    s_j  ∈ {0, 1}       job j stays where it runs; if x and s are 0, the job waits
     y_n  ∈ {0, 1}       node n is kept
     u_nq ∈ {0, 1, …}    number of jobs of size q that start on a kept node
     z_vf ∈ {0, 1, …}    number of new nodes of machine type v with filling f
 
-Differences from the published models: they have variables for each node (w_n, y_vn, x_jvgn), and a job that keeps its
-configuration does not count as moving. Free nodes are interchangeable, so any plan can be written in many ways, and a
-solver has to refute each of them. Here, free nodes are counted by their filling. For an 8-GPU machine, a filling is one
-of the 22 ways to write 8 as a sum of sizes. A node with running jobs has its own variables, because a job that leaves
-it loses a restart.
+This differs from the published models. They have variables for each node (w_n, y_vn, x_jvgn), and a job that keeps its
+configuration does not count as moving. Free nodes are interchangeable, so any plan could be written in many ways, and a
+solver would have to reject each of them. Therefore free nodes are counted by their filling here. For an 8-GPU machine,
+a filling is one of the 22 ways to write 8 as a sum of sizes. A node with running jobs has its own variables, because a
+job that leaves the node loses a restart.
 
 Tardiness needs no variables, because x_jk and s_j determine it (`objective.py`).
 
-There is always a decision. If the time limit ends the search, it is the best one found so far, with its gap. If none
-was found, running jobs stay, and the others are served as a queue. Example::
+The planner always returns a decision. If the time limit ends the search, this is the best decision found so far, with
+its gap. If none was found, running jobs stay, and waiting jobs start in queue order. Example::
 
     decision = MilpPlanner(time_limit_seconds=10.0).decide(problem, situation)
     decision.objective_usd, decision.gap
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=256)
 def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ...]:
-    """Return all maximal fillings of a node: counts by size, in the order of `sizes` (largest first).
+    """Return all maximal fillings of a node: the number of jobs of each size, in the order of `sizes` (largest first).
 
-    With sizes 1 to 8 and 8 GPUs these are the 22 partitions of 8.
+    With sizes 1 to 8 and 8 GPUs, these are the 22 partitions of 8.
     """
 
     def extend(position: int, left: int) -> list[tuple[int, ...]]:
@@ -81,7 +81,7 @@ def fillings(sizes: tuple[int, ...], capacity: int) -> tuple[tuple[int, ...], ..
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
-    """Columns of the program: x, s, y, u and z, in this order.
+    """Columns of the linear program: x, s, y, u and z, in this order.
 
     Attributes:
         starts: Job and configuration index of each x.
@@ -124,7 +124,7 @@ class Variables:
 
 
 def variables_of(options: Options) -> Variables:
-    """Return the columns for a decision."""
+    """Return the columns of the linear program for a decision."""
     starts = tuple((int(job), int(item)) for job, item in np.argwhere(np.isfinite(options.cost_usd)))
     used = {item for _, item in starts}
     sizes = [
@@ -149,11 +149,11 @@ def variables_of(options: Options) -> Variables:
 
 
 Entries = list[tuple[int, float]]
-"""Row of a constraint: columns and their coefficients."""
+"""Row of a constraint, as pairs of column and coefficient."""
 
 
 def one_place(options: Options, variables: Variables) -> LinearConstraint:
-    """Return the constraint of one place per job, required if it must not wait: Σ_k x_jk + s_j ≤ 1, or = 1."""
+    """Return the constraint of at most one place per job: Σ_k x_jk + s_j ≤ 1, or = 1 if the job must not wait."""
     rows: list[Entries] = [[] for _ in options.jobs]
     for column, (job, _) in enumerate(variables.starts):
         rows[job].append((column, 1.0))
@@ -182,7 +182,7 @@ def room(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def slots(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit starts of a size to its slots: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
+    """Limit the starts of each size by its slots: Σ_{j, k: (v, q)} x_jk ≤ Σ_f slots_fq z_vf + Σ_{n: v} u_nq."""
     rows: dict[tuple[int, int], Entries] = {}
     for column, (_, item) in enumerate(variables.starts):
         key = (int(options.machine_of[item]), int(options.size_of[item]))
@@ -196,9 +196,9 @@ def slots(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def nodes(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
+    """Limit the number of rented machines: Σ_n y_n + Σ_vf z_vf ≤ N, and per type Σ_{n: v} y_n + Σ_f z_vf ≤ Q_v.
 
-    A type of several machines counts with their number, in N and in the quota of the single type.
+    A type that stands for several machines counts as that many, in N and in the quota of the single machine's type.
     """
     machines = [
         *enumerate((machine for _, machine in variables.kept), start=variables.first_kept),
@@ -212,10 +212,11 @@ def nodes(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def budget(options: Options, variables: Variables) -> LinearConstraint:
-    """Limit the cost: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs for now ≤ B.
+    """Limit the cost: Σ_jk m_jk x_jk + Σ_j m_j s_j + Σ_j r_j (1 − Σ_k x_jk − s_j) + idle GPUs until the next event ≤ B.
 
-    m_jk is the job's share of its machine until its end, and r_j the reserve for a job that waits. Idle is the price of
-    the machines until the next event, minus the shares of their jobs. Our addition to the published models.
+    m_jk is the job's share of its machine until its end, and r_j is the budget reserved for a job that waits. The cost
+    of idle GPUs is the price of the machines until the next event, minus the shares of their jobs. The published models
+    lack this constraint.
     """
     part = options.period_usd[options.machine_of] * options.size_of  # (K,)
     part = part / np.array([machine.num_gpus for machine in options.machines])[options.machine_of]
@@ -233,7 +234,7 @@ def budget(options: Options, variables: Variables) -> LinearConstraint:
 
 
 def _rents(options: Options, variables: Variables) -> Entries:
-    """Return the price of each machine until the next event."""
+    """Return the price of each machine until the next event, as coefficients."""
     kept = enumerate((machine for _, machine in variables.kept), start=variables.first_kept)
     new = enumerate((machine for machine, _ in variables.fillings), start=variables.first_filling)
     return [(column, float(options.period_usd[machine])) for column, machine in (*kept, *new)]
@@ -244,7 +245,7 @@ def _at_most(variables: Variables, rows: Sequence[Entries], upper: float | Table
 
 
 def _constraint(variables: Variables, rows: Sequence[Entries], lower: Table, upper: Table) -> LinearConstraint:
-    """Return the rows lower ≤ A · (x, s, y, u, z) ≤ upper, from the entries of A."""
+    """Return the constraint lower ≤ A · (x, s, y, u, z) ≤ upper, from the entries of A."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
@@ -262,7 +263,7 @@ class MilpPlanner:
 
     Attributes:
         time_limit_seconds: Time limit of one decision.
-        relative_gap: The search ends if no plan can be cheaper by more than this share.
+        relative_gap: The search stops when no plan can be cheaper by more than this share.
         name: Name in tables.
     """
 
@@ -297,7 +298,7 @@ class MilpPlanner:
         )
 
     def _solve(self, options: Options, variables: Variables) -> Any:
-        """Solve with HiGHS; the result is Any because SciPy has no types."""
+        """Solve the program with HiGHS. The result has the type Any, because SciPy has no type annotations."""
         from scipy.optimize import Bounds, milp
 
         constraints = [family(options, variables) for family in (one_place, room, slots, nodes)]
@@ -316,9 +317,9 @@ class MilpPlanner:
 
 @contextmanager
 def _libraries_print_nothing() -> Iterator[None]:
-    """Suppress the output of C libraries to standard output, which is reserved for a command's JSON and table.
+    """Suppress what C libraries print to standard output, which is reserved for a command's JSON and table.
 
-    HiGHS prints a line in rare cases, even with its output off (github.com/jump-dev/HiGHS.jl/issues/312).
+    HiGHS sometimes prints a line even if its output is off (github.com/jump-dev/HiGHS.jl/issues/312).
     """
     if os.name != "posix":
         yield
@@ -337,7 +338,7 @@ def _libraries_print_nothing() -> Iterator[None]:
 
 
 def check_scipy() -> None:
-    """Raise an error with the install command if SciPy is missing.
+    """Raise an error with the install command if SciPy is not installed.
 
     Raises:
         MissingDependencyError: SciPy is not installed.
@@ -352,12 +353,12 @@ def check_scipy() -> None:
 
 
 def _waiting_usd(options: Options) -> Table:
-    """Return the cost of waiting of each job; 0 for jobs that must run, because the constraints exclude waiting."""
+    """Return the cost of waiting of each job; 0 for jobs that must run, for which the constraints exclude waiting."""
     return np.where(np.isfinite(options.postponed_usd), options.postponed_usd, 0.0)
 
 
 def _costs(options: Options, variables: Variables) -> Table:
-    """Return the coefficients of the objective: running instead of waiting, and machines until the next event."""
+    """Return the coefficients of the objective: of running (not waiting), and of machines until the next event."""
     waiting = _waiting_usd(options)
     costs = np.zeros(variables.count)
     costs[: variables.first_stay] = [options.cost_usd[job, item] - waiting[job] for job, item in variables.starts]
@@ -370,7 +371,7 @@ def _costs(options: Options, variables: Variables) -> Table:
 
 
 def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]) -> dict[str, Placement]:
-    """Convert the solution to placements; kept nodes are filled first, then new ones."""
+    """Convert the solution to placements. Kept nodes are filled first, then new nodes."""
     placements: dict[str, Placement] = {}
     taken = {node for column, (node, _) in enumerate(variables.kept, start=variables.first_kept) if x[column]}
     for column, (job, _) in enumerate(variables.stays, start=variables.first_stay):
@@ -395,7 +396,10 @@ def _placements(options: Options, variables: Variables, x: npt.NDArray[np.int64]
 
 
 def _queued(problem: PlanningProblem, situation: PlanState) -> dict[str, Placement]:
-    """Keep running jobs; start the others as a queue, unless there is a budget, which a queue does not keep."""
+    """Keep running jobs, and start the others in queue order.
+
+    With a budget, start none, since a queue cannot keep it.
+    """
     if problem.limits.budget_usd is not None:
         return dict(situation.running)
     rule = replace(EARLIEST_DEADLINE_FIRST, shares_gpus=problem.formulation.shares_gpus)

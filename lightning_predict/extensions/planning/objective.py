@@ -1,28 +1,28 @@
-"""Objective of a decision: the cost of every job on every configuration, in dollars.
+"""Objective function of a planning decision: the cost in dollars of every job on every configuration.
 
-Once a job's configuration is chosen, its end, its tardiness and its price are constants. The symbols are: time `t` left
-on the configuration `(v, g)`, price `c_v` of a machine with `G_v` GPUs, deadline `d`, tardiness weight `ω`, the current
-time `now`, and the horizon `h` until machines are used otherwise::
+Once a job's configuration is chosen, its end, tardiness and price are constants. The symbols are: time `t` left on the
+configuration `(v, g)`, price `c_v` of a machine with `G_v` GPUs, deadline `d`, tardiness weight `ω`, the current time
+`now`, and the horizon `h`, until which a decision is expected to hold::
 
     machines now       c_v · h            for each rented machine
     afterwards (ours)  c_v · g/G_v · max(0, t − h)                the job's share of its machine from then on
-    tardiness          ρ · ω · max(0, now + q·t − d)             q: for deadlines to be kept with a probability
-    postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      the worst case of a job that waits
-    and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): its cheapest run later, started alone
-    restarts (ours)    t includes m more restarts of duration r for a job that moves or is paused
+    tardiness          ρ · ω · max(0, now + q·t − d)             q: factor to meet deadlines with a given probability
+    postponed          ρ̂ · ω · max(0, now + h + t_worst − d)      worst-case tardiness of a job that waits
+    and (ours)         min over (v, g) of c_v · (h + g/G_v · max(0, t − h)): cheapest later run of that job
+    restarts (ours)    t includes m more restarts of duration r, if the job moves or is paused
 
-After Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS 2019), who
-count machines until the next event, and waiting until the end of the period `H`.
+The model follows Jahani et al., "Optimizing on-demand GPUs in the Cloud for Deep Learning Applications Training" (ICCCS
+2019). They count machines until the next event, and waiting until the end of the period `H`.
 
-Our additions: `h` is three mean gaps between events so far or two restarts, whichever is longer, at most `H`. Without
-the two further cost terms of machines, waiting would look free, and slow configurations of cheap machines would look
-cheap. A paused job needs a restart, so waiting costs it one. At equal cost, running is preferred: waiting costs 0.1 %
-more.
+Lines with (ours) are our additions. The horizon `h` is three mean gaps between events so far, or two restarts if these
+take longer, but at most `H`. Without the two additional cost terms of machines, waiting would look free, and slow
+configurations of cheap machines would look cheap. A paused job needs a restart, so waiting costs one restart. If
+running and waiting cost the same, running is preferred, because waiting costs 0.1 % more.
 
-`t_worst` is the time on the cheapest configuration, which is the slowest one not beaten in both time and price. The
-slowest of all is often so slow that it would dominate all other costs. The cheapest price and `t_worst` may belong to
-different configurations. Waiting therefore costs at least the price and tardiness of the best single configuration;
-otherwise a job might wait forever. Example::
+`t_worst` is the time on the cheapest configuration: the slowest one that no other beats in both time and price. The
+slowest of all configurations is often so slow that it would dominate all other costs. The cheapest price and `t_worst`
+may belong to different configurations. Therefore, waiting costs at least the price and tardiness of the best single
+configuration. Otherwise a job might wait forever. Example::
 
     options = options_of(problem, PlanState(now_seconds=0.0, remaining={"resnet": 1.0}))
     options.cost_usd  # (jobs, configurations) in US dollars; infinite if a job cannot run
@@ -52,27 +52,28 @@ from lightning_predict.extensions.planning.problem import (
 from lightning_predict.units import seconds_to_hours
 
 HORIZON_GAPS: Final = 3.0
-"""Number of events after which a machine is likely to be used otherwise. In the comparison with queue rules (a job
-every 45 s, two seeds), 1 costs 3 % more because GPUs stay idle, and 5 as much as 3. The whole period costs 2 % more,
-because jobs wait to fill machines."""
+"""Number of events after which a machine is likely to have other jobs. It was compared in the study with queue rules (a
+job every 45 s, two seeds). With 1, plans cost 3 % more because GPUs stay idle; with 5, they cost as much as with 3.
+With the whole period, they cost 2 % more, because jobs wait to fill machines."""
 
 TIE: Final = 1e-3
-"""Relative surcharge on waiting, so that at equal cost running is preferred."""
+"""Relative surcharge on waiting, so that running is preferred at equal cost."""
 
 
 MOVES_TO_COME: Final = 1.0
-"""Number of further restarts counted with each move, because a job that moves is likely to move again. Chosen together
-with `HORIZON_RESTARTS` on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1). At 60 s a restart,
-0 costs 3 % more, 2 costs 7 % more."""
+"""Number of further restarts that are counted with each move, because a job that moves is likely to move again. It was
+chosen together with `HORIZON_RESTARTS`, on two of the study's instances (ten nodes, a job every 30 s, seeds 0 and 1).
+At 60 s a restart, 0 costs 3 % more and 2 costs 7 % more."""
 
 HORIZON_RESTARTS: Final = 2.0
-"""Minimum horizon in restarts: giving a machine back sooner would cost its jobs a restart."""
+"""Minimum horizon as a number of restarts. Returning a machine sooner would cost its jobs a restart."""
 
 
 def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
-    """Return the horizon over which a rented machine is counted: some gaps between events or some restarts.
+    """Return the horizon over which the cost of a rented machine is counted.
 
-    At most the period.
+    It is `HORIZON_GAPS` gaps between events or `HORIZON_RESTARTS` restarts, whichever is longer, but at most the
+    period.
     """
     if problem.horizon_seconds is not None:
         return problem.horizon_seconds
@@ -83,22 +84,22 @@ def horizon_seconds(problem: PlanningProblem, situation: PlanState) -> float:
 
 
 def restart_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
-    """Return the time that the job loses when it starts now; 0 before its first start."""
+    """Return the time that a job loses if it starts now; 0 for its first start."""
     return problem.restart_seconds if job.name in situation.started else 0.0
 
 
 ELSEWHERE: Final = 0.24
-"""Exponent that carries a job's measured slowdown on one GPU over to other GPUs: the share of models in the variance of
-measured over predicted whole steps. It depends on the tables: 0.10 for the tables behind
-`weights/files/whole_steps.json`, 0.48 without modules of a few operations. 0.24 is in between, and was the value of all
-tables when it was chosen."""
+"""Exponent with which a job's measured slowdown on one GPU is applied to other GPUs: the share of the variance of
+measured over predicted step times that is explained by the neural network. It depends on the tables: 0.10 for the
+tables behind `weights/files/whole_steps.json`, 0.48 without modules of a few operations. 0.24 is in between, and was
+the value of all tables when it was chosen."""
 
 
 def working_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
-    """Return the time of a job's whole run without interruptions: predicted, then corrected by its progress.
+    """Return the time of a job's whole run without interruptions: predicted, then corrected by its measured progress.
 
-    Other configurations of a measured GPU have the same factor. The run's overhead outside the steps does not depend on
-    the GPU and applies to every GPU, as in `run_correction`. Other GPUs get a power of the remaining factor.
+    All configurations of the measured GPU get the same correction factor. The run's time outside the steps is the same
+    on every GPU, as in `run_correction`. Other GPUs get a power (`ELSEWHERE`) of the remaining factor.
     """
     measured = situation.measured.get(job.name)
     if not measured:
@@ -120,9 +121,10 @@ INTERVAL_PROBABILITY: Final = 0.95
 
 
 def late_factor(high_factor: float, probability: float) -> float:
-    """Return the factor on a predicted time so that it is kept with a probability.
+    """Return the factor on a predicted time that makes it an upper bound with the given probability.
 
-    Logs of measured over predicted times are assumed normal, with the upper end of the interval at 95 %.
+    The logarithms of measured over predicted times are assumed to be normally distributed, with the upper end of the
+    interval at 95 %.
 
     Args:
         high_factor: Upper end of the time's interval, relative to the middle.
@@ -133,7 +135,7 @@ def late_factor(high_factor: float, probability: float) -> float:
 
 
 def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
-    """Return that factor by configuration: 1 on GPUs that the job was measured on, whose time is known."""
+    """Return `late_factor` by configuration; 1 on GPUs on which the job was measured, where its time is known."""
     gpus = {machine.name: machine.gpu for machine in problem.machines}
     known = {gpus[item.machine] for item in situation.measured.get(job.name, ())}
     late = late_factor(job.high_factor, problem.probability)
@@ -142,9 +144,10 @@ def late_factors(job: Job, problem: PlanningProblem, situation: PlanState) -> Ma
 
 
 def behind_share(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
-    """Return the share of the work done only according to the prediction, and missing if the job were late.
+    """Return the share of the work that counts as done only if the predicted time is right.
 
-    Without it, a plan that moves a job late in its run would treat the time until then as certain.
+    If the job is slower, this work is missing. Without this share, a plan that moves a job late in its run would treat
+    the time until the move as certain.
     """
     share_done = situation.unproven.get(job.name, 0.0)
     if not share_done:
@@ -153,12 +156,12 @@ def behind_share(job: Job, problem: PlanningProblem, situation: PlanState) -> fl
 
 
 def interruption_factor(machine: MachineType, problem: PlanningProblem) -> float:
-    """Return the expected slowdown of work on a machine type by interruptions.
+    """Return the expected slowdown of work on a spot machine by interruptions.
 
-    A checkpoint is written after every C of work. Interruptions come at a constant rate λ. Each loses the work since
-    the last checkpoint and a restart R, which may be interrupted, too. Working off C then takes (e^(λC) − 1) e^(λR) / λ
-    (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-    Systems 22, 2006).
+    A checkpoint is written after every C seconds of work. Interruptions come at a constant rate λ. Each interruption
+    loses the work since the last checkpoint and a restart of R seconds, which may be interrupted, too. The expected
+    time of C seconds of work is then (e^(λC) − 1) e^(λR) / λ (Daly, "A higher order estimate of the optimum checkpoint
+    interval for restart dumps", Future Generation Computer Systems 22, 2006).
     """
     if not machine.interruptions_per_hour or problem.checkpoint_seconds is None:
         return 1.0
@@ -175,29 +178,29 @@ def expected_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -
 
 
 def run_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> Mapping[Configuration, float]:
-    """Return the expected time until the job's end, by the configuration on which it starts now on a new node."""
+    """Return the expected time until the end of a job that starts now on a new node, by configuration."""
     remaining, restart = situation.remaining[job.name], restart_seconds(job, problem, situation)
     return {item: remaining * seconds + restart for item, seconds in expected_seconds(job, problem, situation).items()}
 
 
 def stay_seconds(job: Job, problem: PlanningProblem, situation: PlanState) -> float:
-    """Return the expected time until the end of a running job that stays, including the rest of a restart."""
+    """Return the expected time until the end of a running job that stays where it is, with the rest of a restart."""
     whole = expected_seconds(job, problem, situation)[situation.running[job.name].configuration]
     return situation.remaining[job.name] * whole + situation.restarting.get(job.name, 0.0)
 
 
 def tardiness_usd(job: Job, end_seconds: float) -> float:
-    """Return the tardiness cost of an end at this time: 0 until the deadline, then the job's weight per hour."""
+    """Return the tardiness cost of ending at this time: 0 until the deadline, then the job's weight per hour."""
     return rental_usd(seconds=max(0.0, end_seconds - job.deadline_seconds), usd_per_hour=job.tardiness_usd_per_hour)
 
 
 def machine_share(machine: MachineType, configuration: Configuration, formulation: Formulation) -> float:
-    """Return the share of the machine that a job on this configuration takes away from others."""
+    """Return the share of a machine that a job on this configuration uses, so that other jobs cannot."""
     return configuration.num_gpus / machine.num_gpus if formulation.shares_gpus else 1.0
 
 
 def cheapest_usd(job: Job, problem: PlanningProblem) -> float:
-    """Return the cost of the cheapest whole run of a job that has its machine alone."""
+    """Return the cost of a job's cheapest whole run, if it has its machine alone."""
     rates = {machine.name: machine.usd_per_hour * interruption_factor(machine, problem) for machine in problem.machines}
     return min(rental_usd(seconds=seconds, usd_per_hour=rates[item.machine]) for item, seconds in job.seconds.items())
 
@@ -208,26 +211,28 @@ Table = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Options:
-    """One decision as arrays; jobs, machines and configurations are sorted by name.
+    """Inputs of one decision as arrays. Jobs, machines and configurations are sorted by name.
 
     Attributes:
         jobs: Jobs to decide about (J of them).
         machines: Machine types (M).
-        configurations: Possible configurations of jobs (K).
+        configurations: Configurations that jobs can use (K).
         machine_of: Machine index of each configuration, (K,).
-        size_of: GPUs of a machine that each configuration takes, (K,): all of them if machines are not shared.
+        size_of: Number of GPUs of the machine that each configuration uses, (K,); all of them if machines are not
+            shared.
         cost_usd: Cost of starting a job on a configuration, without the machine's price until the next event, (J, K).
-            It is infinite if it cannot start, or if fewer GPUs of the same machine cost no more.
-        machine_usd: Part of it, and of the price until the next event, that counts towards the budget, (J, K).
-        running: Current placement of each job, (J,); None if it does not run.
-        stay_usd: Cost of leaving it there, (J,); infinite if it does not run.
-        stay_machine_usd: The part that counts towards the budget, (J,).
-        postponed_usd: Cost of letting a job wait, (J,); infinite if it must not.
-        reserved_usd: Budget reserved for a job that waits: its cheapest run, alone on its machine, (J,).
+            It is infinite if the job cannot start there, or if fewer GPUs of the same machine cost no more.
+        machine_usd: Part of the cost of starting, and of the machine's price until the next event, that counts towards
+            the budget, (J, K).
+        running: Current placement of each job, (J,); None if the job does not run.
+        stay_usd: Cost of leaving a job where it runs, (J,); infinite if the job does not run.
+        stay_machine_usd: Part of the cost of staying that counts towards the budget, (J,).
+        postponed_usd: Cost of letting a job wait, (J,); infinite if the job must not wait.
+        reserved_usd: Budget reserved for a job that waits: the cost of its cheapest run, alone on its machine, (J,).
         period_usd: Price of a machine until the next event at the latest, (M,).
         nodes: Maximum number of machines at one time.
-        quotas: Maximum number of machines of each type at one time, (M,); for a type of several machines, of the single
-            type.
+        quotas: Maximum number of machines of each type at one time, (M,). For a type that combines several machines, it
+            is the quota of the single machine's type.
         budget_usd: Remaining budget; infinite without a budget.
     """
 
@@ -278,12 +283,12 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
     factors = [late_factors(job, problem, situation) for job in jobs]
     doubt = np.array([[row.get(item, 1.0) for item in configurations] for row in factors])  # (J, K)
     doubt = doubt.reshape(len(jobs), len(configurations))
-    # Remaining work if the part that is done only according to the prediction were late, too.
+    # Remaining work, if the job is also slower in the part that counts as done only by the prediction.
     behind = np.array([behind_share(job, problem, situation) for job in jobs])  # (J,)
     whole = [expected_seconds(job, problem, situation) for job in jobs]
     missing = np.array([[row.get(item, math.nan) for item in configurations] for row in whole])  # (J, K)
     missing = (missing.reshape(len(jobs), len(configurations)) * doubt).T * behind  # (K, J)
-    # The cost of a move is certain; it pays off only if the other GPU is as fast as predicted.
+    # The cost of a move is certain, but its benefit is not: it depends on the predicted speed of the other GPU.
     gpu_of = np.array([machines[number].gpu for number in machine_of])  # (K,)
     gpus_now = np.array(["" if place is None else gpu_of[column_of[place.configuration]] for place in running])  # (J,)
     moves = runs[:, np.newaxis] & (gpus_now[:, np.newaxis] != gpu_of)
@@ -346,9 +351,9 @@ def options_of(problem: PlanningProblem, situation: PlanState) -> Options:
 
 
 def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask (J, K) of dominated cells: a cell with fewer GPUs of the same machine costs no more in any way.
+    """Return a mask (J, K) of dominated configurations: fewer GPUs of the same machine cost no more in any respect.
 
-    Configurations of a machine are adjacent, the smallest first.
+    Configurations of a machine are adjacent, and the smallest comes first.
     """
     needless = np.zeros(cost_usd.shape, dtype=bool)
     for column in range(1, cost_usd.shape[1]):
@@ -360,7 +365,7 @@ def _needless(cost_usd: Table, machine_usd: Table, machine_of: npt.NDArray[np.in
 
 
 def _budget_left(problem: PlanningProblem, situation: PlanState, jobs: Iterable[Job]) -> float:
-    """Return the budget minus the money spent and the reserve for jobs that are not submitted yet."""
+    """Return the budget without the money already spent, and without a reserve for jobs that are not submitted yet."""
     if problem.limits.budget_usd is None:
         return math.inf
     later = sorted((job for job in jobs if job.release_seconds > situation.now_seconds), key=lambda job: job.name)

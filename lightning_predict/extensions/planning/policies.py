@@ -1,9 +1,9 @@
-"""Policies by name, and the recommended plan: the cheapest one, after simulating each policy to the end.
+"""Planning policies by name, and the recommended plan: the cheapest after simulating each policy to the end.
 
-A decision looks ahead only to the next events. The best freedom and horizon depend on the jobs. A busy queue gains from
-shared machines and from moving jobs. A few long runs are cheaper alone or with a long horizon, because a shared machine
-is paid until the end of its last job. Since all jobs are known, each policy is quickly simulated and compared. Among
-plans of almost equal cost, the one with the fewest moves is chosen. Example::
+A decision looks ahead only to the next events, and the best freedom and horizon depend on the jobs. With a busy queue,
+plans gain from shared machines and from moving jobs. A few long runs are cheaper without sharing or with a long
+horizon, because a shared machine is paid until its last job ends. All jobs are known, so each policy can be simulated
+quickly and compared. Among plans of almost equal cost, the one with the fewest moves is chosen. Example::
 
     policy("milp").decide(problem, situation)
     plan = cheapest_plan(problem)
@@ -33,10 +33,10 @@ POLICIES: Final[dict[str, AbstractPolicy]] = {
 
 
 def policy(name: str) -> AbstractPolicy:
-    """Return the policy of this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
+    """Return the policy with this name: `milp`, `fifo`, `edf`, `ps`, `fifo-shared`, `edf-shared`, `ps-shared`.
 
     Raises:
-        InvalidArgumentError: An unknown name.
+        InvalidArgumentError: The name is unknown.
     """
     if name not in POLICIES:
         raise InvalidArgumentError(f"There is no policy {name!r}; known: {', '.join(POLICIES)}.")
@@ -44,17 +44,17 @@ def policy(name: str) -> AbstractPolicy:
 
 
 HORIZON_FACTORS: Final = (0.25, 0.5, 1.0, 2.0)
-"""Horizons to try in addition to the planner's own, relative to the median run time."""
+"""Horizons to try in addition to the planner's own horizon, relative to the median run time of the jobs."""
 
 
 WORTH_A_MOVE: Final = 0.01
-"""Plans within this relative cost of the cheapest count as equal; the one with the fewest moves is recommended."""
+"""Relative cost difference below which plans count as equal. Among equal plans, the one with the fewest moves wins."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """Planning method to try: a policy, its freedom, and its horizon."""
+    """Planning method to try: a policy with its freedom (formulation) and its horizon."""
 
     policy: AbstractPolicy
     formulation: Formulation
@@ -66,7 +66,7 @@ class PlanCandidate:
 
     @property
     def name(self) -> str:
-        """The policy, and its restrictions."""
+        """Name of the policy and its restrictions."""
         limits = [
             words
             for allowed, words in (
@@ -81,14 +81,14 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, method: str) -> tuple[PlanCandidate, ...]:
-    """Return the planner with full, reduced and minimal freedom within the problem's, and the queue rules.
+    """Return the candidates: the planner with full, reduced and minimal freedom, and the queue rules.
 
     Args:
-        problem: Its formulation is the maximum freedom.
-        method: `milp`, or a queue rule, which is then the only candidate.
+        problem: The problem. Its formulation is the maximum freedom.
+        method: `milp`, or the name of a queue rule, which is then the only candidate.
 
     Raises:
-        InvalidArgumentError: An unknown method.
+        InvalidArgumentError: The method is unknown.
     """
     most, own = problem.formulation, problem.horizon_seconds
     planner = policy(method)
@@ -113,18 +113,18 @@ def cheapest_plan(
     since: PlanState | None = None,
     on_candidate: Callable[[], None] | None = None,
 ) -> Plan:
-    """Return the cheapest candidate plan within the budget; among nearly equal costs, the one with the fewest moves.
+    """Return the cheapest plan within the budget. Among plans of nearly equal cost, the one with the fewest moves wins.
 
     Args:
         problem: Jobs, machines and limits.
-        method: `milp`, or a queue rule, which is then the only candidate.
-        since: Progress of the plan; None starts at the beginning (see `simulate`).
+        method: `milp`, or the name of a queue rule, which is then the only candidate.
+        since: Progress of the plan. If None, plan from the beginning (see `simulate`).
         on_candidate: Called after each candidate, for a progress bar.
 
     Raises:
         InfeasiblePlanError: The problem has no plan, or none was found within the budget.
         InvalidArgumentError: The problem or the situation is malformed, or the method is unknown.
-        MissingDependencyError: `milp` without SciPy.
+        MissingDependencyError: The method is `milp`, and SciPy is not installed.
     """
     check_problem(problem)
     plans = []

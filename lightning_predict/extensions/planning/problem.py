@@ -1,15 +1,15 @@
-"""Data model of planning: from a `PlanningProblem` with jobs, machines and limits to a `Plan` with times and costs.
+"""Data model of planning: a `PlanningProblem` with jobs, machines and limits, and a `Plan` with times and costs.
 
-A `PlanningProblem` has the constant inputs, a `PlanState` the state at one moment. `RunningJobs` is a decision that
-holds until the next event, and a `Plan` the result of all decisions. Example::
+A `PlanningProblem` has the constant inputs. A `PlanState` is the state at one moment. `RunningJobs` is a decision that
+holds until the next event. A `Plan` is the result of all decisions. Example::
 
     t4 = MachineType(name="g4dn.xlarge", gpu="T4", num_gpus=1, usd_per_hour=0.53)
     on_t4 = Configuration(machine="g4dn.xlarge", num_gpus=1)
     job = Job(name="resnet", seconds={on_t4: 7200.0}, deadline_seconds=10800.0, tardiness_usd_per_hour=2.0)
     problem = PlanningProblem(jobs=(job,), machines=(t4,), limits=Limits(nodes=1))
 
-Times are seconds since the start of the plan. Lists keep their given order, but no result depends on it: jobs, machines
-and configurations are always processed by name.
+Times are seconds since the start of the plan. Lists keep their given order, but no result depends on the order: jobs,
+machines and configurations are always processed by name.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class MachineType:
     """Type of virtual machine that can be rented.
 
     Attributes:
-        name: Its name, unique in a problem.
-        gpu: Name of its GPU.
-        num_gpus: GPUs of one machine.
+        name: Name of the type, unique in a problem.
+        gpu: Name of the GPU in it.
+        num_gpus: Number of GPUs per machine.
         usd_per_hour: Price of the whole machine, busy or not.
-        provider: The cloud provider, as SkyPilot spells it; None if it does not matter.
-        instance: The provider's name of the machine, if it differs from `name`.
-        interruptions_per_hour: Mean interruption rate of a spot machine, an assumption of the user. None if it is not a
-            spot machine.
-        hosts: Slurm host names of the user's own machines of this type; empty if Slurm chooses.
-        nodes: Number of machines, if it stands for several rented together for a job that spans them; `num_gpus` and
-            `usd_per_hour` then include all of them.
-        of: Name of the type of a single one of them; None if `nodes` is 1.
+        provider: Cloud provider, as SkyPilot spells it; None if it does not matter.
+        instance: The provider's name of the instance type, if it differs from `name`.
+        interruptions_per_hour: Mean rate at which a spot machine is interrupted, an assumption of the user; None for
+            other machines.
+        hosts: Slurm host names of the user's own machines of this type. If empty, Slurm chooses.
+        nodes: Number of machines, if this type stands for several machines that are rented together for one job.
+            `num_gpus` and `usd_per_hour` then include all of them.
+        of: Name of the type of a single one of these machines; None if `nodes` is 1.
     """
 
     name: str
@@ -51,17 +51,20 @@ class MachineType:
     interruptions_per_hour: float | None = None
     hosts: tuple[str, ...] = ()
     nodes: int = 1
-    of: str | None = None
+    base_type: str | None = None
 
     @property
     def kind(self) -> str:
-        """Name of the single machine's type, for quotas."""
-        return self.of or self.name
+        """Name of the single machine's type, to which quotas apply."""
+        return self.base_type or self.name
 
 
 @final
 class Configuration(NamedTuple):
-    """Number of GPUs of one machine of a type, for a job; a named tuple, because it is a frequent dictionary key."""
+    """Number of GPUs of one machine type that a job uses.
+
+    It is a named tuple, because it is a frequent dictionary key.
+    """
 
     machine: str
     num_gpus: int
@@ -70,20 +73,21 @@ class Configuration(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Training run.
+    """A training run.
 
     Attributes:
-        name: Its name, unique in a problem.
-        seconds: Predicted time of the whole run by configuration; without an entry, it cannot run there.
-        deadline_seconds: Time by which it should end; a later end costs `tardiness_usd_per_hour`.
-        tardiness_usd_per_hour: Cost of an hour after the deadline (the tardiness weight ω).
-        release_seconds: Time of its submission; earlier decisions do not know the job.
-        low_factor: Lower end of the interval of its times, as a factor on the predicted ones.
-        high_factor: Upper end of that interval.
-        spreads: That interval by configuration, as factors, if it varies; takes precedence over the two above.
-        command: Command that starts the training, for exported scripts; None: no scripts.
-        checkpoint: Shared folder or bucket to which the command writes its checkpoint on SIGTERM, and from which it
-            resumes. None: a stopped job loses its work, so a plan in which it moves is not exported.
+        name: Name of the job, unique in a problem.
+        seconds: Predicted time of the whole run by configuration. The job cannot run on other configurations.
+        deadline_seconds: Time by which the job should end. A later end costs `tardiness_usd_per_hour`.
+        tardiness_usd_per_hour: Cost per hour after the deadline (the tardiness weight ω).
+        release_seconds: Time at which the job is submitted. Earlier decisions do not know the job.
+        low_factor: Lower end of the interval of its times, relative to the predicted times.
+        high_factor: Upper end of the interval of its times, relative to the predicted times.
+        spreads: Interval of the relative times by configuration, if it varies. It takes precedence over `low_factor`
+            and `high_factor`.
+        command: Command that starts the training, for exported scripts. If None, no scripts are written.
+        checkpoint: Shared folder or bucket for the job's checkpoint. The command writes it on SIGTERM and resumes from
+            it. If None, a stopped job loses its work, so a plan in which this job moves is not exported.
         notes: Notes about its times, for readers of the plan.
     """
 
@@ -116,9 +120,10 @@ class Limits:
     """Limits on rented machines.
 
     Attributes:
-        nodes: Machines at one time, of all types together.
-        quotas: Machines of a type at one time, by its name; no entry means no quota.
-        budget_usd: Budget for machines over the whole plan, without tardiness; None means no budget.
+        nodes: Maximum number of machines at one time, of all types together.
+        quotas: Maximum number of machines of each type at one time, by the type's name. A type without an entry has no
+            quota.
+        budget_usd: Budget for machines over the whole plan, without the cost of tardiness; None for no budget.
     """
 
     nodes: int
@@ -129,12 +134,12 @@ class Limits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formulation:
-    """Freedom of the planner.
+    """What the planner may do with jobs.
 
     Attributes:
-        shares_gpus: Jobs may share a machine, each with its own GPUs; otherwise a job has its machine alone.
-        preempts: A running job may be paused, and resumes later.
-        migrates: A started job may continue on another machine type or number of GPUs.
+        shares_gpus: Whether jobs may share a machine, each with its own GPUs. Otherwise, a job has its machine alone.
+        preempts: Whether a running job may be paused and resumed later.
+        migrates: Whether a started job may continue on another machine type or number of GPUs.
     """
 
     shares_gpus: bool = True
@@ -143,35 +148,35 @@ class Formulation:
 
     @property
     def fixes_running_jobs(self) -> bool:
-        """A running job keeps its machine until its end."""
+        """Whether a running job keeps its machine until its end."""
         return not self.preempts and not self.migrates
 
 
 RESTART_SECONDS: Final = 60.0
-"""Default time that a job loses when it moves. If moves were free, plans would have too many."""
+"""Default time that a job loses when it moves. If moves were free, plans would contain too many."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningProblem:
-    """Jobs, machines and the rules of the plan.
+    """Jobs, machines, limits and rules for a plan.
 
     Attributes:
-        jobs: All jobs, of any release time.
+        jobs: All jobs, with any release time.
         machines: Machine types that can be rented.
         limits: Limits on rented machines.
-        formulation: Freedom of the planner.
+        formulation: What the planner may do with jobs.
         period_seconds: Maximum time between two decisions (H).
         tardiness_factor: Weight of tardiness relative to the cost of machines (ρ).
         postponement_factor: Weight of the worst-case tardiness of postponed jobs (ρ̂).
-        restart_seconds: Time that a job loses when it moves or resumes: writing and reading a checkpoint, and starting
-            a process.
-        checkpoint_seconds: Work between two checkpoints of a job; an interruption of its machine loses the work since
-            the last one. None is allowed only without spot machines.
-        horizon_seconds: Time over which a decision counts a rented machine; None derives it from the events so far (see
-            `objective.py`).
+        restart_seconds: Time that a job loses when it moves or resumes. In this time, a checkpoint is written and read,
+            and a process starts.
+        checkpoint_seconds: Time between two checkpoints of a job. If a spot machine is interrupted, the work since the
+            last checkpoint is lost. None is allowed only without spot machines.
+        horizon_seconds: Time over which a decision counts the cost of a rented machine. If None, it is derived from the
+            events so far (see `objective.py`).
         probability: Required probability of meeting deadlines, according to the intervals of the jobs' times. A running
-            job also moves to another GPU only if that pays off with this probability. 0.5 uses the predicted times.
+            job moves to another GPU only if that pays off with this probability. 0.5 uses the predicted times.
     """
 
     jobs: tuple[Job, ...]
@@ -193,7 +198,7 @@ class Placement:
     """Machine and GPUs of a job.
 
     Attributes:
-        node: Number of the node, from 0.
+        node: Number of the node, counted from 0.
         configuration: Machine type of the node, and the job's number of GPUs on it.
     """
 
@@ -204,20 +209,21 @@ class Placement:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """State at one moment: jobs, machines and prices.
+    """State of a plan at one moment: jobs, machines and money spent.
 
     Attributes:
-        now_seconds: The moment.
+        now_seconds: Time of this moment.
         remaining: Remaining share of the work of each submitted, unfinished job; above 0 and at most 1.
         running: Placements of running jobs.
         started: Last configuration of each job that has started, running or not.
-        restarting: Seconds until a moved job resumes work, for running jobs that do not work yet.
-        measured: Time of the whole run according to a job's own progress, by job and configuration.
-        beside: Seconds of that time outside the steps, by job: waits for data, validation, checkpoints.
-        unproven: Share of the work that is done only according to the prediction, by job, in a plan that looks ahead.
-            It may take longer.
+        restarting: For running jobs that have just moved: seconds until the job resumes work.
+        measured: Time of the whole run according to the job's own progress, by job and configuration.
+        overhead_seconds: Part of the measured time that is outside the steps, by job: waits for data, validation,
+            checkpoints.
+        unproven: In a plan that looks ahead, the share of the work that counts as done only by the prediction, by job.
+            This work may take longer.
         spent_usd: Money spent on machines so far.
-        mean_gap_seconds: Mean time between two decisions so far; at most the period. None before the second decision.
+        mean_gap_seconds: Mean time between two decisions so far, at most the period; None before the second decision.
     """
 
     now_seconds: float
@@ -235,14 +241,14 @@ class PlanState:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJobs:
-    """Decision that holds until the next event: the jobs that run, and their placements.
+    """Decision that holds until the next event: which jobs run, and where.
 
     Attributes:
         placements: Placement of each running job.
         postponed: Jobs that wait, by name.
         objective_usd: Expected cost according to the planner (see `objective.py`); None for a rule without an
             objective.
-        bound_usd: Lower bound on the cost of any decision; None if the method proves none.
+        bound_usd: Lower bound on the cost of any decision; None if the method gives no bound.
         method: Name of the method.
         solve_seconds: Time to decide.
     """
@@ -256,7 +262,7 @@ class RunningJobs:
 
     @property
     def gap(self) -> float | None:
-        """Distance to the bound as a share of the objective; None without a bound."""
+        """Difference between objective and lower bound, as a share of the objective; None without a bound."""
         if self.objective_usd is None or self.bound_usd is None:
             return None
         if self.objective_usd == self.bound_usd:
@@ -301,15 +307,15 @@ class JobOutcome:
     """Start, end and cost of a job.
 
     Attributes:
-        job: Its name.
-        release_seconds: Submission.
-        start_seconds: First start.
+        job: Name of the job.
+        release_seconds: Time of submission.
+        start_seconds: Time of the first start.
         end_seconds: Actual end.
         deadline_seconds: Deadline.
-        tardiness_seconds: Time between deadline and end; 0 if it was in time.
+        tardiness_seconds: Time between deadline and end; 0 if the job ended in time.
         tardiness_usd: Cost of the tardiness.
-        machine_usd: Its share of the machines, by GPUs if they were shared; idle GPUs are shared in the same
-            proportion.
+        machine_usd: The job's share of the cost of machines. A shared machine is divided by the jobs' numbers of GPUs,
+            and the cost of idle GPUs in the same proportion.
     """
 
     job: str
@@ -331,10 +337,10 @@ class Plan:
         policy: Name of the policy.
         segments: Segments of jobs, sorted by start and job.
         rentals: Rentals of machines, sorted by start and node.
-        outcomes: One per job, by name.
+        outcomes: One per job, sorted by name.
         decisions: Number of decisions.
-        longest_decision_seconds: Time of the slowest decision.
-        largest_gap: Largest gap among decisions with a bound; None without any.
+        longest_decision_seconds: Duration of the slowest decision.
+        largest_gap: Largest gap among decisions with a bound; None if no decision has one.
     """
 
     policy: str
@@ -352,7 +358,7 @@ class Plan:
 
     @property
     def tardiness_usd(self) -> float:
-        """Cost of all tardiness."""
+        """Cost of the tardiness of all jobs."""
         return sum(outcome.tardiness_usd for outcome in self.outcomes)
 
     @property
@@ -362,16 +368,16 @@ class Plan:
 
     @property
     def makespan_seconds(self) -> float:
-        """End of the last job."""
+        """Time at which the last job ends."""
         return max(outcome.end_seconds for outcome in self.outcomes)
 
 
 class AbstractPolicy(Protocol):
-    """Decision method: the planner, or a rule to compare it with."""
+    """Decision method: the planner, or a rule to compare the planner with."""
 
     @property
     def name(self) -> str:
-        """Its name in tables."""
+        """Name of the policy in tables."""
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
         """Decide which jobs run from this moment on."""

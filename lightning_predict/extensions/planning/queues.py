@@ -1,6 +1,6 @@
-"""Queue rules: first in first out, earliest deadline first, priority.
+"""Queue rules (scheduling baselines): first in first out, earliest deadline first, priority.
 
-They are baselines for the planner, and its fallback if it runs out of time. Example::
+They are compared with the planner, and replace it if it finds no decision in time. Example::
 
     decision = FIFO.decide(problem, situation)
 """
@@ -24,22 +24,22 @@ from lightning_predict.extensions.planning.problem import (
     RunningJobs,
     rental_usd,
 )
-from lightning_predict.ties import less, ordered
+from lightning_predict.ties import clearly_less, ordered
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRule:
-    """Rule that starts waiting jobs in one order, and never moves a running one.
+    """Rule that starts waiting jobs in a fixed order and never moves a running job.
 
-    A job gets its own machine, of a type chosen by the predicted times: the cheapest that meets the deadline, otherwise
-    the fastest. A rule therefore uses the same times and prices as the planner. It lacks sharing, preemption and a
-    joint view of all jobs, and cannot keep a budget.
+    Each job gets its own machine. Its type is chosen by the predicted times: the cheapest type that meets the deadline,
+    otherwise the fastest. So a rule uses the same times and prices as the planner. A rule does not share GPUs, preempt
+    jobs or consider all jobs together, and it cannot keep a budget.
 
     Attributes:
         name: Name in tables.
-        order: Sort key of the queue; equal keys are sorted by name.
-        shares_gpus: Jobs may share a machine.
+        order: Sort key of the queue. Jobs with equal keys are sorted by name.
+        shares_gpus: Whether jobs may share a machine.
     """
 
     name: str
@@ -47,7 +47,7 @@ class QueueRule:
     shares_gpus: bool = False
 
     def decide(self, problem: PlanningProblem, situation: PlanState) -> RunningJobs:
-        """Keep running jobs; start waiting jobs in order if a node is free."""
+        """Keep running jobs, and start waiting jobs in order as long as a node is free."""
         started = time.perf_counter()
         placements = dict(situation.running)
         nodes = _Nodes(problem, placements, shares_gpus=self.shares_gpus)
@@ -68,7 +68,7 @@ class QueueRule:
         )
 
     def _preferences(self, job: Job, problem: PlanningProblem, situation: PlanState) -> list[Configuration]:
-        """Sort configurations: those that meet the deadline by cost, then the others by time."""
+        """Sort configurations: first those that meet the deadline, by cost, then the others, by time."""
         machines = {machine.name: machine for machine in problem.machines}
         formulation = Formulation(shares_gpus=self.shares_gpus)
         seconds_on = run_seconds(job, problem, situation)
@@ -81,7 +81,7 @@ class QueueRule:
         configurations = sorted(job.seconds)
         by_time, by_cost = ordered(configurations, seconds_on.__getitem__), ordered(configurations, cost)
         left = job.deadline_seconds - situation.now_seconds
-        late = {one for one in configurations if less(left, seconds_on[one])}
+        late = {one for one in configurations if clearly_less(left, seconds_on[one])}
         return [
             *(one for one in ordered(by_time, cost) if one not in late),
             *(one for one in ordered(by_cost, seconds_on.__getitem__) if one in late),
@@ -93,7 +93,7 @@ EARLIEST_DEADLINE_FIRST: Final = QueueRule(name="EDF", order=lambda job: job.dea
 PRIORITY: Final = QueueRule(name="PS", order=lambda job: -job.tardiness_usd_per_hour)
 
 BASELINES: Final = (FIFO, EARLIEST_DEADLINE_FIRST, PRIORITY)
-"""Rules to compare the planner with."""
+"""Queue rules to compare the planner with."""
 
 SHARING_BASELINES: Final = tuple(replace(rule, name=f"{rule.name} shared", shares_gpus=True) for rule in BASELINES)
 """The same rules with shared machines."""
@@ -115,7 +115,7 @@ class _Nodes:
             self._occupy(placement.node, placement.configuration)
 
     def take(self, configuration: Configuration) -> int | None:
-        """Return a node for this configuration: the fullest with room, or a new one; None without any."""
+        """Return a node for this configuration: the fullest one with enough free GPUs, or a new one; else None."""
         open_nodes = [
             node
             for node, machine in self._type.items()

@@ -1,10 +1,10 @@
-"""Replay of a plan with actual times that differ from the predicted ones, as its exported scripts would run.
+"""Replays a plan with actual times that differ from the predicted times, as its exported scripts would run.
 
-The rules are those in `exports.py`. A segment starts at its planned time or later, once its job has stopped at its
-previous place and its GPUs are free. A job that gets a stop signal writes its checkpoint; a job that has already ended
-is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a predicted time, so no
-work is lost: a wrong time costs time, money and deadlines. The replay may plan again from the state at given times, as
-`plan --state` does. Example::
+The rules are those of the scripts in `exports.py`. A segment starts at its planned time, or later: once its job has
+stopped at its previous place, and its GPUs are free. A job that gets a stop signal writes its checkpoint. A job that
+has already ended is not started again. A machine is kept until it was idle for `IDLE_MINUTES`. Nothing ends at a
+predicted time, so wrong predictions lose no work, but cost time, money and deadlines. The replay can plan again from
+the state at given times, as `plan --state` does. Example::
 
     late = replay(plan.segments, problem, slowed(problem, {"resnet": 1.3, "bert": 0.9}))  # actual over predicted
     late.kept_deadlines, late.total_usd
@@ -37,13 +37,13 @@ from lightning_predict.extensions.planning.simulator import MEASURED_SECONDS, Ac
 from lightning_predict.units import SECONDS_PER_MINUTE
 
 PREDICTION_DEVIATIONS: Final[Mapping[str, float]] = {"gpu": 0.052, "model": 0.111, "rest": 0.242}
-"""Standard deviations of log(measured / predicted) of published whole steps, by GPU, by model and residual (`python -m
-benchmarks.accuracy FOLDER --of steps`, November 2026). An assumption of the studies: later fits find smaller ones, and
-these stay fixed so that published figures can be reproduced."""
+"""Standard deviations of log(measured / predicted) of published whole steps: by GPU, by neural network, and residual
+(`python -m benchmarks.accuracy FOLDER --of steps`, November 2026). The studies assume these. Later fits found smaller
+values, but these stay fixed so that published figures can be reproduced."""
 
 
 def likely_factors() -> tuple[float, float, float]:
-    """Return the 5th, 50th and 95th percentile of actual over predicted times, according to `PREDICTION_DEVIATIONS`."""
+    """Return the 5th, 50th and 95th percentile of actual over predicted times, by `PREDICTION_DEVIATIONS`."""
     deviation = math.sqrt(sum(part**2 for part in PREDICTION_DEVIATIONS.values()))
     far = math.exp(NormalDist().inv_cdf(0.95) * deviation)
     return 1 / far, 1.0, far
@@ -52,13 +52,13 @@ def likely_factors() -> tuple[float, float, float]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedJob:
-    """Outcome of a job in a replay.
+    """Outcome of one job in a replay.
 
     Attributes:
-        job: Its name.
-        end_seconds: Actual end.
+        job: Name of the job.
+        end_seconds: Actual time of its end.
         deadline_seconds: Deadline.
-        lost_seconds: Lost work, which was done again.
+        lost_seconds: Work that was lost and had to be done again.
         moves: Number of moves from one place to another.
     """
 
@@ -77,12 +77,12 @@ class ReplayedJob:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReplay:
-    """Outcome of a plan in a replay.
+    """Outcome of a whole plan in a replay.
 
     Attributes:
-        jobs: One per job, by name.
+        jobs: One outcome per job, by name.
         machine_usd: Cost of all machines.
-        tardiness_usd: Cost of all tardiness.
+        tardiness_usd: Cost of the tardiness of all jobs.
     """
 
     jobs: tuple[ReplayedJob, ...]
@@ -96,7 +96,7 @@ class PlanReplay:
 
     @property
     def lost_seconds(self) -> float:
-        """Lost work of all jobs, which was done again."""
+        """Work of all jobs that was lost and had to be done again."""
         return sum(job.lost_seconds for job in self.jobs)
 
     @property
@@ -110,10 +110,10 @@ def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeco
 
     Args:
         problem: The problem with the jobs.
-        factors: Actual over predicted time by job; a job without an entry takes the predicted time.
+        factors: Ratio of actual to predicted time, by job. A job without an entry takes the predicted time.
 
     Raises:
-        InvalidArgumentError: A factor that is not above 0, or an unknown job.
+        InvalidArgumentError: A factor is not above 0, or a job is unknown.
     """
     jobs = {job.name: job for job in problem.jobs}
     for name, factor in factors.items():
@@ -129,16 +129,16 @@ def slowed(problem: PlanningProblem, factors: Mapping[str, float]) -> ActualSeco
 
 
 def evenly(segments: Sequence[Segment], times: int) -> tuple[float, ...]:
-    """Return this many equally spaced times between a plan's start and end, both excluded."""
+    """Return `times` equally spaced times between a plan's start and end, without these two."""
     end = max(segment.end_seconds for segment in segments)
     return tuple(end * number / (times + 1) for number in range(1, times + 1))
 
 
 class Replanner(Protocol):
-    """Function that plans again during a replay: `cheapest_plan`, or another of this signature."""
+    """Function that plans again during a replay: `cheapest_plan`, or another one with this signature."""
 
     def __call__(self, problem: PlanningProblem, *, since: PlanState) -> Plan:
-        """Plan the rest from this situation."""
+        """Plan the rest of the jobs from this state."""
 
 
 def replay(
@@ -148,16 +148,16 @@ def replay(
     *,
     again: Mapping[float, Replanner] = MappingProxyType({}),
 ) -> PlanReplay:
-    """Replay a plan with jobs that take other times than predicted.
+    """Replay a plan with jobs that take longer or shorter than predicted.
 
     Args:
-        segments: The plan's segments; planned from the beginning, not from a situation.
+        segments: The segments of a plan that starts from the beginning, not from a running state.
         problem: The planned problem.
         actual_seconds: Actual time of the whole run, by job and configuration.
-        again: Replanners by time in seconds; ignored if all jobs have ended by then.
+        again: Functions that plan again, by the time in seconds. They are not called if all jobs have ended by then.
 
     Raises:
-        InvalidArgumentError: A plan of other jobs.
+        InvalidArgumentError: The plan has other jobs than the problem.
         InfeasiblePlanError: Planning again finds no plan.
     """
     jobs = {job.name: job for job in problem.jobs}
@@ -194,16 +194,16 @@ class _Run:
         self.running: dict[str, Placement] = {}  # when planning again
         self.restarting: dict[str, float] = {}
         self.measured: dict[str, dict[Configuration, float]] = {}
-        # Times when each GPU of a rented machine becomes free, and when the machine was used, by node and type.
+        # By node and machine type: times when each GPU becomes free, and time spans in which the machine was used.
         self.free: dict[tuple[int, str], list[float]] = {}
         self.used: dict[tuple[int, str], list[tuple[float, float]]] = {}
 
     def carry_out(self, segments: Sequence[Segment], *, until_seconds: float = math.inf) -> None:
-        """Run everything that starts before a moment, and keep jobs running then."""
+        """Run everything that starts before a moment; jobs that still run then stay in `running`."""
         waiting: dict[str, list[Segment]] = {}
         for segment in sorted(segments, key=lambda one: (one.start_seconds, one.job)):
             waiting.setdefault(segment.job, []).append(segment)
-        # The segment that can start first is processed first; others of its machine queue behind it.
+        # The segment that can start first is processed first. Other segments on its machine queue behind it.
         while any(waiting.values()):
             name = min(
                 (name for name, own in waiting.items() if own),
@@ -218,7 +218,7 @@ class _Run:
                 waiting[name].clear()
 
     def situation(self, now_seconds: float) -> PlanState:
-        """Return the current state, as a user would write it down."""
+        """Return the current state, as a user would describe it in a state file."""
         return PlanState(
             now_seconds=now_seconds,
             remaining={
@@ -234,7 +234,7 @@ class _Run:
         )
 
     def go_on(self, segments: Sequence[Segment], situation: PlanState) -> None:
-        """Adopt a new plan: jobs that it places elsewhere stop now, the others continue."""
+        """Switch to a new plan: jobs that it places elsewhere stop now, and the others continue."""
         kept = {
             segment.job: segment.placement
             for segment in segments
@@ -245,9 +245,9 @@ class _Run:
         self.running = kept
 
     def _start_of(self, segment: Segment) -> float:
-        """Return the earliest start of a segment: as planned, once its job has stopped and its GPUs are free.
+        """Return the earliest start of a segment: its planned start, once its job has stopped and its GPUs are free.
 
-        A node changes its machine type only when it is idle, because the number of machines is limited.
+        A node changes its machine type only when the node is idle, because the number of machines is limited.
         """
         (node, machine), count = self._key(segment), segment.placement.configuration.num_gpus
         free = sorted(self._gpus(segment))[count - 1]
@@ -255,7 +255,7 @@ class _Run:
         return max(segment.start_seconds, self.stopped.get(segment.job, 0.0), free, *others)
 
     def _run(self, job: Job, segment: Segment, *, stops_at: float | None, until_seconds: float) -> bool:
-        """Run a segment until its job ends, stops or is replanned; return whether to drop its later segments."""
+        """Run a segment until its job ends, stops or is replanned. Return whether to drop its later segments."""
         start, configuration = self._start_of(segment), segment.placement.configuration
         if job.name in self.running:
             pause = self.restarting.get(job.name, 0.0)
@@ -264,7 +264,8 @@ class _Run:
         works = start + pause
         whole = self.actual_seconds[job.name][configuration]
         end = works + self.left[job.name] * whole
-        # A job that has not started by its stop time stays, because its next segment waits for a job that has stopped.
+        # A job that has not started by its stop time stays in its place, because its next segment waits for a stopped
+        # job.
         moves = stops_at is not None and start < stops_at < end
         until = min(stops_at if moves and stops_at is not None else end, until_seconds)
         self.running.pop(job.name, None)
@@ -289,7 +290,7 @@ class _Run:
 
     def _stop(self, job: Job, now_seconds: float) -> None:
         """Stop a job that continues elsewhere or later."""
-        if job.checkpoint is None:  # all its work; exported plans never stop such a job
+        if job.checkpoint is None:  # it loses all its work; exported plans never stop such a job
             whole = self.actual_seconds[job.name][self.started[job.name]]
             self.lost[job.name] = self.lost.get(job.name, 0.0) + (1.0 - self.left[job.name]) * whole
             self.left[job.name] = 1.0
@@ -297,7 +298,7 @@ class _Run:
         self.moves[job.name] = self.moves.get(job.name, 0) + 1
 
     def result(self) -> PlanReplay:
-        """Compute the costs."""
+        """Compute costs and outcomes at the end of the replay."""
         return PlanReplay(
             jobs=tuple(
                 ReplayedJob(
@@ -314,7 +315,7 @@ class _Run:
         )
 
     def _rent_usd(self, machine: str, stretches: list[tuple[float, float]]) -> float:
-        """Return the price of a machine that is given back after each idle period longer than its limit."""
+        """Return the price of a machine that is returned whenever it was idle for longer than the limit."""
         idle = IDLE_MINUTES * SECONDS_PER_MINUTE
         seconds, since, until = 0.0, None, 0.0
         for start, end in sorted(stretches):

@@ -1,15 +1,15 @@
-"""Simulator: jobs arrive, run and end, and a policy decides again at every event.
+"""Simulates a plan event by event: jobs arrive, run and end, and a policy makes a new decision at every event.
 
-Events are the submission of a job, the end of a job, and a period without either. Between events, every running job
-works at its own speed. Machines are paid from the decision that rents them to the one that returns them, busy or not.
-Example::
+An event is the submission of a job, the end of a job, or a period without either. Between events, every running job
+works at its own speed. A machine is paid from the decision that rents it to the one that returns it, whether it is busy
+or idle. Example::
 
     plan = simulate(problem, MilpPlanner())
     plan.machine_usd, plan.tardiness_usd
 
-With `actual_seconds`, jobs take these times instead of the predicted ones. The policy uses the predictions until a job
-has worked for a minute, then the time derived from the job's progress. The resulting plan is the actual outcome; the
-plan without `actual_seconds` is the expected one.
+If `actual_seconds` is given, jobs take these times instead of the predicted times. The policy uses the prediction of a
+job until the job has worked for a minute, and then a time derived from the job's progress. The resulting plan is the
+actual outcome. Without `actual_seconds`, it is the expected outcome.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ActualSeconds = Mapping[str, Mapping[Configuration, float]]
 """Actual time of the whole run, by job and configuration."""
 
 MEASURED_SECONDS: Final = 60.0
-"""Work after which a job's own speed is known: after about fifty steps, their mean is within a few percent of the rest
-of the run."""
+"""Seconds of work after which a job's speed counts as measured. After about fifty steps, their mean is within a few
+percent of the rest of the run."""
 
 _TOLERANCE_SECONDS: Final = 1e-6
 
@@ -63,15 +63,15 @@ def simulate(
     Args:
         problem: Jobs, machines and limits.
         policy: The policy that decides.
-        actual_seconds: Actual times; None takes the predicted ones.
-        since: Progress of the jobs; None starts at the beginning. Jobs submitted before and missing in its `remaining`
-            have ended. The plan contains only later times.
-        interruptions: Seed of the times at which spot machines are interrupted; None uses the expected slowdown
-            instead.
+        actual_seconds: Actual times of the jobs. If None, the predicted times are used.
+        since: Progress of the jobs. If None, the plan starts at the beginning. Jobs that were submitted before and are
+            not in its `remaining` have ended. The resulting plan contains only later times.
+        interruptions: Random seed for the times at which spot machines are interrupted. If None, the expected slowdown
+            is used instead.
 
     Raises:
         InfeasiblePlanError: The problem cannot be planned, or the policy never starts some jobs.
-        InvalidArgumentError: A number out of its range, or a situation that contradicts the problem.
+        InvalidArgumentError: A number is out of its range, or the state contradicts the problem.
     """
     check_problem(problem)
     if since is not None:
@@ -93,7 +93,10 @@ def simulate(
 @final
 @dataclass(slots=True)
 class _Work:
-    """Running job: from `start_seconds` on, it works off `remaining` at `seconds` for the whole run."""
+    """A running job.
+
+    From `start_seconds` on, it works off the share `remaining`; the whole run would take `seconds`.
+    """
 
     placement: Placement
     segment_start_seconds: float
@@ -116,7 +119,7 @@ class _Work:
 @final
 @dataclass(kw_only=True)
 class _Simulation:
-    """State between two events."""
+    """State of the simulation between two events."""
 
     problem: PlanningProblem
     policy: AbstractPolicy
@@ -142,13 +145,16 @@ class _Simulation:
         self.jobs: dict[str, Job] = {job.name: job for job in self.problem.jobs}
         self.machines = {machine.name: machine for machine in self.problem.machines}
         self.random = np.random.default_rng([self.interruptions or 0, 3])
-        # Sorted in reverse: the next to arrive is last.
+        # Sorted in reverse order, so that the next job to arrive is last.
         self.arrivals = sorted(self.problem.jobs, key=lambda job: (job.release_seconds, job.name), reverse=True)
         if self.since is not None:
             self._go_on_from(self.since)
 
     def _seconds(self, job: Job, configuration: Configuration) -> float:
-        """Return the job's actual time for the whole run here, without interruptions if these are simulated."""
+        """Return the actual time of the job's whole run on this configuration.
+
+        It excludes interruptions if these are simulated.
+        """
         known = self.since or PlanState(now_seconds=0.0, remaining={})
         real = job if self.actual_seconds is None else replace(job, seconds=self.actual_seconds[job.name])
         known = known if self.actual_seconds is None else replace(known, measured={})
@@ -156,7 +162,7 @@ class _Simulation:
         return time_of(real, self.problem, known)[configuration]
 
     def _go_on_from(self, since: PlanState) -> None:
-        """Initialize from the progress of a running plan."""
+        """Initialize the state from the progress of a running plan."""
         self.now_seconds = self.last_decision_seconds = since.now_seconds
         self.arrivals = [job for job in self.arrivals if job.release_seconds > since.now_seconds]
         self.remaining = dict(since.remaining)
@@ -167,7 +173,7 @@ class _Simulation:
             self._start(name, placement, lost_seconds=since.restarting.get(name, 0.0))
 
     def next_event_seconds(self) -> float:
-        """Return the time of the next submission, end, interruption or period."""
+        """Return the time of the next submission, end of a job, interruption, or end of a period."""
         ends = min((work.end_seconds for work in self.work.values()), default=math.inf)
         arrival = self.arrivals[-1].release_seconds if self.arrivals else math.inf
         patience = max((self.jobs[name].deadline_seconds for name in self.remaining), default=0.0)
@@ -177,7 +183,7 @@ class _Simulation:
         return max(self.now_seconds, min(ends, arrival, period, *self.interrupted_at.values()))
 
     def advance(self, until_seconds: float) -> None:
-        """Advance the clock, and share the price of each machine among its jobs, by their GPUs."""
+        """Advance the clock. The price of each machine is divided among its jobs, in proportion to their GPUs."""
         by_node: dict[int, list[str]] = {}
         for name in sorted(self.work):
             by_node.setdefault(self.work[name].placement.node, []).append(name)
@@ -192,7 +198,7 @@ class _Simulation:
         self.now_seconds = until_seconds
 
     def end_jobs(self) -> None:
-        """Remove the jobs that have ended by now."""
+        """Remove the jobs that have ended by the current time."""
         ended = sorted(
             name for name, work in self.work.items() if work.end_seconds <= self.now_seconds + _TOLERANCE_SECONDS
         )
@@ -214,7 +220,7 @@ class _Simulation:
             )
 
     def interrupt(self) -> None:
-        """Remove interrupted spot machines; their jobs go back to their last checkpoints."""
+        """Remove interrupted spot machines. Their jobs continue from their last checkpoints."""
         for node in [node for node, at in self.interrupted_at.items() if at <= self.now_seconds + _TOLERANCE_SECONDS]:
             for name in [name for name, work in self.work.items() if work.placement.node == node]:
                 between = self.problem.checkpoint_seconds or math.inf
@@ -223,12 +229,12 @@ class _Simulation:
             self._give_back(node)
 
     def admit_jobs(self) -> None:
-        """Add the jobs that have been submitted by now."""
+        """Add the jobs that have been submitted by the current time."""
         while self.arrivals and self.arrivals[-1].release_seconds <= self.now_seconds:
             self.remaining[self.arrivals.pop().name] = 1.0
 
     def decide(self) -> None:
-        """Query the policy and carry out its decision."""
+        """Ask the policy for a decision, and carry it out."""
         for name, work in self.work.items():
             self.remaining[name] = max(work.remaining_at(self.now_seconds), 0.0)
             if self.actual_seconds is not None and self.now_seconds - work.start_seconds >= MEASURED_SECONDS:
@@ -268,7 +274,7 @@ class _Simulation:
                     self._start(name, wanted, lost_seconds=lost)
 
     def _unproven(self) -> Mapping[str, float]:
-        """Return the shares of work done only in the plan; work with actual times is certain."""
+        """Return the share of each job's work that counts as done only by the prediction; none with actual times."""
         if self.actual_seconds is not None:
             return {}
         begun = {} if self.since is None else self.since.remaining
@@ -290,7 +296,7 @@ class _Simulation:
         )
 
     def _start(self, name: str, placement: Placement, *, lost_seconds: float) -> None:
-        """Begin a segment, in which the job first loses the time of its restart."""
+        """Begin a segment of a job. First, the job loses the time of its restart."""
         self.work[name] = _Work(
             placement=placement,
             segment_start_seconds=self.now_seconds,
@@ -314,7 +320,7 @@ class _Simulation:
             )
 
     def _rent(self, wanted: Mapping[int, str]) -> None:
-        """Return and rent machines so that each node has its wanted type."""
+        """Rent and return machines, so that each node has the requested type."""
         for node in sorted(self.rented.keys() | wanted.keys()):
             machine, _ = self.rented.get(node, (None, self.now_seconds))
             if machine == wanted.get(node):
@@ -337,7 +343,7 @@ class _Simulation:
         return Rental(node=node, machine=machine, start_seconds=since, end_seconds=self.now_seconds, usd=price)
 
     def _mean_gap_seconds(self) -> float | None:
-        """Return the mean time between two decisions so far; initially the situation's."""
+        """Return the mean time between two decisions so far; at first, the value of the initial state."""
         begin = 0.0 if self.since is None else self.since.now_seconds
         number, passed = len(self.decisions), self.now_seconds - begin
         if number and passed:

@@ -1,7 +1,8 @@
-"""Times of a job: one `Interval` per configuration, predicted from a recorded step or from past runs.
+"""Predicts the times of a job: one `Interval` per configuration, from a recorded step or from past runs.
 
-The number of samples is the same on every configuration. On several GPUs, each GPU takes as many samples per step as a
-single one did, in fewer steps. With `keep_batch`, they share the samples of a step instead. Example::
+A run has the same number of samples on every configuration. On several GPUs, each GPU processes as many samples per
+step as a single GPU would, so the run has fewer steps. With `keep_batch`, the GPUs share the samples of a step instead.
+Example::
 
     times = times_of_trace(Path("bert.json.gz"), 200_000, machines)
     times.seconds[Configuration("box", 4)].high
@@ -29,17 +30,17 @@ from lightning_predict.run.history import history_path
 from lightning_predict.tracing.trace import Trace
 
 HISTORY: Final = "history"
-"""Keyword for the runs stored by `RuntimePredictor`."""
+"""Keyword for the runs that `RuntimePredictor` stored."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Time of a whole run.
+    """Times of a whole run.
 
     Attributes:
-        seconds: By configuration, with the 90 % interval; without an entry, the job cannot run there.
-        notes: Notes about them, for readers of the plan.
+        seconds: Time by configuration, with its 90 % interval. The job cannot run on other configurations.
+        notes: Notes about these times, for readers of the plan.
     """
 
     seconds: Mapping[Configuration, Interval[float]]
@@ -56,20 +57,22 @@ def times_of_trace(
 ) -> Times:
     """Predict the rest of a run from a recorded step.
 
-    A configuration is omitted if the step does not fit in its GPUs' memory, or if the strategy cannot divide the GPUs.
-    A trace without parameters gives only configurations of one GPU, because the communication of several is unknown.
+    A configuration is omitted if the step does not fit in its GPUs' memory, or if the strategy cannot use this number
+    of GPUs. If the trace has no parameters, only configurations of one GPU are returned, because the communication
+    between several GPUs is unknown.
 
     Args:
         path: A trace, as written by `Trace.save`.
         iterations: Remaining training steps of the recorded size.
         machines: Machine types, each with a GPU of the catalogue.
         assumptions: Assumptions about machines and strategy, including earlier runs.
-        keep_batch: Replicas share the samples of a step; a number of replicas that does not divide them is omitted.
+        keep_batch: Whether replicas share the samples of a step. Configurations whose number of replicas does not
+            divide the samples are omitted.
 
     Raises:
         TraceError: The file is missing or is not a trace.
         UnknownGpuError: A machine type has a GPU that the catalogue does not contain.
-        PlanningFormatError: `keep_batch` with a trace that cannot be scaled to another batch size.
+        PlanningFormatError: `keep_batch` is set, but the trace cannot be scaled to another batch size.
     """
     trace, assumptions = Trace.load(str(path)), assumptions or Assumptions()
     layouts = {one: layout for one, layout in _layouts(machines) if trace.parameters or layout.count == 1}
@@ -105,10 +108,10 @@ def times_of_runs(
     model: str | None = None,
     keep_batch: bool = False,
 ) -> Times:
-    """Predict a run from past runs of its model, by a regression (`regression/end_to_end.py`).
+    """Predict a run from past runs of the same model, by a regression (`regression/end_to_end.py`).
 
-    If all past runs used one GPU type, or one number of GPUs, other values are omitted, because the runs give no
-    information about them.
+    If all past runs used one GPU model, or one number of GPUs, other configurations are omitted, because the runs
+    contain no information about them.
 
     Args:
         path: Past runs, as for `regress`; `history` for those stored by RuntimePredictor.
@@ -116,12 +119,13 @@ def times_of_runs(
         machines: Machine types, each with a GPU of the catalogue.
         batch_size: Samples of a step on one GPU.
         model: Use only the runs of this model.
-        keep_batch: GPUs share the samples of a step; a number of GPUs that does not divide them is omitted.
+        keep_batch: Whether GPUs share the samples of a step. Configurations whose number of GPUs does not divide the
+            samples are omitted.
 
     Raises:
         MeasurementTableError: The table is invalid.
-        InvalidArgumentError: Too few runs, runs of several models without a choice, or runs that vary in a setting that
-            a plan does not have, such as the threads of loaders.
+        InvalidArgumentError: There are too few runs, runs of several models without a choice, or runs that differ in a
+            setting that a plan does not have, such as the number of loader processes.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     from lightning_predict.extensions.regression.end_to_end import fit_regression, of_one_model
@@ -165,11 +169,11 @@ def times_of_runs(
 
 
 def _layouts(machines: Sequence[MachineType]) -> Iterator[tuple[Configuration, Layout]]:
-    """Yield the configurations of machines, each with its layout for predictions."""
+    """Yield the configurations of the machines, each with its layout for predictions."""
     for machine in machines:
         per_machine = machine.num_gpus // machine.nodes
-        # A single machine uses no network; without one, its layout equals the layout that the step may have been
-        # measured on.
+        # A single machine uses no network. Without a network, its layout equals the one on which the step may have been
+        # measured.
         instance = find_machine(machine.instance or machine.kind) if machine.nodes > 1 else None
         network = None if instance is None else instance.network
         gpu = layout_of(machine.gpu).gpu
@@ -179,7 +183,7 @@ def _layouts(machines: Sequence[MachineType]) -> Iterator[tuple[Configuration, L
 
 
 def _replicas(strategy: Strategy, layout: Layout) -> int | None:
-    """Count the data-parallel groups of GPUs; None if the GPUs cannot be divided."""
+    """Return the number of data-parallel replicas; None if the strategy cannot use this number of GPUs."""
     try:
         return strategy.replicas(layout)
     except InvalidArgumentError:
@@ -187,7 +191,7 @@ def _replicas(strategy: Strategy, layout: Layout) -> int | None:
 
 
 def _counts(most: int) -> list[int]:
-    """List the powers of two up to a machine's number of GPUs, and that number."""
+    """List the powers of two up to a machine's number of GPUs, and that number itself."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})
 
 

@@ -1,4 +1,4 @@
-"""Validation of problems and situations; each error names the job and the constraint.
+"""Validates planning problems and states. Each error names the job and the violated constraint.
 
 Example::
 
@@ -29,11 +29,11 @@ from lightning_predict.extensions.planning.problem import (
 
 
 def check_problem(problem: PlanningProblem) -> None:
-    """Reject a problem that has no plan, or is inconsistent.
+    """Reject a problem that has no plan or is inconsistent.
 
     Raises:
-        InvalidArgumentError: A number out of its range, or a name that is duplicate or unknown.
-        InfeasiblePlanError: A job or a limit that no plan can satisfy.
+        InvalidArgumentError: A number is out of its range, or a name is duplicate or unknown.
+        InfeasiblePlanError: No plan can satisfy a job or a limit.
     """
     if not problem.machines:
         raise InfeasiblePlanError("There are no offers: list at least one machine type that jobs can run on.")
@@ -52,10 +52,11 @@ def check_problem(problem: PlanningProblem) -> None:
 
 
 def check_situation(situation: PlanState, problem: PlanningProblem) -> None:
-    """Reject a situation that contradicts the problem.
+    """Reject a state that contradicts the problem.
 
     Raises:
-        InvalidArgumentError: An unknown job or configuration, a share out of its range, or too many GPUs on a node.
+        InvalidArgumentError: A job or configuration is unknown, a share is out of its range, or a node has too many
+            GPUs.
     """
     jobs = {job.name: job for job in problem.jobs}
     for name in sorted({*situation.remaining, *situation.running, *situation.started, *situation.measured}):
@@ -246,7 +247,7 @@ def _check_time(job: Job, configuration: Configuration, seconds: float, machines
 
 
 def _check_budget(problem: PlanningProblem) -> None:
-    """Reject a budget below the cost of the cheapest runs, one after another."""
+    """Reject a budget that is below the cost of the cheapest runs, one after another."""
     budget = problem.limits.budget_usd
     if budget is None:
         return
