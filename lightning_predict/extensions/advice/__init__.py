@@ -1,5 +1,6 @@
-"""Optimization advice: changes of a training, each a file here and a function of a recorded step.
+"""Optimization advice: possible changes of a training (precision, compile, batch size ...) with predicted gains.
 
-`change.py` defines a change, and `measured.py` applies measurements to the changed step. `evidence.py` has the measured
-accuracy of predicted gains. `advice.py` ranks the changes: `lp.advise`.
+Each change has a file here, and is a function of a recorded step. `change.py` defines a change, and `measured.py`
+applies the step's measurements to the changed step. `gain_accuracy.py` has the measured accuracy of predicted gains.
+`advice.py` ranks the changes: `lp.advise`.
 """

@@ -1,8 +1,8 @@
-"""`lp.advise`: the best changes of a training, and the GPU to rent with them.
+"""`lp.advise`: recommends the best changes of a training (mixed precision, torch.compile ...), and the GPU to rent.
 
-Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). Changes with
-gains validated on measured pairs (`evidence.py`) are combined greedily into a chain, best first. Each GPU is then
-priced without changes and with the chain. Example::
+Each change is applied to the recorded step, and both steps are predicted in the same way (`gains.py`). A change can be
+recommended if measured pairs validate gains of its kind (`gain_accuracy.py`). Such changes are combined greedily into a
+chain, best first. Then each GPU is priced without changes and with the chain. Example::
 
     advice = lp.advise(lp.Trace.load("step.json.gz"), ["L4", "A100-SXM-80GB"], iterations=50_000)
     advice["bf16-mixed"].gain.middle      # throughput after over before, with .low and .high
@@ -42,7 +42,7 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.weights.source import AnyWeights
 
 WORTH_IT: Final = 1.02
-"""Minimum gain for a change to be recommended."""
+"""Minimum gain that makes a change worth recommending."""
 
 HARM: Final = 0.98
 
@@ -60,26 +60,34 @@ def advise(
     weights: AnyWeights = None,
     history: bool = True,
 ) -> Advice:
-    """Recommend changes, with their gains, and the GPU to rent with them.
+    """Recommend changes with their gains, and the GPU to rent with these changes.
 
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
+<<<<<<< HEAD
         gpus: Names of GPUs or layouts, or a group, as for `predict`; of a group, those that its table shows. Gains are
             for the GPU in use, otherwise for the first.
         iterations: Remaining steps; None omits the savings of a run.
         allow: Allowed side effects of changes: `numerics` (products are rounded differently), `digits` (parameters
             permanently lose digits), `memory`, `samples` (a step has others). Changes with other side effects are
             listed, but excluded from the chain.
+=======
+        gpus: Names of GPUs or layouts, as for `predict`. Gains are for the GPU in use, or else for the first of these.
+        iterations: Remaining steps. If None, the savings of the run are omitted.
+        allow: Side effects that changes may have: `numerics` (results are rounded differently), `digits` (parameters
+            permanently lose digits), `memory`, `samples` (a step has other samples). Changes with other side effects
+            are listed, but are not part of the chain.
+>>>>>>> 444deb16 (Words: rewrite docstrings of advice, regression and own_weights)
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. It has the
-            data flow between operations, which the profiler does not see and torch.compile requires.
+            data flow between operations, which torch.compile needs and the profiler does not record.
         strategy: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
         history: Use gains measured in your own runs of this model on this GPU (see `run/measured_gains.py`).
 
     Raises:
-        InvalidArgumentError: An unknown word in `allow`, or a `followed` step that differs; otherwise as `predict`.
-        LightningPredictError: As `predict`.
+        InvalidArgumentError: A word in `allow` is unknown, the `followed` step differs, or an error of `predict`.
+        LightningPredictError: An error of `predict`.
     """
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
@@ -100,7 +108,7 @@ def advice_for(
     allow: Sequence[str] = ("numerics", "memory"),
     followed: Trace | None = None,
 ) -> Advice:
-    """Recommend changes for parsed layouts and assumptions; otherwise as `advise`."""
+    """Recommend changes as `advise` does, for parsed layouts and assumptions."""
     unknown = sorted(set(allow) - set(SIDE_EFFECTS))
     if unknown:
         raise InvalidArgumentError(f"allow={unknown[0]!r} is not known; choose among {', '.join(SIDE_EFFECTS)}.")
@@ -119,7 +127,7 @@ def advice_for(
     chain = trial.chain([each for each in advised if each.verdict == "faster"], frozenset(allow))
     after = None if chain is None else trial.changed[chain.names]
     if after is not None and after.operations == trace.operations:
-        after = None  # only waits were changed, no device work
+        after = None  # only waits were changed, not the work of the device
     gpus = [first, *[each for each in layouts if each.gpu != first.gpu]][:2]
     table = layer_table(trace, [each.gpu for each in gpus], assumptions.weights, after=after)
     return Advice(
@@ -134,7 +142,7 @@ def advice_for(
 
 
 def _ranked(advised: Sequence[EvaluatedChange]) -> list[EvaluatedChange]:
-    """Sort by verdict, then by gain; changes of one gain keep their order."""
+    """Sort by verdict, then by gain. Changes with equal gains keep their order."""
     verdicts: tuple[ChangeVerdict, ...] = ("faster", "untested", "noise", "slower", "no")
     by_gain = ordered(advised, _gain_told, reverse=True)
     return sorted(by_gain, key=lambda one: verdicts.index(one.verdict))
@@ -146,7 +154,7 @@ def _gain_told(advised: EvaluatedChange) -> float:
 
 @final
 class _Trial:
-    """Evaluates changes of one step."""
+    """Evaluates changes of one recorded step."""
 
     def __init__(
         self,
@@ -166,7 +174,7 @@ class _Trial:
         self._predictions: dict[tuple[str, ...], Predictions] = {(): self.before}
 
     def predicted(self, names: tuple[str, ...]) -> Predictions:
-        """Predict the step with changes, given in the order of the table."""
+        """Predict the step with these changes, which are given in the order of the table."""
         if names not in self._predictions:
             changes = tuple(CHANGES[name] for name in names)
             self.changed[names], self._predictions[names] = predicted_with(
@@ -186,7 +194,7 @@ class _Trial:
         after = self.predicted((change.name,))
         before, own = self._first(self.before), self._first(after)
         simulated = gain(before, own)
-        # A layout to which the change does not apply has no gain.
+        # A layout has no gain if the change does not apply there.
         on = {
             place: gain(one, other)
             for place, (one, other) in enumerate(zip(self.before.items_in_order, after.items_in_order, strict=True))
@@ -226,14 +234,14 @@ class _Trial:
         )
 
     def _evidence(self, change: Change, place: int) -> MeasuredPairs | None:
-        """Return the evidence for a change's gain on a layout: the user's own runs there, otherwise measured pairs."""
+        """Return the evidence for a change's gain on a layout: the user's own runs there, or else measured pairs."""
         own = self._measured.get(change.name)
         if own is None or place:
             return calibration_for(change, self._trace)
         return calibration_of_runs(own, gain(self._first(self.before), self._first(self.predicted((change.name,)))))
 
     def chain(self, candidates: Sequence[EvaluatedChange], allowed: frozenset[str]) -> Chain | None:
-        """Build the chain: add changes, best first, if they are allowed, compatible and still gain."""
+        """Build the chain: add allowed, compatible changes, best first, as long as they gain."""
         names: tuple[str, ...] = ()
         order: tuple[str, ...] = ()
         for advised in _ranked(candidates):
@@ -272,15 +280,15 @@ class _Trial:
         return change.why_not_on(trace, layout, self._assumptions.strategy)
 
     def _told(self, order: tuple[str, ...], place: int) -> Interval[float]:
-        """Return the combined gain: the product of what each change adds to those before it.
+        """Return the combined gain of a chain: the product of the gain that each change adds to those before it.
 
-        Each factor is corrected by the evidence for its kind, and errors are assumed independent.
+        Each factor is corrected by the evidence for its kind of change. The errors are assumed to be independent.
         """
         middle, widths, before = 1.0, [], self.before
         for count in range(1, len(order) + 1):
             after = self.predicted(tuple(name for name in CHANGES if name in order[:count]))
             evidence = self._evidence(CHANGES[order[count - 1]], place)
-            assert evidence is not None  # the chain has only changes with evidence
+            assert evidence is not None  # only changes with evidence are in the chain
             more = evidence.calibrated_gain(gain(before.items_in_order[place], after.items_in_order[place])).middle
             widths.append(evidence.half_width(more))
             middle, before = middle * more, after
@@ -290,7 +298,7 @@ class _Trial:
 def _verdict(interval: Interval[float]) -> ChangeVerdict:
     middle = interval.middle
     is_faster = middle > 1
-    doubt = 1 - interval.low if is_faster else interval.high - 1  # how far the interval extends past 1
+    doubt = 1 - interval.low if is_faster else interval.high - 1  # distance by which the interval extends past 1
     if HARM <= middle < WORTH_IT or abs(middle - 1) < doubt:
         return "noise"
     return "faster" if is_faster else "slower"

@@ -1,4 +1,4 @@
-"""`Advice`: predicted gains of changes, as values, as lines for a terminal, and as HTML."""
+"""`Advice`: the result of `lp.advise`, with predicted gains as values, as lines for a terminal, and as HTML."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ChangeVerdict = Literal["faster", "noise", "slower", "untested", "no"]
-"""Verdict on a change: it is faster or slower, its gain is within the noise, there are no measured pairs of its kind,
-or it does not apply."""
+"""Verdict on a change: `faster` or `slower`; `noise` if the gain is too small to tell; `untested` if no measured pairs
+validate gains of its kind; `no` if it does not apply."""
 
 
 @final
@@ -34,20 +34,20 @@ class EvaluatedChange:
     """One change, evaluated on the GPU that the advice is for.
 
     Attributes:
-        name: Its name.
-        words: The code to write.
-        note: Its side effects.
+        name: Name of the change.
+        words: Code that the user writes to apply the change.
+        note: Side effects as text.
         verdict: See `ChangeVerdict`.
-        gain: Throughput after over before, with its 90 % interval; None without evidence.
-        simulated_gain: The simulated gain, with or without evidence; None if the change does not apply.
+        gain: Ratio of throughput after to before, with its 90 % interval; None without evidence.
+        simulated_gain: Simulated gain, with or without evidence; None if the change does not apply.
         seconds: Step time with the change, including the wait for the loader; None if the change does not apply.
-        seconds_saved: Saved seconds of the run; None without a gain or a length of the run.
-        usd_saved: Saved dollars of the run, at the price of the GPU; None in the same cases or without a price.
-        memory: Peak memory with the change, in bytes; None if unknown.
-        fits: Whether the step fits with it; None if unknown.
-        why_not: Why it does not apply, or has no number; None if it has one.
-        evidence: Evidence for the gain, with the accuracy of such predictions; None without a number.
-        gains: Gains by layout, with evidence.
+        seconds_saved: Seconds that the run saves; None without a gain, or if the length of the run is unknown.
+        usd_saved: Dollars that the run saves, at the price of the GPU; None if the price or `seconds_saved` is unknown.
+        memory: Peak memory with the change in bytes; None if unknown.
+        fits: Whether the step with the change fits in memory; None if unknown.
+        why_not: Reason why the change does not apply or has no gain; None if it has a gain.
+        evidence: Evidence for the gain, with the accuracy of such predictions; None without a gain.
+        gains: Gain on each layout, corrected by evidence.
     """
 
     name: str
@@ -91,11 +91,11 @@ class Chain:
     """Combination of changes.
 
     Attributes:
-        names: Names of the changes, in the order of application.
-        gain: Throughput with all of them over throughput with none.
+        names: Names of the changes, in the order in which they are applied.
+        gain: Ratio of the throughput with all of them to the throughput with none.
         seconds: Step time with all of them.
-        gains: Gains by layout, if all of them apply.
-        predictions: Simulated predictions of each GPU with all of them.
+        gains: Gain on each layout to which all of them apply.
+        predictions: Simulated predictions of each GPU, with all of them.
     """
 
     names: tuple[str, ...]
@@ -108,15 +108,15 @@ class Chain:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice(Mapping[str, EvaluatedChange]):
-    """Predicted gains of changes by name, and the GPU to rent with them.
+    """Predicted gain of each change, by name, and the GPU to rent with these changes.
 
     Attributes:
-        on: The GPU or layout of the gains: the one in use, otherwise the first requested.
+        on: GPU or layout that the gains are for: the one in use, or else the first requested one.
         before: Predictions of each GPU without changes.
-        changes: Sorted by gain; those that do not apply are last.
+        changes: The changes, sorted by gain. Those that do not apply are last.
         chain: The best combination of changes; None if no gain has evidence.
-        layers: Device time by module, now and with the chain.
-        allowed: Allowed side effects of changes.
+        layers: Device time by module, without changes and with the chain.
+        allowed: Side effects that changes may have.
         notes: Further notes.
     """
 
@@ -148,12 +148,12 @@ class Advice(Mapping[str, EvaluatedChange]):
         """Return the advice as lines of at most 120 columns.
 
         Args:
-            verbose: Add all notes: the evidence of each gain, and why other changes do not apply.
+            verbose: Whether to add all notes: the evidence for each gain, and why other changes do not apply.
         """
         return "\n".join(advice_lines(self, verbose=verbose))
 
     def __repr__(self) -> str:
-        """Show the lines at a prompt, instead of all fields."""
+        """Show the advice as lines at a Python prompt."""
         return str(self)
 
     def _repr_html_(self) -> str:
@@ -165,7 +165,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         return advice_html(self)
 
     def metrics(self) -> dict[str, float]:
-        """Return the gains with evidence, by their keys for loggers."""
+        """Return the gains that have evidence, by their keys for loggers."""
         return {
             f"predict/advice/{advised.name}/gain": advised.gain.middle
             for advised in self.changes
@@ -173,7 +173,7 @@ class Advice(Mapping[str, EvaluatedChange]):
         }
 
     def foretold(self) -> dict[str, tuple[float, float, float]]:
-        """Return low, middle and high of each gain by the name of its change; a gain without evidence three times."""
+        """Return (low, middle, high) of each gain, by the name of its change; three equal values without evidence."""
         found = {}
         for one in self.changes:
             if one.gain is not None:
@@ -229,7 +229,7 @@ def _json_interval(interval: Interval[float] | None) -> dict[str, float] | None:
     return None if interval is None else {"low": interval.low, "middle": interval.middle, "high": interval.high}
 
 
-# Text and HTML.
+# --- Text and HTML
 
 NOTHING_GAINS: Final = "No change has a validated gain here."
 SLOWER: Final = "Slower here"
@@ -245,7 +245,7 @@ def advice_lines(advice: Advice, *, verbose: bool = False) -> Iterator[str]:
 
     Args:
         advice: The advice.
-        verbose: Add all notes instead of the `MAX_NOTES` most important ones.
+        verbose: Whether to add all notes, instead of the `MAX_NOTES` most important ones.
     """
     yield from textwrap.wrap(_heading(advice), PLAIN_WIDTH)
     rows = [_row(one, str(place)) for place, one in enumerate(numbered(advice), 1)]
@@ -306,7 +306,7 @@ def _heading(advice: Advice) -> str:
 
 
 def numbered(advice: Advice) -> list[EvaluatedChange]:
-    """List the rows of the table: the best change of each kind, with changes whose side effects are allowed first."""
+    """List the rows of the table: the best change of each kind. Changes with allowed side effects come first."""
     found: dict[str, EvaluatedChange] = {}
     for one in advice.changes:
         if one.gain is not None and one.verdict == "faster":
@@ -348,7 +348,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _notes(advice: Advice) -> Iterator[str]:
-    """Yield the most important notes on changes without a row of their own, each with few names."""
+    """Yield the most important notes on changes that have no row, with few names per note."""
 
     def named(verdict: str) -> list[EvaluatedChange]:
         return [one for one in advice.changes if one.verdict == verdict]
@@ -372,7 +372,7 @@ def _notes(advice: Advice) -> Iterator[str]:
 
 
 def _full_notes(advice: Advice) -> Iterator[str]:
-    """Yield all notes on the changes: evidence, and those without a row of their own, with reasons."""
+    """Yield all notes on changes: their evidence, and the reasons why some have no row."""
     slower = [one for one in advice.changes if one.verdict == "slower" and one.gain is not None]
     noise = [one for one in advice.changes if one.verdict == "noise" and one.gain is not None]
     untested = [one for one in advice.changes if one.verdict == "untested"]
@@ -425,7 +425,7 @@ def _rent(advice: Advice) -> Iterator[str]:
 
 
 def _priced(predictions: Predictions, gains: Mapping[str, Interval[float]] | None) -> str | None:
-    """Name the cheapest GPU that the step fits on, with time and cost, and the next two; optionally with gains."""
+    """Name the cheapest GPU on which the step fits, with time and cost, and the next two. Gains are optional."""
     found = []
     for one in predictions.items_in_order:
         told = None if gains is None else gains.get(one.layout.name)

@@ -1,9 +1,10 @@
-"""Fuse attention written as separate operations into one call of `F.scaled_dot_product_attention`.
+"""Change: replace attention written as separate operations by one call of `F.scaled_dot_product_attention`.
 
-Separate operations compute the scores as a product of queries and keys, and scale, mask and normalise them by softmax.
-After an optional dropout, a second product multiplies them with the values. Each of them reads and writes a matrix over
-all pairs of tokens. The fused call never stores the scores. The operations are found by following the scores from the
-first product to the second. In the backward pass, tensors derived from the scores and their gradients are followed.
+Separate operations compute the scores as a matmul of queries and keys, and then scale, mask and normalise them by
+softmax. After an optional dropout, a second matmul multiplies them with the values. Each operation reads and writes a
+matrix over all pairs of tokens, whereas the fused call never stores the scores. The operations are found by following
+the scores from the first matmul to the second. In the backward pass, tensors that depend on the scores and their
+gradients are followed.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _MASKS: Final = frozenset({"aten::add", "aten::add_", "aten::masked_fill", "aten
 @final
 @dataclass(slots=True, kw_only=True)
 class _WrittenOut:
-    """Attention written as separate operations, from its first product on.
+    """Attention written as separate operations, starting with its first matmul.
 
     Attributes:
         elements: Number of elements of the scores.
-        query: First factor of the first product.
-        key: Its second factor, with keys in columns.
+        query: First factor of the first matmul.
+        key: Second factor of the first matmul, with keys in columns.
         scores: Storages of the scores, and later of their gradients.
-        places: Positions of its operations.
-        leading: Batch and heads, known after the softmax.
-        is_masked: A mask was added or filled in.
-        value: Values; None until the second product.
-        result: Result of the second product; None until then.
+        places: Positions of the operations in the step.
+        leading: Sizes of batch and heads, known after the softmax.
+        is_masked: Whether a mask is added or filled in.
+        value: Values; None before the second matmul.
+        result: Result of the second matmul; None before.
     """
 
     elements: int
@@ -51,14 +52,14 @@ class _WrittenOut:
     backward: list[int] = field(default_factory=list)
 
     def shaped(self, tensor: TensorInfo, *, is_turned: bool = False) -> TensorInfo:
-        """Return a factor of a product in attention's layout: batch, heads, tokens, width."""
+        """Return a factor of a matmul in the layout of attention: batch, heads, tokens, width."""
         rows, columns = tensor.shape[-2:]
         assert self.leading is not None
         return replace(tensor, shape=(*self.leading, *((columns, rows) if is_turned else (rows, columns))))
 
 
 def _attentions(trace: Trace) -> list[_WrittenOut]:
-    """Find all such attentions of the forward pass, with the operations of their backward passes."""
+    """Find all such attentions in the forward pass, with the operations of their backward passes."""
     open_ones: list[_WrittenOut] = []
     found: list[_WrittenOut] = []
     for place, operation in enumerate(trace.operations):
@@ -85,7 +86,7 @@ def _attentions(trace: Trace) -> list[_WrittenOut]:
 
 
 def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
-    """Add an operation that reads the scores; True at the second product, False if it is not attention."""
+    """Add an operation that reads the scores. Return True at the second matmul, False if this is not attention."""
     if operation.name in _PRODUCTS:
         is_second = one.leading is not None and operation.inputs[0].id in one.scores
         if is_second:
@@ -93,7 +94,7 @@ def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
             one.places.append(place)
         return is_second
     if any(tensor.elements != one.elements for tensor in operation.outputs):
-        return False  # another operation uses the scores, so they are needed
+        return False  # another operation uses the scores, so they must be stored
     if operation.name == "aten::_softmax":
         *leading, _, _ = operation.inputs[0].shape
         one.leading = (1, *leading) if len(leading) == 1 else tuple(leading)
@@ -107,13 +108,13 @@ def _follow(one: _WrittenOut, place: int, operation: Operation) -> bool | None:
 
 
 def _follow_back(one: _WrittenOut, place: int, operation: Operation) -> None:
-    """Add a backward operation that reads or writes scores or their gradients."""
+    """Add a backward operation that reads or writes the scores or their gradients."""
     assert one.result is not None
     assert one.value is not None
     reads = any(tensor.id in one.scores for tensor in operation.inputs)
     made, is_product = operation.outputs[0], operation.name in _PRODUCTS
-    # The scores' gradient is the product of the result's gradient and the values. Products that read it, or the scores,
-    # give gradients of queries, keys and values.
+    # The gradient of the scores is the matmul of the result's gradient and the values. Matmuls that read this gradient
+    # or the scores compute the gradients of queries, keys and values.
     begins = is_product and not reads and any(tensor.id == one.value.id for tensor in operation.inputs)
     if reads or (begins and made.elements == one.elements):
         one.backward.append(place)
@@ -127,7 +128,7 @@ def with_fused_attention(trace: Trace) -> Trace:
 
 
 def _fused(trace: Trace) -> Iterator[Operation]:
-    calls: dict[int, Operation] = {}  # at an attention's last forward or first backward operation
+    calls: dict[int, Operation] = {}  # by the position of an attention's last forward or first backward operation
     dropped: set[int] = set()
     gone: set[int | None] = set()
     for one in _attentions(trace):

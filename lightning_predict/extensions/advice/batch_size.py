@@ -1,9 +1,9 @@
-"""Change the batch size: scale every tensor with samples; parameters and the host's work stay the same.
+"""Change the batch size of a recorded step: scale every tensor that has samples, but not parameters and host work.
 
-A recorded step does not say which dimension counts samples. We start from the data, whose first dimension is the
-samples, and follow that dimension through the operations. It keeps its position in equal shapes, moves in transposes,
-is kept by views, and disappears in products or sums over it. Otherwise, it is the first side of the same length, or a
-multiple. Parameters, their gradients and the optimizer stay the same. Example::
+A recording does not state which dimension counts the samples. We start from the input data, whose first dimension is
+the samples, and follow this dimension through the operations. It keeps its position in results of equal shape, moves in
+transposes, is kept by views, and disappears in matmuls or sums over it. Otherwise, it is taken to be the first
+dimension of equal length, or of a multiple. Parameters, their gradients and the optimizer stay the same. Example::
 
     doubled = with_batch(trace, 2)      # trace.samples twice as many
     with_samples(trace, 24)             # 24 in each batch
@@ -27,8 +27,8 @@ def with_batch(trace: Trace, factor: int) -> Trace:
     """Return the step with `factor` times as many samples.
 
     Args:
-        trace: A step with known samples and followed tensors.
-        factor: At least 2.
+        trace: A step with a known number of samples, recorded with data flow.
+        factor: Factor on the number of samples, at least 2.
     """
     return with_samples(trace, samples_per_batch(trace) * factor)
 
@@ -37,8 +37,8 @@ def with_samples(trace: Trace, count: int) -> Trace:
     """Return the step with another batch size.
 
     Args:
-        trace: The step, as for `with_batch`.
-        count: Samples of a batch, at least 1.
+        trace: A step as for `with_batch`.
+        count: Number of samples of a batch, at least 1.
     """
     return BatchSizes(trace).of(count)
 
@@ -48,7 +48,7 @@ class BatchSizes:
     """A step that can be scaled to any batch size.
 
     Args:
-        trace: As for `with_batch`.
+        trace: A step as for `with_batch`.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -90,7 +90,7 @@ def _sized(tensor: TensorInfo, place: int, samples: int, count: int) -> TensorIn
 
 
 SampleDimension = int | None
-"""The dimension of a tensor that counts samples; None without one."""
+"""Dimension of a tensor that counts samples; None if no dimension does."""
 
 
 @final
@@ -104,8 +104,8 @@ class _Places:
         self._updated = {
             tensor.id for one in trace.operations if one.phase == "optimizer" for tensor in (*one.inputs, *one.outputs)
         }
-        # If all parameters were updated, a tensor that was not updated is not a parameter, even if it has the shape of
-        # one (statistics excepted).
+        # If all parameters were updated, a tensor that was not updated is not a parameter, even if it has a parameter's
+        # shape (except statistics).
         self._knows_parameters = bool(self._updated) and all(one.requires_grad for one in trace.parameters)
         self._of: dict[tuple[int | None, tuple[int, ...]], SampleDimension] = {}
         self._lengths: dict[int | None, int] = {}  # length of the sample dimension, by storage
@@ -134,13 +134,13 @@ class _Places:
         if tensor.id is None or key in self._of:
             return self._of.get(key)
         place: SampleDimension = None
-        if tensor.id in self._lengths:  # a view made by an unseen operation
+        if tensor.id in self._lengths:  # a view, made by an operation that was not recorded
             place = self._like(tensor.shape, (self._lengths[tensor.id],))
         elif tensor.id not in self._met and self._is_data(tensor):
             place = 0
             self._lengths[tensor.id] = tensor.shape[0]
         elif tensor.id not in self._met and tensor.id not in self._updated:
-            place = self._by_shape.get(tensor.shape)  # a copy made by autocast, unseen
+            place = self._by_shape.get(tensor.shape)  # a copy by autocast, which was not recorded
         self._met.add(tensor.id)
         self._of[key] = place
         return place
@@ -168,13 +168,13 @@ class _Places:
         elif operation.name in _VIEWS:
             place = self._viewed(operation.inputs[0].shape, inputs[0], tensor.shape)
         elif number and tensor.shape in self._fixed:
-            return None  # gradients of parameters, and statistics
+            return None  # gradients of parameters, and statistics, have no samples
         else:
             place = self._alike(known, tensor.shape)
         return place if place is None or tensor.shape[place] % self._samples == 0 else None
 
     def _expanded(self, operation: Operation, place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Return the dimension that was repeated for each sample."""
+        """Return the dimension that an expand repeats for each sample."""
         before = operation.inputs[0].shape
         more = len(shape) - len(before)
         if place is not None:
@@ -186,7 +186,7 @@ class _Places:
         return next((at for at in repeated if shape[at] == self._samples), None)
 
     def _alike(self, known: Sequence[tuple[tuple[int, ...], int]], shape: tuple[int, ...]) -> SampleDimension:
-        """Return the sample dimension of a result from operands of equal length there, counted from the last dimension.
+        """Return the result's sample dimension, from operands of equal size there, counted from the last dimension.
 
         Args:
             known: Shapes of operands with samples, and their sample dimensions.
@@ -201,7 +201,7 @@ class _Places:
         return self._like(shape, [own[place] for own, place in known]) if known else None
 
     def _viewed(self, before: tuple[int, ...], place: SampleDimension, shape: tuple[int, ...]) -> SampleDimension:
-        """Return the dimension of a view with the same number of values before the samples."""
+        """Return the dimension of a view that has the same number of values before the samples."""
         if place is None:
             return None
         outer, seen = math.prod(before[:place]), 1
@@ -212,7 +212,7 @@ class _Places:
         return self._like(shape, (before[place],))
 
     def _like(self, shape: tuple[int, ...], lengths: Sequence[int]) -> SampleDimension:
-        """Return the first side with the length of a sample dimension, otherwise the first multiple of the samples."""
+        """Return the first dimension that is as long as a sample dimension, or else a multiple of the samples."""
         same = next((place for place, side in enumerate(shape) if side in lengths), None)
         if same is not None:
             return same
@@ -267,7 +267,7 @@ def _unbound(operation: Operation, inputs: Sequence[SampleDimension], shape: tup
 
 
 def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    """Return the sample dimension of a product: rows of the first factor, columns of the second, or the batch."""
+    """Return the sample dimension of a matmul: rows of the first factor, columns of the second, or the batch."""
     del operation
     first, second = inputs[-2:]
     rows, columns = len(shape) - 2, len(shape) - 1
@@ -279,7 +279,7 @@ def _multiplied(operation: Operation, inputs: Sequence[SampleDimension], shape: 
 
 
 def _convolved_back(operation: Operation, inputs: Sequence[SampleDimension], shape: tuple[int, ...]) -> SampleDimension:
-    """Return the sample dimension of the images' gradient; other outputs are gradients of parameters."""
+    """Return the sample dimension of the images' gradient. Other outputs are gradients of parameters."""
     return inputs[1] if len(inputs) > 1 and shape == operation.inputs[1].shape else None
 
 
@@ -294,7 +294,7 @@ def _of_parameters(operation: Operation, inputs: Sequence[SampleDimension], shap
 
 
 Rule = Callable[[Operation, Sequence[SampleDimension], tuple[int, ...]], SampleDimension]
-"""Function from a result's shape and the inputs' sample dimensions to the result's sample dimension."""
+"""Function that returns a result's sample dimension from (operation, sample dimensions of inputs, result's shape)."""
 
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("aten::t", "aten::transpose", "aten::permute"), _transposed),
@@ -306,7 +306,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     "aten::embedding": _looked_up,
     "aten::embedding_dense_backward": _of_parameters,
 }
-"""Rules for operations whose results differ in shape from their inputs."""
+"""Rules for operations whose result and inputs differ in shape."""
 
 
 def why_no_other_batch(trace: Trace, gpu: Gpu | None = None) -> str | None:

@@ -1,7 +1,8 @@
-"""`Change`: one possible change of a training, as a function of a recorded step and of assumptions.
+"""`Change`: one possible change of a training, as a function of a recorded step and the assumptions.
 
-Each file of this folder has the changes of one subject, and `table.py` lists them. A change has the code to write, its
-side effects, and checks whether it applies. It also names the kind of measured pairs that validate its gains. Example::
+Each file of this folder has the changes of one subject, and `table.py` lists all changes. A change has the code that
+the user writes, its side effects, and a check whether it applies. It also names the kind of measured pairs that
+validate its gains. Example::
 
     change = change_named("bf16-mixed")
     changed, assumptions = change.apply(trace, Assumptions())
@@ -22,8 +23,8 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
 SideEffect = Literal["numerics", "digits", "memory", "samples"]
-"""Side effects of a change: products are rounded differently, parameters permanently lose digits, more memory, other
-samples in a step."""
+"""Side effects of a change: results are rounded differently (`numerics`), parameters permanently lose digits
+(`digits`), the step needs more memory, or the step has other samples."""
 
 SIDE_EFFECTS: Final[tuple[SideEffect, ...]] = ("numerics", "digits", "memory", "samples")
 
@@ -33,26 +34,26 @@ WhyNotShared = Callable[[Layout, Strategy], str | None]
 
 
 def _shared_anyhow(layout: Layout, strategy: Strategy) -> None:
-    """Apply with any way of sharing the work."""
+    """Check that never objects: the change applies to any layout and strategy."""
     del layout, strategy
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One possible change.
+    """One possible change of a training.
 
     Attributes:
         name: Short name, for commands and results.
-        words: The code to write.
-        note: Its side effects, as text for a table.
+        words: Code that the user writes to apply the change.
+        note: Side effects as text for a table.
         apply: Returns the changed step and assumptions.
-        why_not: Returns why it does not apply to a step on a GPU (None for any GPU); None if it applies.
-        why_not_shared: Returns why it does not apply to a layout with a strategy; None if it applies.
-        asks: Its side effects.
-        slot: Changes of one slot exclude each other; a chain has at most one of each.
-        useless_after: Names of changes after which it has no effect.
-        kind: Row of the table of evidence for its gains (`evidence.py`), without the mode.
+        why_not: Returns the reason why the change does not apply to a step on a GPU (None: on any GPU), or None.
+        why_not_shared: Returns the reason why the change does not apply to a layout with a strategy, or None.
+        side_effects: Its side effects.
+        slot: Changes of the same slot exclude each other, so a chain has at most one of them.
+        useless_after: Names of changes after which this one has no effect.
+        kind: Row of the table of evidence for its gains (`gain_accuracy.py`), without the mode.
     """
 
     name: str
@@ -67,19 +68,19 @@ class Change:
     kind: str
 
     def why_not_on(self, trace: Trace, layout: Layout, strategy: Strategy) -> str | None:
-        """Return why it does not apply to a step on a layout; None if it applies."""
+        """Return the reason why the change does not apply to a step on a layout; None if it applies."""
         return self.why_not(trace, layout.gpu) or self.why_not_shared(layout, strategy)
 
     def is_compatible(self, others: tuple[Change, ...]) -> bool:
-        """Return whether it has an additional effect after the other changes."""
+        """Return whether the change has an additional effect after the other changes."""
         return all(self.slot != other.slot and other.name not in self.useless_after for other in others)
 
 
 def of_steps(change: Callable[[Trace], Trace]) -> Apply:
-    """Make a change that applies to every kind of step and carries measurements over to the changed step.
+    """Make an `apply` function that changes every kind of step, and carries measurements over to the changed step.
 
     Args:
-        change: Returns a step with other operations or flags; its argument is a step without measurements.
+        change: Returns the step with other operations or flags. Its argument is a step without measurements.
     """
 
     def apply(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
@@ -89,5 +90,5 @@ def of_steps(change: Callable[[Trace], Trace]) -> Apply:
 
 
 def has_backward(trace: Trace) -> bool:
-    """Return whether the step trains: it has a backward pass."""
+    """Return whether the step trains, which it does if it has a backward pass."""
     return any(operation.phase == "backward" for operation in trace.operations)

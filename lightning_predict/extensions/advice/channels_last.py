@@ -1,8 +1,9 @@
-"""Channels-last images: convolutions and batch norms read neighbouring channels, as tensor cores prefer.
+"""Change: channels-last images, the memory format that tensor cores prefer for convolutions and batch norms.
 
-`model.to(memory_format=torch.channels_last)` converts the filters, and each convolution passes its layout on.
-Element-wise operations, pooling and batch norm keep it. Group norm copies its input back to channels first, so the next
-convolution converts again. After a view into tokens, a tensor is no longer an image. Example::
+`model.to(memory_format=torch.channels_last)` converts the filters, and each convolution passes its memory format on.
+Element-wise operations, pooling and batch norm keep the format. Group norm copies its input back to channels first, so
+the next convolution must convert again. A view into tokens ends the format, because such a tensor is no longer an
+image. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> images, filters, result = (TensorInfo((8, 3, 56, 56), "float16", id=0), TensorInfo((64, 3, 3, 3), "float16"),
@@ -25,7 +26,7 @@ from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT, 
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _COPIES_BACK: Final = frozenset({"aten::native_group_norm", "aten::native_group_norm_backward"})
-"""Operations that only support channels first."""
+"""Operations that support only channels first."""
 
 
 def in_channels_last(trace: Trace) -> Trace:
@@ -69,7 +70,7 @@ def _laid(trace: Trace) -> Iterator[Operation]:
 
 
 _DATA_CHANNELS: Final = 4
-"""Maximum number of channels of input data, which is converted together with the model."""
+"""Maximum number of channels of input data. Such data is converted together with the model."""
 
 
 def _is_image(tensor: TensorInfo) -> bool:
@@ -86,7 +87,7 @@ def _convolutions(trace: Trace) -> list[Operation]:
 
 
 def _why_not(trace: Trace, gpu: Gpu | None) -> str | None:
-    del gpu  # the layout is the same everywhere
+    del gpu  # the change does not depend on the GPU
     convolutions = _convolutions(trace)
     if not convolutions:
         shapes = any(one.inputs for one in trace.operations)

@@ -1,4 +1,7 @@
-"""Activation checkpointing, on or off: blocks recompute activations in the backward pass, or keep them."""
+"""Change: gradient (activation) checkpointing on or off.
+
+With it, the backward pass recomputes activations of blocks.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 _BLOCK: Final = re.compile(r"^(.*?\.?\d+)(?:\.|$)")
-"""Pattern of a block, a member of a list of modules: `encoder.layers.3` of `encoder.layers.3.mlp.fc1`."""
+"""Pattern of a block, a member of a list of modules: finds `encoder.layers.3` in `encoder.layers.3.mlp.fc1`."""
 
 
 def list_member_of(module: str | None) -> str | None:
-    """Return the member of a list of modules that contains a module; None if there is no such list."""
+    """Return the member of a list of modules that contains a module; None if no list contains it."""
     found = None if module is None else _BLOCK.match(module)
     return None if found is None else found.group(1)
 
 
 def checkpointed(trace: Trace) -> Trace:
-    """Return the step with blocks that repeat their forward operations before their backward ones.
+    """Return the step with gradient checkpointing: each block repeats its forward operations before its backward ones.
 
-    Outputs of a block are freed after their last use in the forward pass, and the backward pass reads the recomputed
-    ones. Outputs that other blocks read are kept.
+    Outputs of a block are freed after their last use in the forward pass, and the backward pass reads recomputed
+    copies. Outputs that other blocks read are kept.
     """
     return replace(trace, operations=tuple(_again(trace)))
 
@@ -34,7 +37,7 @@ def checkpointed(trace: Trace) -> Trace:
 def _again(trace: Trace) -> Iterator[Operation]:
     forward: dict[str, list[Operation]] = {}
     done: set[str] = set()
-    anew: dict[int, int] = {}  # new storage numbers of recomputed tensors
+    anew: dict[int, int] = {}  # new storage ids of recomputed tensors
     shared = _read_by_others(trace)
     numbers = count(
         1 + max((one.id or 0 for each in trace.operations for one in (*each.inputs, *each.outputs)), default=0)
@@ -42,7 +45,7 @@ def _again(trace: Trace) -> Iterator[Operation]:
     for operation in trace.operations:
         block = list_member_of(operation.module)
         if block is not None and operation.phase == "forward":
-            if block in done:  # another batch of the window
+            if block in done:  # the next micro-batch of the step
                 done.discard(block)
                 forward[block] = []
             forward.setdefault(block, []).append(operation)
@@ -58,7 +61,7 @@ def _again(trace: Trace) -> Iterator[Operation]:
 
 
 def _read_by_others(trace: Trace) -> set[int | None]:
-    """Return the storages that the forward pass writes in one block and reads outside it."""
+    """Return the storages that the forward pass writes inside one block and reads outside of this block."""
     writers: dict[int | None, str | None] = {}
     shared: set[int | None] = set()
     for operation in trace.operations:
@@ -72,7 +75,7 @@ def _read_by_others(trace: Trace) -> set[int | None]:
 
 
 def _renamed(operation: Operation, names: Mapping[int, int]) -> Operation:
-    """Return the operation with renumbered storages."""
+    """Return the operation with other storage ids."""
     touched = {tensor.id for tensor in (*operation.inputs, *operation.outputs)} | set(operation.freed)
     if not touched & names.keys():
         return operation
@@ -103,10 +106,10 @@ def _repeated(operation: Operation) -> Operation:
 
 
 def recomputed(trace: Trace) -> dict[int, int]:
-    """Find recomputed operations of blocks under activation checkpointing: backward position -> forward position.
+    """Find the recomputed operations of blocks under gradient checkpointing: backward position -> forward position.
 
     The backward pass of such a block starts with at least half of its forward operations, in order. torch stops
-    recomputing once the last needed tensor exists. Views and `detach` launch nothing and are ignored.
+    recomputing when the last needed tensor exists. Views and `detach` launch nothing, so they are ignored.
     """
     forward: dict[str, list[int]] = {}
     repeated: dict[str, list[tuple[int, int]]] = {}
@@ -139,7 +142,7 @@ def _is_alike(one: Operation, other: Operation) -> bool:
 
 
 def kept(trace: Trace) -> Trace:
-    """Return the step that keeps its activations instead of recomputing them."""
+    """Return the step without gradient checkpointing, which keeps its activations instead of recomputing them."""
     again = recomputed(trace)
     names = {
         new.id: old.id

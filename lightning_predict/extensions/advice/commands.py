@@ -1,4 +1,4 @@
-"""`advise`: the most useful changes of a recorded step, and the GPU to rent with them.
+"""Command `advise`: the most useful changes of a recorded training step, and the GPU to rent with them.
 
 Example::
 
@@ -37,24 +37,30 @@ def advise(
     verbose: bool = False,
     output: Path | None = None,
 ) -> CommandAnswer:
-    """Recommend changes of a recorded step, with their gains, and the GPU to rent with them.
+    """Recommend changes of a recorded step with their gains, and the GPU to rent with these changes.
 
-    A gain has a number only if measured pairs validate its prediction; other changes are listed as worth testing.
+    A gain is shown as a number only if measured pairs validate such predictions. Other changes are listed as worth
+    testing.
 
     Args:
         trace: The recorded step.
+<<<<<<< HEAD
         gpus: all, datacenter or consumer (the best of them are used), or names of GPUs or layouts, separated by commas.
             Gains are for the GPU in use, otherwise for the first.
+=======
+        gpus: Names of GPUs or layouts, separated by commas. Gains are for the GPU in use, otherwise for the first of
+            these.
+>>>>>>> 444deb16 (Words: rewrite docstrings of advice, regression and own_weights)
         iterations: Remaining training steps, to show the savings of a run.
-        allow: Side effects that changes may have, of numerics, digits, memory, samples, separated by commas.
-        followed: The same step captured on the meta device, if the trace is a GPU's profile: torch.compile needs it.
+        allow: Side effects that changes may have (numerics, digits, memory, samples), separated by commas.
+        followed: The same step captured on the meta device, if the trace is a profile of a GPU. torch.compile needs it.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
         weights: Weights of the models: a folder, a file or an https:// address.
         try_: Test this change, by its number in the table or its name, for 20 steps on this machine, and print the
-            measured gain; needs --script.
-        script: FILE:FUNCTION, a function that makes a training step from a batch size: train.py:make_step.
-        verbose: Also print the evidence of each gain, and why other changes do not apply.
+            measured gain. Needs --script.
+        script: FILE:FUNCTION, a function that makes a training step from a batch size, such as train.py:make_step.
+        verbose: Also print the evidence for each gain, and why other changes do not apply.
         output: Write to this file instead of printing: .html, .json or .txt.
     """
     from lightning_predict.assumptions import Assumptions
@@ -99,7 +105,7 @@ def advise(
 
 
 def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> ChangeMeasurement:
-    """Test a change of the table with the batch size of the recorded step."""
+    """Measure a change of the table on this machine, with the batch size of the recorded step."""
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.advice.advice_text import numbered
     from lightning_predict.extensions.advice.measured_change import try_change
@@ -115,10 +121,10 @@ def _tried(asked: str, function: MakeStep, advice: Advice, trace: Trace) -> Chan
 
 
 def _function(script: str) -> MakeStep:
-    """Load a function from a file: `train.py:make_step`.
+    """Load a function from a file, given as `train.py:make_step`.
 
     Raises:
-        InvalidArgumentError: It is not in this format, or the file lacks the function.
+        InvalidArgumentError: The text has another format, or the file lacks the function.
     """
     import importlib.util
     import sys
@@ -129,7 +135,7 @@ def _function(script: str) -> MakeStep:
     path = Path(file)
     if not name.isidentifier() or path.suffix != ".py" or not path.is_file():
         raise InvalidArgumentError(f"script={script!r} names no function of a file; write it as train.py:make_step.")
-    sys.path.insert(0, str(path.parent.resolve()))  # for the script's imports from its own folder
+    sys.path.insert(0, str(path.parent.resolve()))  # for imports of the script from its own folder
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

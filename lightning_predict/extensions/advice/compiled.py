@@ -1,4 +1,4 @@
-"""`torch.compile`: pointwise operations between products become fused kernels (`kernels/fusion.py`)."""
+"""Change: `torch.compile`, which fuses the pointwise operations between matmuls into a kernel (`kernels/fusion.py`)."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
-"""Accuracy of predicted gains by kind of change, from measured pairs, with the parameters of their 90 % intervals.
+"""Accuracy of predicted gains by kind of change, from measured pairs, and the parameters of the gains' 90 % intervals.
 
 A pair is two measured steps that differ in one option. A simulation that models only part of a change predicts only
-part of its gain. Therefore the reported gain is a power of the simulated gain, with a shift for gains outside the
-model. The half-width of its interval is in log units, and grows with the gain::
+part of its gain. Therefore the reported gain is a power of the simulated gain, with a shift for effects that the model
+lacks. The half width of its interval is in log units and grows with the gain::
 
     gain = simulated ** power * exp(shift),    half width = least + share * |log(gain)|
 
-Beyond the largest gain of the pairs, the power is not validated, and the gain grows as simulated. All four parameters
-were fitted on the pairs in the table's `source`. `python -m benchmarks.accuracy FOLDER --of gains` prints the error of
-the simulation, which was not fitted to any pair. It also prints the error of the reported gain with each family left
-out of the fit. Under `advice` are the errors of gains from the rows below.
+Beyond the largest gain of the pairs, the power is not validated, so the gain grows like the simulated gain. All four
+parameters were fitted on the pairs named in the table's `source`. `python -m benchmarks.accuracy FOLDER --of gains`
+prints two errors: of the simulation, which was not fitted to any pair, and of the reported gain, with each model family
+left out of the fit. Under `advice`, it prints the errors of gains from the rows below.
 
-The choice of predictor (`MeasuredPairs.calibrated_gain`). A number is reported only if there are enough pairs. The
-simulated gain is used only if it beats a constant, the median gain of the other families, on families that neither was
-fitted to. If the constant is better, it is used, and corrected by the part of the simulation outside the constant's
-interval. For example, a host-bound step doubles its throughput with its batch, although no pair of the table did. A
-kind without a row has no number: its simulated gain has not been compared with measurements.
+`MeasuredPairs.calibrated_gain` chooses the predictor. A number is reported only if there are enough pairs. The
+alternative to the simulation is a constant: the median gain of the other model families. The simulated gain is used
+only if it beats this constant on families to which neither was fitted. Otherwise, the constant is used, and corrected
+by the amount by which the simulation is outside the constant's interval. For example, a host-bound step doubles its
+throughput with its batch, although no pair of the table did. A kind of change without a row has no number, because its
+simulated gain was never compared with measurements.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.tracing.trace import Trace
 
 MIN_PAIRS: Final = 10
-"""Minimum number of pairs to report a number."""
+"""Minimum number of pairs for which a gain is reported as a number."""
 
 
 @final
@@ -41,20 +42,20 @@ class MeasuredPairs:
     """Measured pairs of one kind of change.
 
     Attributes:
-        pairs: Number of pairs compared with the predicted gains.
+        pairs: Number of pairs that were compared with predicted gains.
         source: Description of the pairs.
-        families: Number of model families among them.
+        families: Number of model families among the pairs.
         median_error: Median relative error of the simulated gain.
-        constant_error: Median relative error of a constant, the median gain of the other families.
-        constant: Median gain of all pairs, with equal weight for each family.
-        coverage: Share of the pairs with a gain inside the reported interval.
+        constant_error: Median relative error of the constant, which is the median gain of the other families.
+        constant: Median gain of all pairs, where each family has equal weight.
+        coverage: Share of the pairs whose gain is inside the reported interval.
         power: Exponent of the simulated gain.
-        reach: Largest simulated gain of the pairs; the exponent is 1 beyond it.
-        least: Half-width of the interval for a gain of 1, in log units.
-        share: Increase of the half-width per log unit of the gain.
-        shift: Constant added to the log of every gain.
-        limits: Limitations of the pairs, as text; empty without any.
-        is_own: The gain is a measured time of the recorded step itself, so no pairs are needed.
+        reach: Largest simulated gain of the pairs. Beyond it, the exponent is 1.
+        base_half_width: Half width of the interval for a gain of 1, in log units.
+        share: Increase of the half width per log unit of the gain.
+        shift: Constant that is added to the logarithm of every gain.
+        limits: Limitations of the pairs as text; empty if there are none.
+        is_own: Whether the gain is a measured time of the recorded step itself, so that no pairs are needed.
     """
 
     pairs: int
@@ -74,16 +75,16 @@ class MeasuredPairs:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are enough pairs to show a number."""
+        """Whether there are enough pairs to report a number."""
         return self.is_own or self.pairs >= MIN_PAIRS
 
     def half_width(self, gain: float) -> float:
-        """Return the half-width of a gain's interval, in log units."""
+        """Return the half width of a gain's interval in log units."""
         return self.base_half_width + self.half_width_slope * abs(math.log(gain))
 
     @property
     def words(self) -> str:
-        """The used predictor (simulation or constant) and the errors of both, as a sentence."""
+        """Sentence about the predictor that is used (simulation or constant), and the errors of both."""
         if self.is_own:
             return self.source
         own = ("simulated", self.median_error), ("a constant", self.constant_error)
@@ -95,11 +96,11 @@ class MeasuredPairs:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the simulation beats a constant, and is used."""
+        """Whether the simulation beats the constant, and is used."""
         return self.is_own or self.median_error <= self.constant_error
 
     def calibrated_gain(self, simulated: float) -> Interval[float]:
-        """Return the reported gain for a simulated one, with its 90 % interval."""
+        """Return the reported gain for a simulated gain, with its 90 % interval."""
         within = min(simulated, self.max_validated_gain)
         told = self.power * math.log(within) + math.log(simulated / within) + self.shift
         if not self.is_simulated:
@@ -110,15 +111,15 @@ class MeasuredPairs:
 
 
 _PASCAL_CONTRADICTS: Final = "of one chip without tensor cores two sources say 0.79 to 1.13 and 0.72 to 1.26"
-"""GP102: the TITAN Xp lost in 24 of 28 of these pairs, while the GTX 1080 Ti gained in 27 of 30 of the same benchmark
-(all inference). The chip alone cannot explain the difference."""
+"""GP102: the TITAN Xp is slower in 24 of 28 of these pairs, while the GTX 1080 Ti is faster in 27 of 30 of the same
+benchmark (all inference). Both have the same chip, so the chip alone cannot explain the difference."""
 
 GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
     "amp train": MeasuredPairs(
         pairs=71,
         families=5,
         source="whole trainings in FP32 (TF32) and FP16 (ResNet-50, BERT, GNMT, NCF, Transformer-XL) on 16 GPUs",
-        median_error=0.104,  # as they ran, nothing fitted; with autocast simulated for the same steps, 0.145
+        median_error=0.104,  # as measured, nothing fitted; with autocast simulated for the same steps, 0.145
         constant_error=0.186,
         constant=1.848,
         coverage=0.92,  # 0.83 with autocast simulated for the same steps
@@ -248,17 +249,17 @@ GAIN_CALIBRATION: Final[Mapping[str, MeasuredPairs]] = {
         limits="one family of models, so that none was left out",
     ),
 }
-"""Evidence by kind, mode, and (if distinguished) `mixed` for autocast or the torch version."""
+"""Evidence by kind of change and mode; some also by `mixed` (autocast) or by torch version."""
 
 RUNS_REPEAT: Final = 0.05
-"""Half-width, in log units, for gains measured in a user's own runs, from their repeatability. An assumption."""
+"""Half width in log units of gains that the user's own runs measured, due to their repeatability. An assumption."""
 
 
 def calibration_of_runs(measured: Sequence[float], simulated: float) -> MeasuredPairs:
-    """Make evidence from the user's own runs with and without a change; the measured gain is reported.
+    """Make evidence from the user's own runs with and without a change. The measured gain is reported.
 
     Args:
-        measured: Measured gains of such pairs of runs on this GPU.
+        measured: Measured gains of pairs of runs on this GPU.
         simulated: Simulated gain of the current step.
     """
     gain = statistics.median(measured)
@@ -281,7 +282,7 @@ def calibration_of_runs(measured: Sequence[float], simulated: float) -> Measured
 
 
 TODAY: Final = (2, 1)
-"""First torch version whose channels-last convolutions perform like the current ones."""
+"""First torch version whose channels-last convolutions are about as fast as today's."""
 
 
 def calibration_for(change: Change, trace: Trace) -> MeasuredPairs | None:

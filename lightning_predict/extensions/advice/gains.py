@@ -1,8 +1,8 @@
-"""`gain`: throughput after a change over before, on one GPU, from two steps predicted in the same way.
+"""`gain`: throughput after a change relative to before, on one GPU, from two steps that are predicted in the same way.
 
-Both sides use the same kind of information: two simulations from shapes, or a recording and the same recording with the
-change (`measured.py`). Model errors of the shared operations are in numerator and denominator, so a gain is more
-accurate than either step::
+Both predictions use the same kind of information: two simulations from shapes, or a recording and the same recording
+with the change (`measured.py`). Errors of operations that both steps share are in the numerator and in the denominator.
+So a gain is more accurate than either step time::
 
     gain = (seconds per sample before) / (seconds per sample after)
 """
@@ -35,10 +35,10 @@ def predicted_with(
     """Return the changed step and its predictions.
 
     Args:
-        changes: In the order of application; empty predicts the step as it is.
+        changes: Changes in the order in which they are applied; if empty, the step is predicted unchanged.
         trace: The recorded step.
         layouts: Layouts to predict.
-        iterations: Remaining steps of the recorded size; a step with more samples needs fewer.
+        iterations: Remaining steps of the recorded size. A step with more samples needs fewer steps.
         assumptions: The assumptions.
     """
     samples, strategy = trace.samples, assumptions.strategy
@@ -52,11 +52,11 @@ def predicted_with(
 
 
 def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) -> Trace:
-    """Scale a step measured on several GPUs to another strategy, by the ratio of two predictions.
+    """Scale a step that was measured on several GPUs to another strategy, by the ratio of two predictions.
 
     Args:
         trace: The step.
-        before: The strategy in the recording.
+        before: Strategy of the recording.
         assumptions: The assumptions, with the new strategy.
     """
     origin, measured = gpu_in_use(trace), measured_seconds(trace)
@@ -74,6 +74,6 @@ def _shared_otherwise(trace: Trace, before: Strategy, assumptions: Assumptions) 
 
 
 def gain(before: Prediction, after: Prediction) -> float:
-    """Return throughput after over before, including the waits for the loader."""
+    """Return throughput after the change relative to before, including waits for the loader."""
     one, other = (each.run.samples_per_iteration or 1 for each in (before, after))
     return (before.cycle_seconds / one) / (after.cycle_seconds / other)

@@ -1,8 +1,8 @@
-"""Largest batch that fits: one recorded step, scaled to other batch sizes, each simulated with the allocator.
+"""Largest batch size that fits in GPU memory: scales a recorded step, and simulates torch's allocator for each size.
 
-The search is a bisection. Reserved memory is almost linear in the samples, except for the allocator's rounding. A few
-scaled steps are therefore enough to find the largest batch that fits with a probability of 97 %. Of several GPUs, the
-fullest one decides. Example::
+The search is a bisection. Reserved memory is almost linear in the number of samples, except for the allocator's
+rounding. So a few scaled steps are enough to find the largest batch that fits with a probability of 97 %. If a layout
+has several GPUs, the fullest one decides. Example::
 
     found = largest_batches(trace, layouts_of(["L4", "8xH100-SXM-80GB"]))
     found[0].batch_size, found[0].fit_probability, found[0].even_batch_size
@@ -26,10 +26,10 @@ from lightning_predict.step_predictor import memory_need_of
 from lightning_predict.tracing.trace import Trace
 
 FINENESS: Final = 64
-"""The search stops at a relative precision of 1 / this; the memory of one more sample is not known better."""
+"""The search stops at a relative precision of 1 / 64, since the memory of a single sample is not known better."""
 
 LARGEST: Final = 2**40
-"""Number of samples beyond which the search fails: the memory does not grow with the batch."""
+"""Number of samples above which the search fails, because the memory does not grow with the batch."""
 
 
 @final
@@ -38,11 +38,13 @@ class LargestBatch:
     """Largest batch per GPU of a layout.
 
     Attributes:
-        layout: Its name.
-        batch_size: Samples that fit with a probability of 97 %, with a precision of 1/64; None if not even one does.
-        fit_probability: Probability that they fit; None without a batch.
-        memory_bytes: Memory reserved by torch's allocator on the fullest GPU; None without a batch.
-        even_batch_size: Samples that just fit as predicted, with a probability of 50 %; None if not even one does.
+        layout: Name of the layout.
+        batch_size: Number of samples that fit with a probability of 97 %, with a precision of 1/64; None if not even
+            one fits.
+        fit_probability: Probability that they fit; None without a batch size.
+        memory_bytes: Memory that torch's allocator reserves on the fullest GPU; None without a batch size.
+        even_batch_size: Number of samples that just fit by the prediction, so with a probability of 50 %; None if not
+            even one does.
     """
 
     layout: str
@@ -69,12 +71,12 @@ def largest_batches(
     """Find the largest batch on each layout.
 
     Args:
-        trace: A step with known samples and followed tensors (on the meta device or the CPU).
-        layouts: GPUs; each replica has its own batch.
-        strategy: How several GPUs share the work; None is DDP.
+        trace: A step with a known number of samples, recorded with data flow (on the meta device or the CPU).
+        layouts: The GPUs. Each replica has its own batch.
+        strategy: How several GPUs share the work. If None, DDP.
 
     Raises:
-        InvalidArgumentError: A step that cannot be scaled, or whose memory cannot be derived.
+        InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
     """
     scaled = ScaledMemory(trace)
     return tuple(_largest(scaled, layout, strategy or Strategy()) for layout in layouts)
@@ -82,13 +84,14 @@ def largest_batches(
 
 @final
 class ScaledMemory:
-    """Memory of a step at other batch sizes, each computed once.
+    """Memory of a step at other batch sizes. Each size is computed once.
 
     Args:
-        trace: As for `largest_batches`. A measured peak corrects all batch sizes.
+        trace: A step as for `largest_batches`. If its peak was measured, the memory at all batch sizes is corrected by
+            it.
 
     Raises:
-        InvalidArgumentError: As `largest_batches`.
+        InvalidArgumentError: The step cannot be scaled, or its memory cannot be derived.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -104,7 +107,7 @@ class ScaledMemory:
         measured = trace.memory.reserved_bytes
         if measured is not None:
             derived = step_memory(self._kinds[0].of(self.recorded))
-            assert derived is not None  # its tensors were followed, and its model is known
+            assert derived is not None  # the step has data flow, and its model is known
             own = derived.lasting_bytes + derived.passing_bytes + derived.slack_bytes
             self._correction = measured / own
 
@@ -122,7 +125,7 @@ class ScaledMemory:
         return sorted({self.recorded, *self._known})
 
     def need(self, samples: int, layout: Layout, strategy: Strategy) -> MemoryNeed:
-        """Judge whether a batch size fits on a layout."""
+        """Compare the memory of a batch size with that of a layout."""
         return memory_need_of(self.at(samples), layout, strategy)
 
     def _corrected(self, derived: StepMemory) -> StepMemory:
@@ -162,13 +165,13 @@ def _largest(scaled: ScaledMemory, layout: Layout, strategy: Strategy) -> Larges
 def _bisected(
     fits: Callable[[int], bool], spare_bytes: Callable[[int], float], tried: Sequence[int], layout: str
 ) -> int | None:
-    """Find a batch size that fits while a slightly larger one does not; None if one sample does not fit.
+    """Find a batch size that fits, while a slightly larger one does not; None if one sample does not fit.
 
     Args:
         fits: Returns whether a batch size fits.
-        spare_bytes: Returns its free memory.
-        tried: Batch sizes computed so far, ascending, at least one.
-        layout: Name for the error.
+        spare_bytes: Returns the free memory at a batch size.
+        tried: Batch sizes computed so far, ascending; at least one.
+        layout: Name of the layout for the error.
 
     Raises:
         InvalidArgumentError: The memory does not grow with the batch.
@@ -194,7 +197,7 @@ def _bisected(
 
 
 def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Extrapolate linearly to a batch size that no longer fits, plus a margin; at most 64 times as large."""
+    """Extrapolate linearly to a batch size that does not fit, plus a margin, but at most to 64 times the size."""
     left, right = spare_bytes(low), spare_bytes(high)
     if right >= left or high <= low:
         return FINENESS * high
@@ -203,7 +206,7 @@ def _reached(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
 
 
 def _between(low: int, high: int, spare_bytes: Callable[[int], float]) -> int:
-    """Interpolate linearly to the batch size without free memory, well inside both ends."""
+    """Interpolate linearly to the batch size without free memory, but stay well inside both ends."""
     left, right = spare_bytes(low), spare_bytes(high)
     share = 0.5 if left <= 0 or right >= 0 else min(max(left / (left - right), 1 / 8), 7 / 8)
     return min(max(low + round(share * (high - low)), low + 1), high - 1)

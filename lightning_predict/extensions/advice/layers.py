@@ -1,7 +1,7 @@
-"""Device time of a step by module: forward, backward and update together, on each GPU.
+"""Device time of a step by module (layer), the sum of forward pass, backward pass and update, on each GPU.
 
-Modules in lists are merged (`blocks.3.mlp` and `blocks.4.mlp` are `blocks.*.mlp`). The optimizer's time is assigned to
-the modules whose parameters it updates. Sequences of operations that PyTorch has a fused kernel for are named.
+Modules in lists are merged: `blocks.3.mlp` and `blocks.4.mlp` become `blocks.*.mlp`. The optimizer's time is assigned
+to the modules whose parameters it updates. If PyTorch has a fused kernel for a sequence of operations, a row names it.
 Example::
 
     print(layer_table(trace, [gpu("L4"), gpu("A100-SXM-80GB")], None))
@@ -25,13 +25,13 @@ from lightning_predict.tracing.trace import Operation, Trace
 from lightning_predict.weights.source import AnyWeights
 
 MAX_ROWS: Final = 10
-"""Maximum number of rows, for readability."""
+"""Maximum number of rows, so that the table stays readable."""
 
 SMALLEST_SHARE: Final = 0.02
-"""Rows below this share on every GPU are merged."""
+"""Rows with a smaller share on every GPU are merged."""
 
 SHARE_OF_NOTHING: Final = 0.001
-"""The merged rows are omitted below this share."""
+"""Share below which the row of merged rows is omitted."""
 
 OTHERS: Final = "rest"
 OPTIMIZER: Final = "optimizer"
@@ -53,18 +53,18 @@ PATTERNS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {
         frozenset({"aten::rms_norm"}),
     ),
 }
-"""Unfused patterns: their forward operations, and the fused operation to use instead."""
+"""Unfused patterns: the names of their forward operations, and of the fused operation to use instead."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """Row of the table: one module or merged modules.
+    """Row of the table: one module, or several merged modules.
 
     Attributes:
-        module: Its name, with `*` for members of a list.
+        module: Name of the module, with `*` for members of a list.
         seconds: Device seconds of a step, one value per column.
-        pattern: Name of an unfused pattern; None without one.
+        pattern: Name of an unfused pattern in it; None without one.
     """
 
     module: str
@@ -78,8 +78,8 @@ class LayerTable:
     """Device seconds of a step by module.
 
     Attributes:
-        columns: Names of GPUs, marked if changed.
-        rows: Sorted by the first column, longest first; they add up to the device time, within 0.1 %.
+        columns: Names of GPUs, with a mark if the column includes changes.
+        rows: Rows, sorted by the first column, longest first. They add up to the device time, within 0.1 %.
     """
 
     columns: tuple[str, ...]
@@ -117,13 +117,13 @@ class LayerTable:
 
 
 def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after: Trace | None = None) -> LayerTable:
-    """Sum a step's device time by module.
+    """Sum a step's device time by module, on each GPU.
 
     Args:
         trace: The step.
         gpus: GPUs, one column each.
         weights: Weights of the models.
-        after: The same step with changes, which adds a column for each GPU.
+        after: The same step with changes. If given, it adds a column for each GPU.
     """
     columns, parts = [], []
     for step, ending in ((trace, ""), (after, ", changed")):
@@ -152,7 +152,7 @@ def layer_table(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights, *, after
 
 
 def module_kind(module: str | None) -> str:
-    """Return the merged name of a module: `*` for members of lists, cut one level below the last of them.
+    """Return the merged name of a module: `*` for members of lists, cut off one level below the innermost list.
 
     Example::
 
@@ -195,7 +195,7 @@ def _by_module(trace: Trace, gpus: Sequence[Gpu], weights: AnyWeights) -> list[t
 
 
 def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
-    """Count the merged modules with a parameter of each shape."""
+    """Count, for each parameter shape, the merged modules that have such a parameter."""
     owners: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for parameter in trace.parameters:
         owners[parameter.shape][module_kind(parameter.name.rpartition(".")[0])] += 1
@@ -203,7 +203,7 @@ def _owners(trace: Trace) -> dict[tuple[int, ...], Counter[str]]:
 
 
 def _updated(operation: Operation, owners: Mapping[tuple[int, ...], Counter[str]]) -> dict[str, float]:
-    """Share an update among the modules whose parameters match the shapes of its tensors."""
+    """Divide an update among the modules whose parameters have the shapes of its tensors."""
     found: dict[str, float] = defaultdict(float)
     total = 0.0
     for tensor in operation.inputs:

@@ -1,18 +1,19 @@
-"""Carry the measurements of a step over to the same step with a change, so that both are comparable.
+"""Applies the measurements of a recorded step to the same step with a change, so that both can be compared.
 
 A change alters some operations, adds some (casts, layout copies) and drops some (fused ones). In a step with measured
 kernels, unchanged operations keep their kernels. For an altered operation, the measured time is scaled by the ratio of
-two predictions on the GPU in use, after over before. The ratio of measurement and prediction is raised to the same
-powers as between two GPUs (`kernels/measured_scaling.py`). For element-wise work, the model's error is assumed equal in
-both dtypes. For products in float32 and in 16 bits on tensor cores, the errors are independent. Added operations are
-predicted.
+two predictions on the GPU in use: after over before the change. The ratio of measurement to prediction is raised to the
+same powers as between two GPUs (`kernels/measured_scaling.py`). For element-wise work, the model's error is assumed to
+be the same in both dtypes. For matmuls, the errors in float32 and in 16 bits on tensor cores are independent. Added
+operations are predicted.
 
-The host times are kept. An added operation launches in the time of a median operation; a dropped one removes its host
-time. The changed step is then a recording like any other, with a step time scaled from the recorded one::
+Host times are kept. An added operation is launched in the time of a median operation. A dropped operation also removes
+its host time. The changed step is then a recording like any other, with a step time that is scaled from the recorded
+one::
 
-    after's step = measured step x simulated(after) / simulated(before), with one host and one residual for both
+    changed step = measured step x simulated(after) / simulated(before), with one host and one residual for both
 
-A step without measurements is only changed.
+A step without measurements only gets the changed operations.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.source import AnyWeights
 
 _PLACE: Final = "_place"
-"""Argument that marks, while a change is applied, the position of the recorded operation."""
+"""Argument that marks the position of the recorded operation while a change is applied."""
 
 ADDED_HOST_SECONDS: Final = 15 * MICROSECOND
-"""Host time of an added operation, if the recording has no timed operation with one kernel. A forward operation of the
+"""Host time of an added operation, if the recording has no timed operation with one kernel. A forward operation of a
 median host takes 13 us (`timeline/host.py`), and the profiler adds a little."""
 
 ADDED_LAUNCH_SECONDS: Final = 5 * MICROSECOND
 
 
 def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: AnyWeights) -> Trace:
-    """Return the step with a change, including its measurements.
+    """Return the step with a change, and with the measurements that still apply.
 
     Args:
         trace: One kind of step.
-        change: Returns the step with other operations; its argument is a step without measurements.
+        change: Returns the step with other operations. Its argument is a step without measurements.
         weights: Weights of the models.
     """
     origin = gpu_in_use(trace)
@@ -100,7 +101,7 @@ def carry_measurements(trace: Trace, change: Callable[[Trace], Trace], weights: 
 
 
 def _measured_memory(before: Trace, after: Trace) -> Memory:
-    """Return the memory of a changed step: the measured memory, scaled by the ratio of both derived values."""
+    """Return the memory of a changed step: the measured memory, scaled by the ratio of two derived values."""
     own = before.memory
     if own.reserved_bytes is None and own.peak_bytes is None:
         return after.memory
@@ -119,7 +120,7 @@ def _measured_memory(before: Trace, after: Trace) -> Memory:
 
 
 def _place_of(operation: Operation, recorded: Sequence[Operation]) -> int | None:
-    """Return the position of the corresponding recorded operation; None for an added operation."""
+    """Return the position of the recorded operation that corresponds to one; None for an added operation."""
     place = operation.arguments.get(_PLACE)
     return place if isinstance(place, int) and recorded[place].name == operation.name else None
 
@@ -141,7 +142,7 @@ def _without_host_times(trace: Trace) -> Trace:
 def _recorded(
     before: Trace, after: Trace, places: Sequence[int | None], origin: Gpu, models: KernelModels | None
 ) -> Trace:
-    """Assign kernels to a changed step from the recording, and scale its step time."""
+    """Assign kernels of the recording to a changed step, and scale its step time."""
     stripped = replace(before, operations=tuple(replace(one, kernels=()) for one in before.operations))
     old, new = (_direct(one, origin, models) for one in (stripped, after))
     calibration = _calibration(before, old)
@@ -173,13 +174,13 @@ def _recorded(
 
 
 def _direct(trace: Trace, origin: Gpu, models: KernelModels | None) -> dict[int, tuple[float, WorkItem]]:
-    """Predict the device seconds of each operation from shapes alone, by position."""
+    """Predict the device seconds of each operation from shapes alone, by position in the step."""
     timed = predict_work_times(trace, [origin], origin=None, models=models)
     return {item.operations[0]: (float(timed.seconds[0, column]), item) for column, item in enumerate(timed.items)}
 
 
 def _calibration(before: Trace, predicted: Mapping[int, tuple[float, WorkItem]]) -> float:
-    """Return measured over predicted seconds of the step's element-wise work, as a correction for added work."""
+    """Return measured over predicted seconds of the step's element-wise work, which corrects added operations."""
     found = [
         (sum(kernel.seconds for kernel in before.operations[place].kernels), seconds)
         for place, (seconds, item) in predicted.items()
@@ -214,9 +215,9 @@ def _uses_matrix_units(item: WorkItem, gpu: Gpu) -> bool:
 
 
 def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds: Sequence[float]) -> Trace:
-    """Assign kernels to the changed operations, and shift host times by the operations added and dropped before.
+    """Assign kernels to the changed operations, and shift host times by those of added and dropped operations.
 
-    Kernels move with the operations that launch them, so that late launches stay late.
+    Kernels move together with the operations that launch them, so that late launches stay late.
     """
     singles = [one.host_seconds for one in before.operations if len(one.kernels) == 1 and one.host_seconds is not None]
     added_seconds = statistics.median(singles) if singles else ADDED_HOST_SECONDS
@@ -230,7 +231,7 @@ def _laid_out(before: Trace, after: Trace, places: Sequence[int | None], seconds
     starts = [start for start, _ in dropped]
     lengths = [0.0, *accumulate(length for _, length in dropped)]
     added, now = 0.0, 0.0
-    moves: list[tuple[float, float]] = []  # (start in the recording, shift from there on)
+    moves: list[tuple[float, float]] = []  # (start in the recording, shift from this start on)
     operations = []
     for operation, place, own in zip(after.operations, places, seconds, strict=True):
         if place is None:
@@ -297,7 +298,7 @@ def _added_kernel(seconds: float, start: float, queue: Queue) -> Kernel:
 
 
 def _simulated(trace: Trace, own: StepCalibration, origin: Gpu, models: KernelModels | None) -> SimulatedTimeline:
-    """Simulate a step with measured kernels, using a known host and corrections."""
+    """Simulate a step with measured kernels, with a known host and known corrections."""
     timed = predict_work_times(trace, [origin], origin=origin, models=models)
     work = with_host_work(host_operations(trace, timed, timed.seconds), own.added_host_seconds)
     return simulate_timeline(

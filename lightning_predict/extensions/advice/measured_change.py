@@ -1,8 +1,8 @@
-"""`try_change`: run a change for some steps on this machine, and measure its gain.
+"""`try_change`: runs a step with and without a change on this machine, and measures the gain.
 
 The user passes a function that makes a step from a batch size, the same as `meta_step` of `RuntimePredictor`. It makes
-its own model and data, so no training run is affected. Tensors on the meta device are moved to this machine's device
-and filled with small random numbers. The original and the changed step alternate, a few steps at a time, so that a
+its own model and data, so a training run is not affected. Tensors on the meta device are moved to this machine's
+device, and filled with small random numbers. The original and the changed step alternate every few steps, so that a
 slowdown of the machine affects both. Example::
 
     def make_step(batch_size):
@@ -11,8 +11,8 @@ slowdown of the machine affects both. Example::
 
     print(try_change("bf16-mixed", make_step, batch_size=64))   # bf16-mixed: 1.43x as fast (1.38-1.47) ...
 
-A function with a parameter `change` gets the name of the change (None for the original step) and applies it itself. In
-this way any change can be tested, including a loader with more workers.
+If the function has a parameter `change`, it gets the name of the change (None for the original step) and applies the
+change itself. In this way, any change can be tested, such as a loader with more workers.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 MakeStep = Callable[..., Callable[[], object]]
-"""Function from a batch size, and optionally from a `change`, to a step."""
+"""Function that makes a step from a batch size, and optionally from a `change`."""
 
 TURNS: Final = 4
-"""Number of turns of each side; the interval of the gain is their range."""
+"""Number of times that each version of the step has its turn. The gain's interval is the range over these turns."""
 
 SPREAD: Final = 0.02
 """Standard deviation of the random values for tensors from the meta device."""
@@ -52,10 +52,10 @@ class ChangeMeasurement:
 
     Attributes:
         name: Name of the change.
-        gain: Throughput after over before: median, minimum and maximum over the turns.
+        gain: Throughput after the change relative to before: median, minimum and maximum over the turns.
         before_seconds: Original step time.
         after_seconds: Step time with the change.
-        steps: Number of timed steps of each side.
+        steps: Number of timed steps of each version.
         device: Device of the run.
     """
 
@@ -95,19 +95,19 @@ def try_change(
     warmup_steps: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ChangeMeasurement:
-    """Run a step with and without a change, and compare.
+    """Run a step with and without a change, and compare the times.
 
     Args:
         name: Name of the change, as in `lp.advise`.
         make_step: Makes a step from a batch size, on this machine's device or on the meta device.
         batch_size: Samples of the original step.
-        steps: Number of timed steps of each side.
-        warmup_steps: Number of untimed steps of each side before; torch.compile compiles in them.
+        steps: Number of timed steps of each version.
+        warmup_steps: Number of untimed steps of each version before. In these, torch.compile compiles.
         clock: Monotonic clock, in seconds.
 
     Raises:
-        InvalidArgumentError: An unknown change, fewer than 4 steps, or a change that cannot be applied from outside the
-            step.
+        InvalidArgumentError: The change is unknown or cannot be applied from outside the step, or there are fewer than
+            4 steps.
         CaptureError: The step calls no module, or has tensors on the meta device that cannot be replaced.
     """
     import torch
@@ -147,7 +147,7 @@ def try_change(
 
 
 def _run(step: Callable[[], object]) -> None:
-    """Run a step; if it still has tensors on the meta device, raise an error with a remedy."""
+    """Run a step. If it still has tensors on the meta device, raise an error that names a remedy."""
     try:
         step()
     except (RuntimeError, NotImplementedError) as error:
@@ -160,7 +160,7 @@ def _run(step: Callable[[], object]) -> None:
 
 
 def _timed(side: _Side, steps: int, clock: Callable[[], float]) -> float:
-    """Return the seconds per step, including the device's work."""
+    """Return the seconds per step, until the device has finished its work."""
     side.wait()
     begin = clock()
     for _ in range(steps):
@@ -202,13 +202,13 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-# Steps from the meta device.
+# --- Steps from the meta device
 
 
 def _fill(
     step: Callable[[], object], modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Replace meta tensors by tensors on this machine's device: parameters, also in optimizers, and data."""
+    """Replace meta tensors by tensors on this machine's device: parameters (also in optimizers), buffers and data."""
     import torch
 
     if not any(one.is_meta for module in modules for one in module.parameters()):
@@ -219,7 +219,7 @@ def _fill(
         if not tensor.is_meta:
             return tensor
         if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # a valid index for every table
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=here)  # 0 is a valid index for every table
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=here).normal_(std=SPREAD)
         return made.requires_grad_(tensor.requires_grad)
 
@@ -234,7 +234,7 @@ def _fill(
                     part._parameters[name] = own
             for name, buffer in list(part._buffers.items()):
                 if buffer is not None and buffer.is_meta:
-                    part._buffers[name] = filled(buffer).fill_(1)  # valid as a variance, and as a mask
+                    part._buffers[name] = filled(buffer).fill_(1)  # 1 is valid as a variance and as a mask
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(id(one), one) for one in group["params"]]
@@ -257,7 +257,7 @@ def _fill_function(function: Any, filled: Callable[[torch.Tensor], torch.Tensor]
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # a variable without a value yet
+        except ValueError:  # a variable that has no value yet
             continue
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
             continue
@@ -282,7 +282,7 @@ def _filled_value(value: Any, filled: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
-# Ways to apply changes.
+# --- Functions that apply changes
 
 
 def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
@@ -298,7 +298,7 @@ def _autocast(dtype: str, side: _Side) -> Callable[[], object]:
 
 
 def _in_dtype(dtype: str, side: _Side) -> Callable[[], object]:
-    """Convert the model, and its floating-point inputs."""
+    """Convert the model and its floating-point inputs to a dtype."""
     import torch
 
     to = getattr(torch, dtype)
@@ -339,7 +339,7 @@ def _matmul_precision(precision: str) -> Iterator[None]:
 
 
 def _channels_last(side: _Side) -> Callable[[], object]:
-    """Convert the filters; the first convolution of a step converts the images and passes its layout on."""
+    """Convert the filters. The first convolution of a step then converts the images, and passes the format on."""
     import torch
 
     for module in side.modules:
@@ -354,7 +354,7 @@ def _compiled(mode: str | None, side: _Side) -> Callable[[], object]:
 
 
 def _fused(side: _Side) -> Callable[[], object]:
-    """Make each optimizer update in one call."""
+    """Make each optimizer update all parameters in one call (fused)."""
     for optimizer in side.optimizers:
         if any("fused" not in group for group in optimizer.param_groups):
             raise CaptureError(f"{type(optimizer).__name__} has no fused update")
@@ -387,4 +387,4 @@ _WAYS: Final[Mapping[str, Callable[[_Side], Callable[[], object]]]] = {
     "fused_optimizer": _fused,
     "batch_size": _as_it_is,
 }
-"""Function that applies a change to a step from outside, by name."""
+"""Function that applies a change to a step from outside, by the name of the change."""

@@ -1,4 +1,4 @@
-"""Ways to reduce a step's memory, with their savings: each change is applied to the step and simulated.
+"""Ways to reduce a step's memory, with their savings. Each change is applied to the step, and its memory is simulated.
 
 Example::
 
@@ -29,22 +29,22 @@ from lightning_predict.tracing.recorded_on import release_of
 from lightning_predict.tracing.trace import Trace
 
 MIN_SAVING: Final = 0.02
-"""Minimum saving to report, as a share of all memory."""
+"""Minimum saving to report, as a share of the step's memory."""
 
 CHANGES_ASKED: Final = ("bf16-mixed", "checkpointing", "fused_optimizer")
 """Changes of a training that may reduce its memory."""
 
 EIGHT_BITS: Final = 1 / 4
-"""Size of 8-bit optimizer state relative to 32-bit state."""
+"""Size of 8-bit optimizer state, relative to 32-bit state."""
 
 
 def memory_report(trace: Trace, gpu: Gpu, *, reported_bytes: float | None = None) -> MemoryReport | None:
-    """Report the memory of a step by use, and ways to reduce it; None if its tensors or its model were not recorded.
+    """Report what uses the memory of a step, and ways to reduce it; None if tensors or model were not recorded.
 
     Args:
         trace: One kind of step.
         gpu: The GPU to predict.
-        reported_bytes: Memory reported by the GPU itself; None if unknown.
+        reported_bytes: Memory size that the GPU itself reports; None if unknown.
     """
     breakdown, memory = memory_breakdown(trace, gpu), step_memory(trace)
     if breakdown is None or memory is None:
@@ -73,12 +73,12 @@ def _largest(trace: Trace, layout: Layout) -> str | None:
         return None
     try:
         return largest_batches(trace, [layout])[0].sentence
-    except InvalidArgumentError:  # the batch is not the data's first dimension
+    except InvalidArgumentError:  # the batch is not the first dimension of the data
         return None
 
 
 def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
-    # Both sides are derived, even if one was measured.
+    # Both memory sizes are derived, even if one was measured, so that they can be compared.
     trace = replace(trace, memory=replace(trace.memory, peak_bytes=None, reserved_bytes=None))
     before = _reserved(trace, gpu)
 
@@ -102,5 +102,5 @@ def _savings(trace: Trace, gpu: Gpu) -> Iterator[MemorySaving]:
 
 def _reserved(trace: Trace, gpu: Gpu) -> float:
     memory = step_memory(trace)
-    assert memory is not None  # its breakdown is known
+    assert memory is not None  # the report has a breakdown of the memory, so it is known
     return float(memory.bytes_on(gpu))

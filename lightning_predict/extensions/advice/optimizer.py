@@ -1,4 +1,4 @@
-"""Fused optimizer: one pass over parameters, gradients and state instead of one per line of its formula."""
+"""Change: fused optimizer, which reads and writes parameters, gradients and state once, not in every operation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def with_fused_optimizer(trace: Trace) -> Trace:
-    """Return the step with one update call over all tensors that it touches."""
+    """Return the step with one update call, over all tensors that the optimizer uses."""
     updates = [one for one in trace.operations if one.phase == "optimizer"]
-    large: dict[int, TensorInfo] = {}  # tensors that existed before the update, by storage
+    large: dict[int, TensorInfo] = {}  # tensors that existed before the update, by storage id
     made: set[int | None] = set()
     for update in updates:
         for tensor in update.inputs:

@@ -1,4 +1,4 @@
-"""Pad odd sizes: tensor cores need rows aligned to 16 bytes, which a vocabulary of 50,257 violates."""
+"""Change: pad odd sizes. Tensor cores need rows aligned to 16 bytes, which a vocabulary of 50,257 is not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 MULTIPLE: Final = 64
-"""Multiple to pad the sides of parameters to: 128 bytes in 16 bits, a cache line."""
+"""Multiple to which sizes of parameters are padded: 128 bytes in 16 bits, a cache line."""
 
 MIN_SIDE: Final = 256
-"""Minimum side to pad; shorter odd sides are classes or channels of data."""
+"""Minimum size to pad. Smaller odd sizes are usually classes or channels of data."""
 
 ALIGNED: Final = 8
-"""Alignment in elements of 16 bits."""
+"""Required alignment, as a number of 16-bit elements."""
 
 
 def _odd_sides(trace: Trace) -> dict[int, int]:
@@ -25,7 +25,7 @@ def _odd_sides(trace: Trace) -> dict[int, int]:
 
 
 def padded(trace: Trace) -> Trace:
-    """Return the step with odd sides of parameters padded, in every tensor with such a side."""
+    """Return the step with padded odd sizes of parameters, in every tensor that has such a size."""
     sides = _odd_sides(trace)
 
     def grown(tensor: TensorInfo) -> TensorInfo:

@@ -1,8 +1,9 @@
-"""Lower precision: autocast in bfloat16 or float16, whole models in 16 bits, and TF32 for float32 products.
+"""Changes: lower precision by autocast (mixed precision), by whole models in 16 bits, or by TF32 for float32 matmuls.
 
-Autocast is `tracing/precision.py`: its lists say which operations run in 16 bits, and its casts are added. A model in
-true 16 bits (`model.half()`) has all floating-point tensors in 16 bits, including norm statistics and optimizer state,
-and needs no casts. TF32 keeps the tensors; float32 products and convolutions use the tensor cores.
+Autocast follows `tracing/precision.py`: its lists state which operations run in 16 bits, and the casts are added. In a
+model in true 16 bits (`model.half()`), all floating-point tensors have 16 bits, including norm statistics and optimizer
+state, and no casts are needed. With TF32, tensors stay the same, but float32 matmuls and convolutions use the tensor
+cores.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def in_half(trace: Trace, dtype: str) -> Trace:
 
 
 def with_tf32(trace: Trace) -> Trace:
-    """Return the step with TF32 allowed for float32 products and convolutions."""
+    """Return the step with TF32 allowed for float32 matmuls and convolutions."""
     return replace(trace, flags=replace(trace.flags, matmul_tf32=True, cudnn_tf32=True))
 
 
 def _is_lowered(trace: Trace) -> str | None:
-    """Return why a step is already in 16 bits; None if it is in float32."""
+    """Return the reason why a step is already in 16 bits; None if it is in float32."""
     if trace.flags.autocast_dtype is not None:
         return f"the step runs under autocast in {trace.flags.autocast_dtype} already"
     if not any(one.inputs for one in trace.operations):

@@ -1,7 +1,8 @@
-"""Strategies of several GPUs: DDP, FSDP, and gradient accumulation.
+"""Changes for several GPUs: DDP or FSDP, and gradient accumulation.
 
-FSDP shards parameters, gradients and optimizer state, and gathers parameters before each use: less memory, more
-communication. Accumulation sums the gradients of several batches before one update and, on several GPUs, one exchange.
+FSDP shards parameters, gradients and optimizer state, and gathers parameters before each use. It needs less memory, but
+more communication. Gradient accumulation sums the gradients of several batches before one update and, on several GPUs,
+before one all-reduce.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lightning_predict.gpus.records import Gpu
 from lightning_predict.tracing.trace import Trace
 
 BATCHES: Final = 2
-"""Factor on the number of batches per update."""
+"""Factor by which gradient accumulation increases the number of batches per update."""
 
 
 def _accumulated(trace: Trace, assumptions: Assumptions) -> tuple[Trace, Assumptions]:
@@ -82,4 +83,4 @@ SHARING: Final = (
     _splitting("fsdp", 'Trainer(strategy="fsdp")', "checkpoints in parts; less memory", asks_memory=False),
     _splitting("ddp", 'Trainer(strategy="ddp")', "memory for the whole model on each GPU", asks_memory=True),
 )
-"""Sharding parameters over the GPUs, or not."""
+"""Changes between sharded and replicated parameters."""

@@ -1,4 +1,4 @@
-"""All changes; among equal gains, tables show them in this order. To add a change, add a file and its name here."""
+"""Table of all changes. Changes with equal gains are shown in this order. To add one, add a file and its name here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions for another batch size, half precision, or `torch.compile` from existing traces, without running code.
+"""What-if predictions from existing traces, without running code: other batch size, half precision, `torch.compile`.
 
 Example::
 
@@ -51,14 +51,14 @@ def batch_size_what_if(
 ) -> tuple[BatchSizeOption, ...]:
     """Find the largest batch that fits on each GPU with a probability of 97 %, with its throughput and cost.
 
-    If tensors were followed (captures on the meta device or the CPU), the step is scaled to other batch sizes, and each
-    is simulated (`largest_batch.py`). Otherwise, or if two captures contradict the scaling, lines are fitted
+    If the trace has data flow (captures on the meta device or the CPU), the step is scaled to other batch sizes, and
+    each size is simulated (`largest_batch.py`). Otherwise, or if two captures contradict the scaling, lines are fitted
     through the captures, and the result is the largest power of two that fits.
 
     Args:
-        traces: Steps by their number of samples. One is enough if tensors were followed, otherwise two. Captures on the
-            meta device are best.
-        gpus: Names of GPUs, or of layouts such as `8xL4`, whose GPUs each take such a batch.
+        traces: Steps by their number of samples. One is enough if it has data flow, otherwise two are needed. Captures
+            on the meta device are best.
+        gpus: Names of GPUs, or of layouts such as `8xL4`, where each GPU has such a batch.
         method: See `Assumptions`.
         offers: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
@@ -68,8 +68,8 @@ def batch_size_what_if(
         One option per GPU, in the given order.
 
     Raises:
-        InvalidArgumentError: Too few batch sizes, or traces without enough information to derive memory.
-        LightningPredictError: As `predict`.
+        InvalidArgumentError: There are too few batch sizes, or the traces have too little information to derive memory.
+        LightningPredictError: An error of `predict`.
     """
     assumptions = Assumptions(method=method, offers=offers, usd_per_hour=usd_per_hour, weights=weights)
     return batch_sizes_that_fit(traces, layouts_to_predict(gpus, offers=offers, usd_per_hour=usd_per_hour), assumptions)
@@ -86,7 +86,7 @@ def batch_sizes_that_fit(
         assumptions: The assumptions.
 
     Raises:
-        LightningPredictError: As `batch_size_what_if`.
+        LightningPredictError: An error of `batch_size_what_if`.
     """
     if traces:
         layouts = shown_layouts(traces[min(traces)], layouts, None, assumptions)
@@ -122,19 +122,19 @@ def precision_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict a float32 step as it would run under autocast; measured corrections are kept.
+    """Predict a float32 step as it would run under autocast. Corrections by measurements are kept.
 
     Args:
         trace: A step in float32.
         gpus: Names of GPUs, or a group, as for `predict`.
         dtype: `bfloat16` or `float16`.
-        iterations: Remaining steps; None predicts only the step.
+        iterations: Remaining steps. If None, only the step is predicted.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
-        InvalidArgumentError: Another dtype, or a trace under autocast.
-        LightningPredictError: As `predict`.
+        InvalidArgumentError: The dtype is not supported, or the trace was recorded under autocast.
+        LightningPredictError: An error of `predict`.
     """
     if dtype not in PRECISIONS:
         raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
@@ -152,20 +152,25 @@ def compile_what_if(
     usd_per_hour: UserPrice = None,
     weights: AnyWeights = None,
 ) -> Predictions:
-    """Predict an eager step under `torch.compile`: matrix products unchanged, pointwise work between them fused.
+    """Predict an eager step under `torch.compile`: matmuls stay, and pointwise operations between them are fused.
 
     Args:
         trace: An eager step.
+<<<<<<< HEAD
         gpus: Names of GPUs, or a group, as for `predict`.
         iterations: Remaining steps; None predicts only the step.
+=======
+        gpus: Names of GPUs.
+        iterations: Remaining steps. If None, only the step is predicted.
+>>>>>>> 444deb16 (Words: rewrite docstrings of advice, regression and own_weights)
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
             the data flow between operations.
         usd_per_hour: See `Assumptions`.
         weights: See `Assumptions`.
 
     Raises:
-        InvalidArgumentError: A step that is already compiled, or whose tensors were not followed.
-        LightningPredictError: As `predict`.
+        InvalidArgumentError: The step is already compiled, or was recorded without data flow.
+        LightningPredictError: An error of `predict`.
     """
     step = trace if followed is None else with_data_flow(trace, followed)
     return _with("compile", step, gpus, iterations, Assumptions(usd_per_hour=usd_per_hour, weights=weights))
@@ -174,7 +179,7 @@ def compile_what_if(
 def _with(
     name: str, trace: Trace, gpus: str | Sequence[str], iterations: int | None, assumptions: Assumptions
 ) -> Predictions:
-    """Predict a step with a change; measured corrections are kept.
+    """Predict a step with a change. Corrections by measurements are kept.
 
     Raises:
         InvalidArgumentError: The change does not apply to the step.
@@ -208,11 +213,11 @@ def _in_words(option: BatchSizeOption) -> str:
 
 
 AGREEMENT: Final = 0.05
-"""Maximum relative difference in memory between a scaled step and a step captured at that size."""
+"""Maximum relative difference in memory between a scaled step and a step that was captured at that size."""
 
 
 def _scalable(traces: Mapping[int, Trace]) -> Trace | None:
-    """Return the largest step that can be scaled to other batch sizes consistently with the other captures."""
+    """Return the largest step that can be scaled to other batch sizes in agreement with other captures; else None."""
     memory = {size: step_memory(trace) for size, trace in traces.items()}
     for size in sorted(traces, reverse=True):
         one = traces[size] if traces[size].samples is not None else replace(traces[size], samples=size)
@@ -266,7 +271,7 @@ def _option(
     if len(sizes) < len(memory):
         return BatchSizeOption(gpu=first.gpu, batch_size=None, usd_per_hour=first.usd_per_hour)
     size = min(sizes)
-    # The number of launches does not depend on the batch size, so the host time is constant.
+    # The number of launches does not depend on the batch size, so the host time is the same for all sizes.
     seconds = max(device.at(size), statistics.median(one.host_seconds for one in by_size.values()))
     rate, price = size / seconds, first.usd_per_hour
     return BatchSizeOption(
@@ -283,9 +288,9 @@ def _option(
 
 
 def _memory_lines(traces: Mapping[int, Trace], gpu: Gpu) -> tuple[tuple[StraightLine, ...], Interval[float]]:
-    """Fit lines through the memory of the passes and of the update; the larger one counts.
+    """Fit lines through the memory of the passes and of the update, of which the larger one is the peak.
 
-    Also returns the relative interval. The allocator's rounding varies irregularly with the batch size, so it is not
+    Also return the relative interval. The allocator's rounding varies irregularly with the batch size, so it is not
     part of the slope: the largest value is used.
     """
     memory = {size: one for size, trace in traces.items() if (one := step_memory(trace)) is not None}

@@ -1,1 +1,1 @@
-"""Weights for a GPU without shipped measurements: `measuring` times its operations, `training` fits the networks."""
+"""Weights for an unmeasured GPU: `measuring` times its operations (micro-benchmarks), `training` fits the networks."""

@@ -1,4 +1,4 @@
-"""`measure`, `first-hour` and `train`: weights for a GPU of the user's own.
+"""Commands `measure`, `first-hour` and `train`: fit weights to the user's own GPU.
 
 Example::
 
@@ -19,13 +19,13 @@ NO_SCORES: Final = (
     "No score: no row was held out (15 % per operation, drawn by a hash of the shape). Measure more problems of an "
     "operation (`measure --problems 200`)."
 )
-"""Text in place of an empty table of scores."""
+"""Text that is printed instead of an empty table of scores."""
 
 ANCHORS_FILE: Final = "anchors.toml"
-"""File that `measure --quick` writes into its folder."""
+"""Name of the file that `measure --quick` writes into its folder."""
 
 TRY_SECONDS: Final = 0.01
-"""Seconds to repeat each call, on a CPU."""
+"""Seconds for which each call is repeated on a CPU, as a test."""
 
 
 def measure(
@@ -43,23 +43,23 @@ def measure(
 ) -> CommandAnswer:
     """Measure operations on this machine's GPU, into tables that `train` reads.
 
-    It first prints the expected duration. Families of operations that networks learn come first, each until it has
-    enough rows. Then each other operation gets a dozen problems, for one factor over its prediction. The same command
-    continues an interrupted run.
+    It first prints the expected duration. Families of operations with a neural network come first, each until it has
+    enough rows. Then each other operation is measured with a dozen shapes, for a correction factor. If the run is
+    interrupted, the same command continues it.
 
     Args:
-        output: Folder of the tables; problems already in it are not measured again.
+        output: Folder of the tables. Measurements that it contains already are not repeated.
         operations: Names of operations, separated by commas (default: all that have a benchmark).
-        dtypes: Of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
-            --device cpu the first).
-        problems: Number of shapes per operation and dtype (default: as many as train needs, then 200; with --device cpu
-            1).
-        minutes: Minutes after which no further problem starts (default: all problems).
-        problem_seconds: Maximum seconds for the repetitions of one call; longer problems are skipped.
+        dtypes: Some of float32, tf32, float16, bfloat16 and float64, separated by commas (default: the first four; with
+            --device cpu, the first).
+        problems: Number of shapes per operation and dtype (default: as many as train needs, then 200; with --device
+            cpu, 1).
+        minutes: Minutes after which no further measurement starts (default: no limit).
+        problem_seconds: Maximum seconds for the repetitions of one call. Shapes that take longer are skipped.
         seed: Seed of the shapes.
-        device: Device to measure; cpu measures the CPU instead, to test the command.
+        device: Device to measure: cuda, or cpu to test the command.
         gpu: Catalogue name of the GPU (default: the name that torch reports).
-        quick: In half a minute, measure only the rates of large products and of memory, into a file for --gpus-file. Of
+        quick: Measure only the rates of large matmuls and of memory, in half a minute, into a file for --gpus-file. Of
             the options above, only device and gpu are used.
     """
     if quick:
@@ -109,7 +109,7 @@ def measure(
 
 
 def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswer:
-    """Measure the main rates of a GPU into a file of the folder."""
+    """Measure the main rates of a GPU, and write them to a file in the folder."""
     from rich.console import Console
 
     from lightning_predict.extensions.own_weights.measuring.main_rates import (
@@ -143,7 +143,7 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
 
 
 def _announced(problems: int, seconds: float | None, minutes: float | None) -> str:
-    """Describe the expected duration before measuring begins."""
+    """Describe the expected duration, before the measurement begins."""
     from lightning_predict.reports.format import duration
 
     if seconds is None:
@@ -162,10 +162,11 @@ def first_hour(
 ) -> CommandAnswer:
     """Test recording and measure this machine's GPU, into one JSON file to attach to a report.
 
-    It downloads nothing and needs no clone of the repository. Without a CUDA device it names every part that it skips.
+    It downloads nothing, and works without a clone of the repository. Without a CUDA device, it names every part that
+    it skips.
 
     Args:
-        output: JSON file to write, after every part.
+        output: JSON file. It is written after every part.
         minutes: Minutes after which no part starts.
         preset: Parts to run: facts tests recording and the launch queue; measurements times operations and whole steps.
     """
@@ -183,13 +184,14 @@ def first_hour(
 def train(tables: Path, *, output: Path = Path("weights"), seed: int = 0) -> CommandAnswer:
     """Tune the weights to your own GPU, from the tables of `measure`, and score them on held-out rows.
 
-    It starts from the weights that ship and takes minutes; progress is on standard error. Use the result with
-    `predict --weights FOLDER`. Operations with too few measurements, and all other GPUs, keep the weights that ship.
+    The training starts from the shipped weights and takes minutes. Progress is printed to standard error. Use the
+    result with `predict --weights FOLDER`. Operations with too few measurements, and all other GPUs, keep the shipped
+    weights.
 
     Args:
         tables: Folder that `measure` wrote.
-        output: Folder to write the weights and their manifest to.
-        seed: Seed of the networks and of the choice of held-out rows.
+        output: Folder for the weights and their manifest.
+        seed: Seed of the training, and of the choice of held-out rows.
     """
     from lightning_predict.extensions.own_weights.training.tables import eager_rows
     from lightning_predict.extensions.own_weights.training.tuning import tune_weights

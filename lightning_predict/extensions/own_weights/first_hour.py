@@ -1,7 +1,7 @@
-"""`first-hour`: what a maintainer wants to know about a GPU that nothing was measured on, in one JSON file.
+"""Command `first-hour`: tests recording and measures an unmeasured GPU, and writes all results to one JSON file.
 
-The parts run in order, each within its time. A part that fails, or that needs CUDA where there is none, is named in the
-file, and the others go on. The file is written after every part, so that an interrupted run leaves what it has. Nothing
+The parts run one after another, each with a time limit. If a part fails, or needs CUDA and there is none, the file says
+so, and the other parts continue. The file is written after every part, so an interrupted run keeps its results. Nothing
 is downloaded. Example::
 
     report = report_on_gpu(Path("first-hour.json"), minutes=8)
@@ -40,31 +40,32 @@ from lightning_predict.units import minutes_to_seconds
 
 Preset = Literal["facts", "measurements", "all"]
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
-"""Groups of parts: what decides whether recordings work, what weights are fitted to, or both."""
+"""Groups of parts: `facts` tests whether recording works, `measurements` measures what weights are fitted to."""
 
 NO_CUDA: Final = "no CUDA device"
 
 SESSIONS: Final = 4
-"""Recordings of one step in a row: some profilers lose kernels at the start of later ones."""
+"""Number of recordings of the same step, one after another. Some profilers lose kernels at the start of later ones."""
 
 STEPS: Final = 100
-"""Steps of a loop that is timed."""
+"""Number of steps of a timed loop."""
 
 QUEUED_SECONDS: Final = 1.5
-"""Seconds of work behind which the depth of the launch queue is measured."""
+"""Seconds of queued GPU work behind which the depth of the launch queue is measured."""
 
 LONG_PRODUCT_SECONDS: Final = 0.008
-"""Minimum seconds of a kernel in the queue. A launch waits for one kernel to end, so short ones hide the wait."""
+"""Minimum seconds of a matmul in the queue. A blocked launch waits for one kernel to end, so a short kernel hides
+it."""
 
 FIRST_SIDE: Final = 4096
 LARGEST_SIDE: Final = 16384
-"""Sides of the square products to try."""
+"""Largest side of the square matmuls to try."""
 
 STEP_SECONDS: Final = 60.0
-"""Seconds kept for whole steps at the end."""
+"""Seconds that are reserved at the end for whole steps."""
 
 RATE_SECONDS: Final = 2.0
-"""Seconds to repeat each call whose sustained rate is measured."""
+"""Seconds for which each call is repeated to measure its sustained rate."""
 
 
 @final
@@ -73,10 +74,10 @@ class _Part:
     """One part of the report.
 
     Attributes:
-        name: Its name in the file.
-        preset: Preset that it belongs to.
-        needs_cuda: Whether it is skipped without a CUDA device.
-        find: Returns its facts, from the seconds that are left for it.
+        name: Name of the part in the file.
+        preset: Preset that the part belongs to.
+        needs_cuda: Whether the part is skipped if there is no CUDA device.
+        find: Returns the part's results, from the number of seconds that it may take.
     """
 
     name: str
@@ -98,17 +99,17 @@ def report_on_gpu(
 
     Args:
         output: JSON file to write.
-        minutes: Minutes after which no part starts; the measurements take what the others leave.
+        minutes: Minutes after which no part starts. Measurements take the time that other parts leave.
         preset: `facts`, `measurements` or `all`.
         progress: Called with the name of each part before it starts.
         clock: Returns seconds on a monotonic clock.
-        parts: Parts to run; None takes all of them.
+        parts: Parts to run; None for all parts.
 
     Returns:
         The content of the file.
 
     Raises:
-        InvalidArgumentError: An unknown preset, or a time that is not above 0.
+        InvalidArgumentError: The preset is unknown, or the time is not above 0.
         OSError: The file cannot be written.
     """
     if preset not in PRESETS or not minutes > 0:
@@ -138,7 +139,7 @@ def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]
     found: dict[str, Any]
     try:
         facts = part.find(left)
-    except Exception as error:  # a report on what fails must not fail itself
+    except Exception as error:  # a report about failures must not fail itself
         found = {"state": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
         found = {"state": "done", "facts": dict(facts)}
@@ -148,7 +149,7 @@ def _run(part: _Part, left: float, *, has_cuda: bool, clock: Callable[[], float]
 # --- Facts: does recording work here?
 
 MACHINE: Final = "machine"
-"""The part that every preset has."""
+"""Name of the part that belongs to every preset."""
 
 
 def _machine(_left: float) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def _cuda() -> torch.device:
 
 
 def _recordings(_left: float) -> dict[str, Any]:
-    """Record a host-bound step several times, and time it before and after."""
+    """Record a host-bound step several times, and time the step before and after."""
     device = _cuda()
     layers = [part for _ in range(24) for part in (nn.Linear(64, 64), nn.ReLU())]
     network = nn.Sequential(*layers).to(device)
@@ -210,7 +211,7 @@ def _recordings(_left: float) -> dict[str, Any]:
 
 
 def _loop_seconds(step: Callable[[], object], count: int) -> float:
-    """Return the median of three means of a step in a loop."""
+    """Return the seconds of a step in a loop: the median of three means."""
     each = []
     for _ in range(3):
         torch.cuda.synchronize()
@@ -223,7 +224,7 @@ def _loop_seconds(step: Callable[[], object], count: int) -> float:
 
 
 def _launch_queue(_left: float) -> dict[str, Any]:
-    """Launch small kernels behind seconds of large products, up to the bound that forecasts take for the queue."""
+    """Launch small kernels behind seconds of large matmuls, up to the queue depth that forecasts assume."""
     device = _cuda()
     side, seconds = FIRST_SIDE, 0.0
     while True:
@@ -247,17 +248,17 @@ def _launch_queue(_left: float) -> dict[str, Any]:
 
 
 def first_wait(ticks: Sequence[float], longest: float) -> int | None:
-    """Return the number of launches before the first one that took longer than this; None if none did.
+    """Return the number of launches before the first one that took longer than `longest`; None if none did.
 
     Args:
-        ticks: Times before the first launch and after each.
-        longest: Seconds of a launch that did not wait.
+        ticks: Times before the first launch and after each launch.
+        longest: Maximum seconds of a launch that does not wait.
     """
     pairs = enumerate(pairwise(ticks))
     return next((index for index, (start, end) in pairs if end - start > longest), None)
 
 
-# --- Measurements: what weights are fitted to
+# --- Measurements that weights are fitted to
 
 
 def _rates(_left: float) -> dict[str, Any]:
@@ -266,7 +267,7 @@ def _rates(_left: float) -> dict[str, Any]:
 
 
 def _operators(left: float) -> dict[str, Any]:
-    """Measure operations in the order of worth, in the time that whole steps leave."""
+    """Measure operations, the most useful ones first, in the time that whole steps leave."""
     minutes = max(left - STEP_SECONDS, 0.25 * left) / minutes_to_seconds(1.0)
     with tempfile.TemporaryDirectory() as folder:
         done = measure(folder, minutes=minutes)
@@ -282,7 +283,7 @@ def _operators(left: float) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, list[Any]]:
-    """Return a table as columns and rows, which is shorter in JSON than a mapping per row."""
+    """Return a table as columns and rows. In JSON, this is shorter than one mapping per row."""
     rows = [row.value for row in read_csv(path, MeasurementTableError)]
     return {"columns": [*rows[0]] if rows else [], "rows": [[*row.values()] for row in rows]}
 
@@ -314,11 +315,11 @@ NETWORKS: Final[Mapping[str, Callable[[], tuple[nn.Module, Tensor]]]] = {
     "convolutional": _convolutional,
     "transformer": _transformer,
 }
-"""Networks of whole steps, with their data."""
+"""Neural networks for whole steps, with their input data."""
 
 
 def _steps(_left: float) -> dict[str, Any]:
-    """Compare the prediction of whole steps with their loops."""
+    """Compare the predicted time of whole steps with their time in a loop."""
     row = torch.cuda.get_device_properties(0)
     name = find_gpu(row.name, memory_bytes=row.total_memory).name
     facts = {}

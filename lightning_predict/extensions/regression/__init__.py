@@ -1,1 +1,1 @@
-"""Regression of the times of past runs on their settings."""
+"""Regression: predicts the time of a run from the times of past runs with other settings."""

@@ -1,4 +1,4 @@
-"""`regress`: the time of a run with other settings, from the times of your own past runs.
+"""Command `regress`: predicts the time of a run with other settings, from the times of your own past runs.
 
 Example::
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_predict.extensions.regression.runs import PastRun, RunSetting, RunTable
 
 HISTORY: Final = "history"
-"""Keyword for the package's own history of the user's runs."""
+"""Keyword for the runs that this package stored for the user."""
 
 
 def regress(
@@ -44,30 +44,32 @@ def regress(
 ) -> CommandAnswer:
     """Predict runs with other settings from the times of your own past runs, by a regression.
 
-    With --layers, predict a recorded step of one network from the measured layers of others on the same GPU.
+    With --layers, predict a recorded step of one neural network from the measured layers of others on the same GPU.
 
-    Past runs are rows of a table with seconds, iterations, batch_size, gpu (or gflops) and, if they vary, num_gpus,
-    threads, disk_delay_seconds and inner_modules. Other sources are MLflow's folder or database, an export of MLflow or
-    W&B, or `history`, the runs stored by RuntimePredictor. Each setting to predict may have several values, separated
-    by commas; all combinations are predicted. Needs the extra `fitting`.
+    Past runs are rows of a table with seconds, iterations, batch_size and gpu (or gflops). If they vary, num_gpus,
+    threads, disk_delay_seconds and inner_modules are needed, too. Other sources are MLflow's folder or database, an
+    export of MLflow or W&B, and `history`, the runs stored by RuntimePredictor. Each setting to predict may have
+    several values, separated by commas. All combinations are predicted. Needs the extra `fitting`.
 
     Args:
-        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`; with --layers a step.
+        runs: A CSV file, an MLflow folder (mlruns) or database (mlflow.db), or `history`; with --layers, a recorded
+            step.
         model: Use only the runs of this model.
-        columns: Columns with other names, for example batch_size=params.bs,seconds=Runtime.
-        values: Values missing in the table, the same for all runs, for example gpu=T4,num_gpus=1.
+        columns: Your table's names for columns, for example batch_size=params.bs,seconds=Runtime.
+        values: Values that the table lacks, the same for all runs, for example gpu=T4,num_gpus=1.
         iterations: Training iterations of the runs to predict.
         batch_sizes: Samples of one iteration on one GPU.
-        gpus: Names of GPUs, or several of one kind (8xL4).
+        gpus: Names of GPUs, or of several GPUs (8xL4).
         gflops: Computing power of one GPU in GFLOP/s, for GPUs missing in the catalogue.
         num_gpus: Numbers of GPUs.
-        threads: CPU threads of the loaders.
+        threads: CPU threads of the data loaders.
         disk_delay_seconds: Delays of the disk.
-        inner_modules: Number of repeated modules of the network, for families of networks of several depths.
+        inner_modules: Number of repeated modules, for a family of neural networks that differ in depth.
         degree: Maximum degree of products of variables.
         max_terms: Maximum number of terms of the regression (default: all significant ones).
         absolute: Minimise absolute errors instead of relative ones.
-        layers: Steps recorded on one GPU, separated by commas; the time of each kind of layer is linear in its work.
+        layers: Steps recorded on one GPU, separated by commas. For each kind of layer, a line is fitted through its
+            times.
     """
     if layers is not None:
         return _of_layers(runs, [Path(name) for name in _words(layers)])
@@ -98,11 +100,11 @@ def regress(
 
 
 def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
-    """Predict a step from the layers of recorded ones.
+    """Predict a step from the measured layers of recorded steps.
 
     Raises:
         TraceError: A file is missing or is not a trace.
-        InvalidArgumentError: Recordings of several GPUs or without kernels, or a step without any layer of their kinds.
+        InvalidArgumentError: The recordings are from several GPUs or have no kernels, or no layer has a known kind.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.regression.layers import fit_layers, layers_of
@@ -153,7 +155,7 @@ def _pairs(option: str, text: str | None) -> dict[str, str]:
     """Parse `a=b,c=d` into a dictionary.
 
     Raises:
-        InvalidArgumentError: Another format.
+        InvalidArgumentError: The text has another format.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -169,10 +171,10 @@ def _words(text: str | None) -> list[str]:
 
 
 def _numbers(option: str, text: str | None) -> list[int | float]:
-    """Parse comma-separated numbers; integers as int.
+    """Parse comma-separated numbers. Whole numbers become int.
 
     Raises:
-        InvalidArgumentError: A word that is not a number.
+        InvalidArgumentError: A word is not a number.
     """
     from lightning_predict.errors import InvalidArgumentError
 
@@ -193,11 +195,11 @@ def _flops(gflops: float) -> float:
 
 
 def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tuple[RunSetting, ...]:
-    """Return all combinations of the given settings; a setting that was not given must be the same in all runs.
+    """Return all combinations of the given settings. A setting that is not given must be the same in all past runs.
 
     Raises:
-        InvalidArgumentError: A setting that varies among the runs was not given, or one was given twice.
-        UnknownGpuError: A GPU that the catalogue does not contain.
+        InvalidArgumentError: A setting that varies among the runs is not given, or a setting is given twice.
+        UnknownGpuError: The catalogue does not contain the GPU.
     """
     from itertools import product
 
@@ -222,11 +224,11 @@ def _settings(runs: Sequence[PastRun], asked: Mapping[str, Sequence[Any]]) -> tu
 
 
 def _cards(name: str) -> dict[str, Any]:
-    """Parse the name of a GPU or a layout into the GPU and, if above 1, the number of GPUs.
+    """Parse the name of a GPU or a layout into the GPU and, if there are several, the number of GPUs.
 
     Raises:
-        UnknownGpuError: The catalogue does not contain it.
-        InvalidArgumentError: A layout of no GPU.
+        UnknownGpuError: The catalogue does not contain the GPU.
+        InvalidArgumentError: The layout has no GPU.
     """
     from lightning_predict.gpus.layouts import layout_of
 
@@ -238,10 +240,10 @@ _OPTIONS: Final = {"batch_size": "batch-sizes", "flops_per_second": "gpus", "dis
 
 
 def _same(runs: Sequence[PastRun], name: str) -> Any:
-    """Return the common value of all runs.
+    """Return the value of a setting that is the same in all runs.
 
     Raises:
-        InvalidArgumentError: They differ.
+        InvalidArgumentError: The runs differ in this setting.
     """
     from lightning_predict.errors import InvalidArgumentError
 

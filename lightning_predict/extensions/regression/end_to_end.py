@@ -1,11 +1,11 @@
-"""End-to-end regression: predict the time of a run from the times of runs with other settings.
+"""End-to-end regression: predicts the time of a run from the times of runs with other settings.
 
-Seconds per iteration are a linear function of the setting's variables, their inverses and products; a stepwise
-selection keeps the significant terms. (Gianniti, Zhang and Ardagna, CLOSER 2019, regress the time of the whole run,
-which is iterations times that.) Relative errors are minimised, because runs differ by orders of magnitude. Terms that
-cannot hold beyond the runs are excluded; see `RegressionOptions`, which can also be set as published. A `Term` is a
-product of variables, each as it is or inverted. The candidate terms are those of all varying variables, up to a degree.
-Example::
+Seconds per iteration are modelled as a linear function of terms. A `Term` is a product of variables of the setting,
+each as it is or inverted. The candidates are all products of the varying variables up to a degree, and a stepwise
+selection keeps the significant ones. (Gianniti, Zhang and Ardagna, CLOSER 2019, model the time of the whole run, which
+is iterations times seconds per iteration.) Relative errors are minimised, because the times of runs differ by orders of
+magnitude. Terms that cannot hold beyond the past runs are excluded. `RegressionOptions` can switch this off, to
+reproduce the published method. Example::
 
     >>> from lightning_predict.extensions.regression.runs import PastRun, RunSetting
     >>> settings = [RunSetting(iterations=100, batch_size=size, gpu="T4") for size in (8, 16, 32, 64, 128)]
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Product of variables.
+    """Product of variables, a term of the regression.
 
     Attributes:
-        variables: The factors.
-        exponents: 1 or -1 for each.
+        variables: The factors of the product.
+        exponents: 1 or -1 for each factor.
     """
 
     variables: tuple[Variable, ...]
@@ -52,14 +52,14 @@ class Term:
 
     @property
     def name(self) -> str:
-        """The product as a formula."""
+        """Formula of the product as text."""
         above = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent > 0]
         below = [name for name, exponent in zip(self.variables, self.exponents, strict=True) if exponent < 0]
         parts = [" * ".join(above) or "1", *below]
         return " / ".join(parts)
 
     def values(self, columns: Mapping[Variable, Array]) -> Array:
-        """Return the product for each run, shape (runs,).
+        """Return the value of the product for each run, shape (runs,).
 
         Args:
             columns: Values of each variable, shape (runs,).
@@ -80,14 +80,14 @@ def terms_of(
     not_inverted: Collection[Variable] = (),
     only_inverted: Collection[Variable] = (),
 ) -> tuple[Term, ...]:
-    """Return all products of up to `degree` different variables, short ones first.
+    """Return all products of up to `degree` different variables. Short products come first.
 
     Args:
         variables: Variables that vary.
-        degree: Maximum number of factors; 1 makes no products.
-        inverses: Also include inverted factors.
+        degree: Maximum number of factors; 1 for no products.
+        inverses: Whether to include inverted factors.
         not_inverted: Variables that are never inverted, because they can be 0.
-        only_inverted: Variables that are always inverted; ignored without `inverses`.
+        only_inverted: Variables that are always inverted. Ignored without `inverses`.
     """
     terms: list[Term] = []
     for length in range(1, min(degree, len(variables)) + 1):
@@ -111,13 +111,13 @@ def _powers(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extrapolation:
-    """Variable outside the range of the fitted runs.
+    """Variable whose value is outside the range of the fitted runs.
 
     Attributes:
         variable: The variable.
-        asked: Value of the setting.
-        lowest: Minimum of the runs.
-        highest: Maximum of the runs.
+        asked: Value in the setting to predict.
+        lowest: Minimum of the fitted runs.
+        highest: Maximum of the fitted runs.
     """
 
     variable: Variable
@@ -127,13 +127,13 @@ class Extrapolation:
 
     @property
     def factor(self) -> float | None:
-        """Value over the nearest end of the range, above 1 beyond the maximum; None if that end is 0."""
+        """Value divided by the nearest end of the range, so above 1 beyond the maximum; None if that end is 0."""
         nearest = self.highest if self.asked > self.highest else self.lowest
         return self.asked / nearest if nearest else None
 
     @property
     def note(self) -> str:
-        """How far a run lies outside the fitted runs, as a phrase."""
+        """Phrase that states how far the value is outside the fitted runs."""
         is_above = self.asked > self.highest
         nearest = self.highest if is_above else self.lowest
         kind = "largest" if is_above else "smallest"
@@ -145,12 +145,12 @@ class Extrapolation:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """Run predicted from past runs.
+    """Time of a run, predicted from past runs.
 
     Attributes:
         setting: Setting of the run.
-        time: Its seconds, with a lower end of at least 0; None if the regression falls to 0 or below, far outside the
-            past runs.
+        time: Seconds of the run, with a lower end of at least 0; None if the regression gives 0 or less, far outside
+            the past runs.
         extrapolations: Variables outside the range of the past runs.
     """
 
@@ -160,46 +160,46 @@ class RunEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """Predicted seconds; None if the regression falls to 0 or below, far outside the past runs."""
+        """Predicted seconds; None if the regression gives 0 or less, far outside the past runs."""
         return None if self.time is None else self.time.middle
 
     @property
     def low_seconds(self) -> float | None:
-        """Lower end of the 90 % interval; None with `seconds`."""
+        """Lower end of the 90 % interval; None if `seconds` is None."""
         return None if self.time is None else self.time.low
 
     @property
     def high_seconds(self) -> float | None:
-        """Upper end of the 90 % interval; None with `seconds`."""
+        """Upper end of the 90 % interval; None if `seconds` is None."""
         return None if self.time is None else self.time.high
 
 
 CONFIDENCE: Final = 0.9
-"""Probability that a new run is inside the interval."""
+"""Probability that the time of a new run is inside the interval."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EndToEndRegression:
-    """Fitted regression of one model's runs.
+    """Fitted regression of one model's past runs.
 
     Attributes:
         model: Name of the model.
         runs: Number of fitted runs.
-        intercept: Seconds per iteration without any term.
+        intercept: Constant of the regression, in seconds per iteration.
         terms: Selected terms.
         coefficients: Coefficients of the terms, in seconds per iteration per unit of the term, shape (terms,).
-        ranges: Minimum and maximum of every variable of the runs.
+        ranges: Minimum and maximum of every variable over the runs.
         mean_error: Mean of |fitted / actual - 1| over the runs.
-        left_out_error: Mean of |predicted / actual - 1| in cross-validation, including the selection of terms; None
-            with too few runs.
+        left_out_error: Mean of |predicted / actual - 1| in cross-validation, where terms are selected anew; None with
+            too few runs.
         notes: Notes about excluded variables.
-        residual_variance: Mean square of the relative (or absolute) residuals: of the fit, or of the cross-validation
-            if larger.
-        degrees_of_freedom: Runs minus coefficients and intercept, at least 1.
-        covariance: Inverse of XᵀWX of the constant and the terms divided by `scales`.
+        residual_variance: Mean square of the relative (or absolute) residuals of the fit, or of the cross-validation if
+            that is larger.
+        degrees_of_freedom: Number of runs minus number of coefficients and intercept, at least 1.
+        covariance: Inverse of XᵀWX, where X has a constant and the terms divided by `scales`.
         scales: Scale of each term, shape (terms,).
-        relative: Relative errors were minimised.
+        relative: Whether relative errors were minimised.
     """
 
     model: str
@@ -227,7 +227,7 @@ class EndToEndRegression:
         return f"seconds per iteration = {' '.join(parts)}"
 
     def extrapolations(self, setting: RunSetting) -> tuple[Extrapolation, ...]:
-        """List the variables of a setting outside the range of the runs.
+        """List the variables of a setting whose values are outside the range of the runs.
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
@@ -258,9 +258,9 @@ class EndToEndRegression:
     def predict(self, setting: RunSetting) -> RunEstimate:
         """Predict the time of a run with another setting.
 
-        The interval is the prediction interval of a new observation: residual spread and uncertainty of the
-        coefficients, with Student's t. Outside the runs it widens with the distance, because the chosen terms may be
-        wrong there (`EXTRAPOLATION_SPREAD`).
+        The interval is the prediction interval of a new observation with Student's t. It includes the spread of the
+        residuals and the uncertainty of the coefficients. Outside the range of the runs, it widens with the distance,
+        because the selected terms may be wrong there (`EXTRAPOLATION_SPREAD`).
 
         Raises:
             InvalidArgumentError: The setting lacks a variable that the runs have.
@@ -276,8 +276,8 @@ class EndToEndRegression:
         return RunEstimate(setting=setting, time=one.scaled(setting.iterations), extrapolations=outside)
 
     def _half_width(self, row: Array, middle: float, outside: Sequence[Extrapolation]) -> float:
-        """Return half of the interval's width, in seconds per iteration."""
-        from scipy import stats  # already required by the fit
+        """Return half the width of the interval, in seconds per iteration."""
+        from scipy import stats  # the fit has required SciPy already
 
         own = middle**2 if self.relative else 1.0
         variance = self.residual_variance * (own + float(row @ self.covariance @ row))
@@ -294,19 +294,20 @@ EXTRAPOLATION_SPREAD: Final[Mapping[Variable, float]] = {
 }
 """Standard deviation of the relative error per log unit of distance beyond the runs.
 
-For the number of GPUs, it was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four and
-predicting eight. Without it the intervals cover 66 % of them, with it 90 % (88 % of benchmarks that were not used for
-the choice). For the rates of a GPU and their ratio, it was chosen on 96 simulated runs on GPUs faster than the fitted
-ones: 52 % are covered without it and 93 % with it. Of 44 published runs that were not used, 93 and 95 % are.
+For the number of GPUs, it was chosen on 218 published sweeps over one to eight GPUs, fitted to up to four GPUs and
+evaluated on eight. Without it, the intervals cover 66 % of the sweeps, and with it 90 % (88 % of benchmarks that were
+not used for the choice). For the rates of a GPU and their ratio, it was chosen on 96 simulated runs on GPUs that are
+faster than the fitted ones. Without it, 52 % are covered, and with it 93 %. Of 44 published runs that were not used for
+the choice, 93 and 95 % are covered.
 """
 
 OTHER_SPREAD: Final = 0.1
-"""Standard deviation of the relative error per log unit, for other variables. Simulated sweeps with batch sizes of
-twice to four times the largest need it: their intervals cover 83 % without it and all with it."""
+"""Standard deviation of the relative error per log unit of distance, for other variables. It was chosen on simulated
+sweeps with batch sizes of two to four times the largest. Their intervals cover 83 % without it, and all with it."""
 
 
 def _spread_beyond(outside: Extrapolation) -> float:
-    """Return the relative standard deviation that a variable outside the runs adds."""
+    """Return the relative standard deviation that a variable outside the runs adds to the interval."""
     factor = outside.factor
     distance = 1.0 if not factor else abs(math.log(factor))
     return EXTRAPOLATION_SPREAD.get(outside.variable, OTHER_SPREAD) * distance
@@ -323,7 +324,7 @@ def _after_number(name: str) -> str:
 
 
 MIN_RUNS: Final = 3
-"""Minimum number of runs for a regression."""
+"""Minimum number of runs that a regression needs."""
 
 FOLDS: Final = 10
 """Number of folds in cross-validation."""
@@ -332,23 +333,25 @@ FOLDS: Final = 10
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionOptions:
-    """Options for the creation and selection of terms.
+    """Options for creating and selecting terms.
 
     Attributes:
         variables: Variables that may be used.
         max_terms: Maximum number of terms; None for all significant ones.
         degree: Maximum number of variables in a product.
-        inverses: Also include inverses of the variables.
-        p_enter: A term enters below this p-value.
-        p_remove: A term leaves above this p-value.
-        runs_per_term: Minimum number of runs per term: among a hundred candidates, some fit a few runs by chance.
-        relative: Minimise relative errors; otherwise absolute ones, as the published regressions do.
+        inverses: Whether to include inverses of the variables.
+        p_enter: p-value below which a term enters.
+        p_remove: p-value above which a term leaves.
+        runs_per_term: Minimum number of runs per term. Among a hundred candidates, some fit a few runs by chance.
+        relative: Whether to minimise relative errors. Otherwise absolute errors are minimised, as in the published
+            regressions.
         only_inverted: Variables that are always inverted. The published regressions also use them as they are. But a
             term that grows with the computing power cannot hold for a faster GPU, and the communication per GPU grows
             as (n - 1) / n.
-        costs_add_up: Terms without the number of GPUs are costs, like the constant, and must not be negative.
-        work_has_rates: If the GPUs differ, terms that grow with the batch size are divided by a rate of the GPU.
-            Otherwise a time per sample that no GPU shortens would dominate on the fastest one.
+        costs_add_up: Whether terms without the number of GPUs must not be negative, because they are costs, like the
+            constant.
+        work_has_rates: If the GPUs differ, whether terms that grow with the batch size are divided by a rate of the
+            GPU. Otherwise a time per sample that is the same on all GPUs would dominate on the fastest one.
     """
 
     variables: tuple[Variable, ...] = VARIABLES
@@ -374,12 +377,12 @@ def fit_regression(
 
     Args:
         runs: Past runs.
-        model: The model to fit; None if all runs are of one.
-        options: How terms are created and selected.
+        model: The model to fit; None if all runs are of one model.
+        options: How to create and select terms.
 
     Raises:
-        InvalidArgumentError: Too few runs, runs of several models without a choice, or a variable that only some runs
-            have.
+        InvalidArgumentError: There are too few runs, runs of several models without a choice, or a variable that only
+            some runs have.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     chosen = of_one_model(runs, model)
@@ -391,7 +394,7 @@ def fit_regression(
     return replace(
         regression,
         left_out_error=float(np.abs(errors).mean()),
-        # The residuals of the fit underestimate the error, because the selection has already used them.
+        # The residuals of the fit underestimate the error, because terms were selected to make them small.
         residual_variance=max(regression.residual_variance, float((residuals**2).mean())),
     )
 
@@ -401,10 +404,10 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
     Args:
         runs: Runs of one model.
-        options: How terms are created and selected.
+        options: How to create and select terms.
 
     Raises:
-        InvalidArgumentError: Too few runs.
+        InvalidArgumentError: There are too few runs.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     if len(runs) <= MIN_RUNS:
@@ -420,7 +423,7 @@ def left_out_errors(runs: Sequence[PastRun], *, options: RegressionOptions = DEF
 
 
 def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegression:
-    """Select and fit once; the interval uses the fit's own residuals."""
+    """Select terms and fit once. The interval uses the residuals of this fit."""
     known, notes = _known_variables(chosen, options.variables)
     columns = values_of([run.setting for run in chosen], known)
     varying = tuple(name for name in known if np.ptp(columns[name]) > 0)
@@ -435,9 +438,9 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
     if options.work_has_rates and options.degree > 1 and set(_RATES) & set(varying):
         terms = tuple(term for term in terms if not _is_work_of_any_gpu(term))
     target = np.array([run.seconds_per_iteration for run in chosen])  # (runs,)
-    # scikit-learn rejects a table without columns; a column of ones is never selected next to the intercept.
+    # scikit-learn rejects a table without columns. A column of ones is never selected, because there is an intercept.
     matrix = np.column_stack([term.values(columns) for term in terms] or [np.ones(len(chosen))])  # (runs, terms)
-    # Scaling makes rounding equal for 1e14 FLOP/s and 4 GPUs; the intercept covers their means.
+    # With scaled columns, rounding is the same for 1e14 FLOP/s and for 4 GPUs. The intercept covers their means.
     scales = np.sqrt((matrix**2).mean(axis=0))  # (terms,)
     estimator = _estimator(terms, len(chosen), options)
     estimator.fit(matrix / scales, target, sample_weight=target**-2 if options.relative else None)
@@ -464,18 +467,18 @@ def _fit(chosen: Sequence[PastRun], options: RegressionOptions) -> EndToEndRegre
 
 
 def _balance(known: Sequence[Variable]) -> tuple[Variable, ...]:
-    """Return the variable for the ratio of the GPUs' rates, if both rates are known."""
+    """Return the variable for the ratio of the GPUs' two rates, if both are known."""
     return ("flops_per_byte",) if set(_RATES) <= set(known) else ()
 
 
 def _is_work_of_any_gpu(term: Term) -> bool:
-    """Return whether a term grows with the batch size without a rate of the GPU or loading in it."""
+    """Return whether a term grows with the batch size, but contains neither a rate of the GPU nor loading."""
     grows = any(name == "batch_size" and power > 0 for name, power in zip(term.variables, term.exponents, strict=True))
     return grows and not {*_RATES, "threads", "disk_seconds"} & set(term.variables)
 
 
 def _estimator(terms: Sequence[Term], runs: int, options: RegressionOptions) -> StepwiseRegression:
-    """Return the unfitted estimator for these terms."""
+    """Return the estimator for these terms, before fitting."""
     from lightning_predict.extensions.regression.stepwise import StepwiseRegression
 
     return StepwiseRegression(
@@ -491,7 +494,7 @@ def of_one_model(runs: Sequence[PastRun], model: str | None) -> tuple[PastRun, .
     """Return the runs of a model.
 
     Raises:
-        InvalidArgumentError: Too few, or several models without a choice.
+        InvalidArgumentError: There are too few runs, or runs of several models without a choice.
     """
     models = sorted({run.model for run in runs})
     if model is None and len(models) > 1:
@@ -509,13 +512,13 @@ def _known_variables(
     """Return the variables that all runs have, and notes about variables that no run has.
 
     Raises:
-        InvalidArgumentError: Only some runs have one.
+        InvalidArgumentError: Only some runs have one of the variables.
     """
     known: list[Variable] = []
     unknown: list[str] = []
     for name in variables:
         count = sum(run.setting.value(name) is not None for run in runs)
-        if name == "bytes_per_second" and count < len(runs):  # known only for named GPUs
+        if name == "bytes_per_second" and count < len(runs):  # known only for GPUs that are named
             count = 0
         if 0 < count < len(runs):
             raise InvalidArgumentError(
@@ -526,12 +529,12 @@ def _known_variables(
 
 
 def _costs(terms: Sequence[Term]) -> tuple[int, ...]:
-    """Return the indices of terms that are costs; terms with 1 / n are not, because (n - 1) / n has a negative one."""
+    """Return the indices of terms that are costs. Terms with 1 / n are not, since (n - 1) / n contains -1 / n."""
     return tuple(index for index, term in enumerate(terms) if "num_gpus" not in term.variables)
 
 
 def _unused(varying: Sequence[Variable], selected: Sequence[Term]) -> tuple[str, ...]:
-    """Return notes about variables that vary without appearing in a selected term."""
+    """Return notes about variables that vary, but are not in any selected term."""
     used = {name for term in selected for name in term.variables}
     unused = [WORDS[name] for name in varying if name not in used]
     return (f"The runs differ in these, and their times not significantly: {', '.join(unused)}.",) if unused else ()
@@ -543,7 +546,7 @@ def _left_out(
     zero: Sequence[Variable],
     columns: Mapping[Variable, Array],
 ) -> tuple[str, ...]:
-    """Return notes about constant variables, and about variables that are not inverted."""
+    """Return notes about variables that are constant, and about variables that are not inverted."""
     constant = [f"{WORDS[name]} ({columns[name][0]:g})" for name in known if name not in varying]
     notes = [f"The same in all runs, and left out: {', '.join(constant)}."] if constant else []
     notes += [f"Not inverted, as it is 0 in a run: {', '.join(WORDS[name] for name in zero)}."] if zero else []

@@ -1,9 +1,9 @@
-"""Per-layer regression: device time of each kind of layer as a linear function of its work, summed over a network.
+"""Per-layer regression: the device time of each kind of layer as a linear function of its work, summed over a step.
 
 Gianniti, Zhang and Ardagna (SBAC-PAD 2018) fit t = b0 + b1 c for each kind of layer to a profile of one GPU. Forward
-and backward are separate kinds; c is the number of operations of the layer. Other networks with the same kinds of
-layers are then predicted on that GPU. Here, a layer is a recorded call. c is its FLOPs for a matrix product or a
-convolution, otherwise its memory traffic in bytes. Kernels of several recordings are fitted together. Example::
+and backward pass are separate kinds, and c is the number of operations of the layer. Other neural networks with the
+same kinds of layers are then predicted on this GPU. Here, a layer is a recorded call. Its c is its FLOPs for a matmul
+or a convolution, otherwise its memory traffic in bytes. Kernels of several recordings are fitted together. Example::
 
     regression = fit_layers([*layers_of(googlenet), *layers_of(vgg)])
     estimate = regression.predict(alexnet)
@@ -26,18 +26,18 @@ from lightning_predict.kernels.translation import WorkItem, work_items
 from lightning_predict.tracing.trace import Trace
 
 MIN_LAYERS: Final = 2
-"""Minimum number of distinct work values for a slope."""
+"""Minimum number of distinct amounts of work for fitting a slope."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class TimedLayer:
-    """Call of a step, with its time.
+    """Call of a step, with its amount of work and its time.
 
     Attributes:
-        kind: Kind, from the names of its operations and the phase (forward or backward).
-        work: Its FLOPs, or its memory traffic in bytes.
-        seconds: Time of its kernels.
+        kind: Kind of layer, from the names of its operations and the phase (forward or backward).
+        work: FLOPs or memory traffic in bytes.
+        seconds: Total time of its kernels.
     """
 
     kind: str
@@ -51,10 +51,10 @@ class Line:
     """Linear model of a kind of layer: seconds = `intercept` + `slope` x work.
 
     Attributes:
-        intercept: Seconds of a layer without any work.
-        slope: Seconds per FLOP or byte.
+        intercept: Seconds of a layer with no work.
+        slope: Seconds per FLOP or per byte.
         layers: Number of fitted layers.
-        most_work: Maximum work among them.
+        most_work: Maximum work among the fitted layers.
     """
 
     intercept: float
@@ -63,20 +63,20 @@ class Line:
     most_work: float
 
     def seconds(self, work: float) -> float:
-        """Return the time of a layer, at least 0."""
+        """Return the predicted time of a layer, at least 0."""
         return max(0.0, self.intercept + self.slope * work)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NetworkEstimate:
-    """Network predicted from layers.
+    """Device time of a neural network, predicted from its layers.
 
     Attributes:
         seconds: Device time of a step, without layers of unknown kinds.
         layers: Number of predicted layers.
         unknown: Number of calls of unknown kinds, by kind.
-        beyond: Kinds with more work than any fitted layer, with the ratio.
+        beyond: Kinds that have more work than any fitted layer, with the ratio.
     """
 
     seconds: float
@@ -88,15 +88,15 @@ class NetworkEstimate:
 @final
 @dataclass(frozen=True, slots=True)
 class LayerRegression:
-    """Linear models by kind of layer."""
+    """Linear model of each kind of layer."""
 
     lines: Mapping[str, Line]
 
     def predict(self, trace: Trace) -> NetworkEstimate:
-        """Predict a step as the sum of its layers.
+        """Predict the device time of a step as the sum of its layers.
 
         Args:
-            trace: A step of any network; its kernels are ignored.
+            trace: A step of any neural network. Its kernels are ignored.
         """
         seconds, known = 0.0, 0
         unknown: Counter[str] = Counter()
@@ -116,11 +116,11 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
     """List the layers of a step with the time of their kernels.
 
     Args:
-        trace: A recording of a GPU.
-        seconds: Time of each of `work_items`, if measured otherwise; None takes the recorded kernels.
+        trace: A recording on a GPU.
+        seconds: Time of each of the `work_items`, if measured in another way. If None, the recorded kernels are used.
 
     Raises:
-        InvalidArgumentError: A recording without kernels.
+        InvalidArgumentError: The recording has no kernels.
     """
     found = []
     for place, item, kind, work in _calls(trace):
@@ -136,9 +136,10 @@ def layers_of(trace: Trace, seconds: Sequence[float] | None = None) -> tuple[Tim
 
 
 def fit_layers(layers: Iterable[TimedLayer]) -> LayerRegression:
-    """Fit a line to each kind by least squares.
+    """Fit a line to each kind of layer by least squares.
 
-    If all layers of a kind have the same work, or the slope is not positive, it is the mean time per FLOP or byte.
+    If all layers of a kind have the same work, or the slope is not positive, the line is the mean time per FLOP or
+    byte.
     """
     by_kind: dict[str, list[TimedLayer]] = defaultdict(list)
     for layer in layers:
@@ -158,17 +159,17 @@ def _line(layers: list[TimedLayer]) -> Line:
 
 
 def _calls(trace: Trace) -> Iterator[tuple[int, WorkItem, str, float]]:
-    """Yield the calls with known work: position, work item, kind and amount of work."""
+    """Yield the calls with a known amount of work, as position, work item, kind and amount of work."""
     for place, item in enumerate(work_items(trace)):
         if item.problems and not item.unknown:
             phase = trace.operations[item.operations[0]].phase
-            # A bias, or a first layer without a gradient to pass on, does not make a separate kind.
+            # A bias, or the missing input gradient of a first layer, does not make a separate kind.
             products = [one for one in item.problems if operation_spec(one.operation).units == "tensor"]
             names = "+".join(sorted({one.operation.partition("_backward")[0] for one in products or item.problems}))
             yield place, item, f"{names} ({phase})", math.fsum(map(_work, products or item.problems))
 
 
 def _work(problem: OperationShape) -> float:
-    """Return FLOPs for products and convolutions, otherwise bytes."""
+    """Return the FLOPs of matmuls and convolutions, and the bytes of other operations."""
     batch = batch_shapes([problem])
     return float((batch.flops if batch.spec.units == "tensor" else batch.bytes_moved)[0])

@@ -1,13 +1,13 @@
-"""`PastRun`: a finished run as input of the regressions: its setting in numbers, its time, and readers of its tables.
+"""`PastRun`: a finished run as input of the regression, with readers of CSV files, MLflow and Weights & Biases.
 
 The variables follow Gianniti, Zhang and Ardagna (CLOSER 2019): iterations, batch size, computing power, number of GPUs,
-threads and disk delay. Inner modules are the depth within a family of networks. We add memory bandwidth, without which
-a GPU like the L4 looks three times as fast as it is.
+threads and disk delay. "Inner modules" is the depth within a family of neural networks. We add memory bandwidth,
+because without it a GPU like the L4 looks three times as fast as it is.
 
-A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names of
-`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`); the user can give
-other names. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric; its database
-has rows. Both are read directly, without MLflow. Example::
+A table is a CSV file, written by hand or exported by MLflow or Weights & Biases. Columns are found by the names in
+`FIELDS`, plain or as the trackers write them (`params.batch_size`, `metrics.seconds`, `Runtime`). The user can give
+other names. MLflow's folder `mlruns` has a folder for each run, with a file for each parameter and metric. MLflow's
+database has rows instead. Both are read directly, without MLflow. Example::
 
     >>> setting = RunSetting(iterations=1000, batch_size=64, gpu="T4")
     >>> round(setting.value("flops_per_second") / 1e12, 2)  # sustained in float32, of a peak of 8.1
@@ -49,8 +49,8 @@ Variable = Literal[
 ]
 
 VARIABLES: Final[tuple[Variable, ...]] = tuple(name for name in get_args(Variable) if name != "flops_per_byte")
-"""Variables that a run's time may depend on, in display order. `flops_per_byte` is not among them: it is not a term,
-only a measure of extrapolation for GPUs with a higher ratio than all past runs."""
+"""Variables that the time of a run may depend on, in display order. `flops_per_byte` is excluded: it is not a term, but
+only measures the extrapolation to GPUs with a higher ratio than all past runs."""
 
 WORDS: Final[dict[Variable, str]] = {
     "iterations": "iterations",
@@ -66,8 +66,8 @@ WORDS: Final[dict[Variable, str]] = {
 """Display names of the variables."""
 
 POWER_DTYPE: Final = "float32"
-"""Dtype of the rate used as a GPU's computing power: the sustained rate of large products, which on the L4 is less than
-half of its peak (`kernels/roofline.py`)."""
+"""Dtype of the rate that represents a GPU's computing power: the sustained rate of large matmuls. On the L4, this is
+less than half of the peak (`kernels/roofline.py`)."""
 
 
 @final
@@ -78,18 +78,19 @@ class RunSetting:
     Attributes:
         iterations: Training iterations.
         batch_size: Samples of one iteration on one GPU.
-        gpu: Name of the GPU, or of several (`8xL4`), converted to the catalogue name of one. None if only its computing
-            power is known.
-        flops_per_second: Computing power of one GPU; None takes the sustained float32 rate of `gpu`.
-        bytes_per_second: Memory bandwidth of one GPU; None takes the catalogue's value for `gpu`, if named.
+        gpu: Name of the GPU, or of several (`8xL4`), which is converted to the catalogue name of one. None if only its
+            computing power is known.
+        flops_per_second: Computing power of one GPU. If None, the sustained float32 rate of `gpu` is used.
+        bytes_per_second: Memory bandwidth of one GPU. If None, the catalogue's value for `gpu` is used.
         num_gpus: Number of GPUs of the run, including those in `gpu`.
-        threads: CPU threads (of the loaders); None if unknown.
+        threads: Number of CPU threads of the loaders; None if unknown.
         disk_seconds: Delay of the disk; None if unknown.
-        inner_modules: Number of repeated modules of the network, for families of networks of several depths; None for
-            one network.
+        inner_modules: Number of repeated modules, for a family of neural networks that differ in depth; None for one
+            neural network.
 
     Raises:
-        InvalidArgumentError: A value outside its range, no `gpu` and no `flops_per_second`, or two numbers of GPUs.
+        InvalidArgumentError: A value is out of its range, `gpu` and `flops_per_second` are both missing, or there are
+            two numbers of GPUs.
         UnknownGpuError: The catalogue does not contain the GPU, and no computing power is given.
     """
 
@@ -126,7 +127,7 @@ class RunSetting:
 
     @property
     def flops_per_byte(self) -> float | None:
-        """Computing power over memory bandwidth; None if one of them is unknown."""
+        """Computing power divided by memory bandwidth; None if one of them is unknown."""
         if self.flops_per_second is None or self.bytes_per_second is None:
             return None
         return self.flops_per_second / self.bytes_per_second
@@ -143,12 +144,12 @@ class PastRun:
     """Finished run.
 
     Attributes:
-        model: Name of the network, or of a family of networks distinguished by `inner_modules`.
+        model: Name of the neural network, or of a family that `inner_modules` distinguishes.
         setting: Its settings.
-        seconds: Its time.
+        seconds: Time of the run.
 
     Raises:
-        InvalidArgumentError: A time that is not above 0.
+        InvalidArgumentError: The time is not above 0.
     """
 
     model: str
@@ -192,16 +193,16 @@ REQUIRED: Final = ("seconds", "iterations", "batch_size")
 PREFIXES: Final = ("", "params.", "metrics.", "tags.", "config.", "config/", "summary.", "summary/")
 
 STATES: Final[Mapping[str, str]] = {"status": "FINISHED", "State": "finished"}
-"""Columns of MLflow and W&B with the final state of a run, and the value for finished runs."""
+"""Columns of MLflow and W&B with the final state of a run, and the value that means finished."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Past runs with notes.
+    """Past runs from a table, with notes.
 
     Attributes:
-        runs: In the order of the table.
+        runs: The runs, in the order of the table.
         notes: Notes about excluded runs.
     """
 
@@ -216,12 +217,12 @@ def read_table(
 
     Args:
         path: The file.
-        columns: Column name by field, if it differs from the defaults.
-        values: Value of a field without a column; the same for all runs.
+        columns: Name of the column of each field, if it differs from the default names.
+        values: Value of each field that has no column, the same for all runs.
 
     Raises:
-        MeasurementTableError: A column is missing, or a cell is wrong; the message names line and column.
-        InvalidArgumentError: An unknown field.
+        MeasurementTableError: A column is missing, or a cell is wrong. The message names line and column.
+        InvalidArgumentError: A field is unknown.
         OSError: The file cannot be read.
     """
     return runs_of_rows(read_csv(path, MeasurementTableError), str(path), columns=columns, values=values)
@@ -234,11 +235,11 @@ def runs_of_rows(
     columns: Mapping[str, str] | None = None,
     values: Mapping[str, str] | None = None,
 ) -> RunTable:
-    """Convert rows of texts to past runs; see `read_table`.
+    """Convert rows of texts to past runs; for the arguments see `read_table`.
 
     Raises:
-        MeasurementTableError: As `read_table`.
-        InvalidArgumentError: As `read_table`.
+        MeasurementTableError: An error of `read_table`.
+        InvalidArgumentError: An error of `read_table`.
     """
     kept, notes = _ended(tuple(rows))
     if not kept:
@@ -265,8 +266,8 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
     """Return the column of each field that has one.
 
     Raises:
-        MeasurementTableError: A named or a required column is missing.
-        InvalidArgumentError: An unknown field.
+        MeasurementTableError: A named column or a required column is missing.
+        InvalidArgumentError: A field is unknown.
     """
     strangers = [name for name in (*columns, *values) if name not in FIELDS]
     if strangers:
@@ -294,7 +295,7 @@ def _columns(source: str, present: list[str], columns: Mapping[str, str], values
 
 
 def _cell(row: Checked, field: str, columns: Mapping[str, str], values: Mapping[str, str]) -> Checked:
-    """Return one field of a run: a cell, or the value for all runs."""
+    """Return one field of a run: from its cell, or the value that is given for all runs."""
     if field in values:
         cell = Checked(values[field], row.file, f"the value of {field}", row.line)
     elif field in columns:
@@ -349,7 +350,7 @@ def _elapsed(row: Checked) -> float:
     """Return the seconds from `start_time` to `end_time`, which MLflow writes as dates or as milliseconds.
 
     Raises:
-        MeasurementTableError: One of them has another format.
+        MeasurementTableError: One of the two times has another format.
     """
     moments = []
     for column in ("start_time", "end_time"):
@@ -368,7 +369,7 @@ def _elapsed(row: Checked) -> float:
 DATABASES: Final = (".db", ".sqlite", ".sqlite3")
 
 STATUS_NAMES: Final = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
-"""MLflow's numeric run states, as in its folders."""
+"""MLflow's numbers for the state of a run, as written in its folders."""
 
 
 def read_runs(
@@ -377,13 +378,13 @@ def read_runs(
     """Read past runs from any supported source.
 
     Args:
-        path: A CSV file; an MLflow folder or database; or a history file (`.jsonl`, with fixed columns).
-        columns: Column name by field, if it differs from the defaults.
-        values: Value of a field without a column; the same for all runs.
+        path: A CSV file, an MLflow folder or database, or a history file (`.jsonl`, with fixed columns).
+        columns: Name of the column of each field, if it differs from the default names.
+        values: Value of each field that has no column, the same for all runs.
 
     Raises:
         MeasurementTableError: A column is missing, a cell is wrong, or there is no run.
-        InvalidArgumentError: An unknown field, or columns given for a history.
+        InvalidArgumentError: A field is unknown, or columns are given for a history.
         OSError: The file cannot be read.
     """
     if path.is_dir():
@@ -398,9 +399,9 @@ def read_runs(
 
 
 def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable:
-    """Convert runs of the history to past runs: each is one measured iteration, and the model is its fingerprint.
+    """Convert runs of the history to past runs. Each is one measured iteration, and its model is the fingerprint.
 
-    Records without samples per step, or without a model fingerprint, are excluded with a note.
+    Records without samples per step or without a model fingerprint are excluded, with a note.
 
     Raises:
         MeasurementTableError: No record remains.
@@ -423,7 +424,7 @@ def runs_of_history(records: tuple[HistoryRecord, ...], source: str) -> RunTable
 
 
 def _folder_rows(folder: Path) -> Iterator[Checked]:
-    """Yield the runs of a folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
+    """Yield the runs of an MLflow folder: `<experiment>/<run>/meta.yaml`, `params/<name>` and `metrics/<name>`."""
     for meta in sorted(folder.glob("*/*/meta.yaml")):
         run = meta.parent
         about = read_yaml(meta, MeasurementTableError, name=str(meta)).value
@@ -450,7 +451,7 @@ def _run_row(name: str, cells: dict[str, str]) -> Checked:
 
 
 def _database_rows(path: Path) -> Iterator[Checked]:
-    """Yield the runs of a database: tables `runs`, `params`, `latest_metrics`, `tags`."""
+    """Yield the runs of an MLflow database, from its tables `runs`, `params`, `latest_metrics` and `tags`."""
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:

@@ -1,8 +1,8 @@
 """Stepwise selection of features for a linear regression: forward and backward, after Draper and Smith.
 
-In each round, the feature with the highest partial correlation with the target enters if its t-test is significant.
-Then the least significant feature of the model leaves if its t-test no longer is (Draper and Smith, Applied Regression
-Analysis, chapter 15). It is a scikit-learn estimator. Example::
+In each round, the feature with the highest partial correlation with the target enters, if its t-test is significant.
+Then the least significant feature of the model leaves, if its t-test is no longer significant (Draper and Smith,
+Applied Regression Analysis, chapter 15). The class is a scikit-learn estimator. Example::
 
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(50, 3))
@@ -33,31 +33,32 @@ except ImportError as error:
 
 
 COLLINEAR: Final = 1e-10
-"""Minimum share of a feature's sum of squares left unexplained by the others; less is rounding."""
+"""Minimum share of a feature's sum of squares that other features leave unexplained. A smaller share is rounding."""
 
 EXACT: Final = 1e-20
-"""Share of the target's sum of squares below which the fit is exact."""
+"""Share of the target's sum of squares below which the fit counts as exact."""
 
 
 class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Linear regression with an intercept on features selected by t-tests.
+    """Linear regression with an intercept, on features that t-tests select.
 
     Args:
-        p_enter: A feature enters if the p-value of its t-test is below.
-        p_remove: A feature leaves if the p-value of its t-test is above; at least `p_enter`.
+        p_enter: A feature enters if the p-value of its t-test is below this.
+        p_remove: A feature leaves if the p-value of its t-test is above this; at least `p_enter`.
         max_rounds: Maximum number of rounds.
         max_features: Maximum number of features; None for no limit.
-        non_negative: Indices of features that only enter with a coefficient above 0, and leave for good if it falls to
-            0 or below.
-        non_negative_intercept: Fit the selected features through the origin if the intercept would be negative.
+        non_negative: Indices of features that enter only with a positive coefficient. They leave for good when it is no
+            longer positive.
+        non_negative_intercept: Whether to fit without an intercept if the intercept would be negative.
 
     Attributes:
-        selected_: Indices of the features in the model, in the order of entering, shape (selected,).
-        coef_: A coefficient for each feature, 0 if not selected, shape (features,).
-        intercept_: The constant.
+        selected_: Indices of the features in the model, in the order in which they entered, shape (selected,).
+        coef_: Coefficient of each feature, 0 if it is not selected, shape (features,).
+        intercept_: Constant of the model.
         residual_variance_: Weighted residual sum of squares over the degrees of freedom; NaN if there are none.
         degrees_of_freedom_: Rows with a weight, minus the coefficients and the intercept.
-        unscaled_covariance_: Inverse of XᵀWX of the constant and the selected features, (1 + selected, 1 + selected).
+        unscaled_covariance_: Inverse of XᵀWX, where X has a constant and the selected features, (1 + selected, 1 +
+            selected).
         n_iter_: Number of rounds.
     """
 
@@ -79,7 +80,7 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
         self.non_negative_intercept = non_negative_intercept
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> StepwiseRegression:  # noqa: N803  # scikit-learn's name
-        """Select features and fit.
+        """Select features, and fit their coefficients.
 
         Args:
             X: Features, shape (rows, features).
@@ -87,8 +88,8 @@ class StepwiseRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]  
             sample_weight: Weight of each row's squared residual, shape (rows,); None for equal weights.
 
         Raises:
-            InvalidArgumentError: Impossible probabilities or rounds.
-            ValueError: Shapes or values that scikit-learn rejects.
+            InvalidArgumentError: The probabilities or the number of rounds are impossible.
+            ValueError: scikit-learn rejects the shapes or values.
         """
         self._check_options()
         features, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
@@ -153,7 +154,7 @@ def _weights(given: Any, rows: int) -> Array:
     """Return the weight of each row.
 
     Raises:
-        ValueError: A wrong shape, or a weight that is negative or not finite; scikit-learn expects this error class.
+        ValueError: The shape is wrong, or a weight is negative or not finite. scikit-learn expects this error class.
     """
     weights = np.ones(rows) if given is None else np.asarray(given, dtype=np.float64)
     weights = np.full(rows, float(weights)) if weights.ndim == 0 else weights
@@ -172,10 +173,10 @@ def _entering(
     non_negative: Sequence[int],
     p_enter: float,
 ) -> list[int]:
-    """Return the feature with the highest partial correlation, if significant; otherwise none.
+    """Return the feature with the highest partial correlation with the target, if significant; otherwise an empty list.
 
-    Adding z, the part of a feature orthogonal to the model, reduces the residual sum of squares by (z·r)² / z·z, with a
-    coefficient of the sign of z·r.
+    Let z be the part of a feature that is orthogonal to the model, and r the residuals. Adding z reduces the residual
+    sum of squares by (z·r)² / z·z, and its coefficient has the sign of z·r.
     """
     basis, _ = np.linalg.qr(design[:, [0, *(index + 1 for index in selected)]])  # (rows, selected + 1)
     residual = target - basis @ (basis.T @ target)
@@ -196,7 +197,7 @@ def _entering(
 
 
 def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negative: Sequence[int]) -> list[int]:
-    """Return the features of the model that must have a positive coefficient but do not."""
+    """Return the features of the model whose coefficient must be positive, but is not."""
     bound = set(selected) & set(non_negative)
     if not bound:
         return []
@@ -205,7 +206,7 @@ def _of_wrong_sign(design: Array, target: Array, selected: list[int], non_negati
 
 
 def _leaving(design: Array, target: Array, selected: list[int], p_remove: float) -> list[int]:
-    """Return the least significant feature of the model, if not significant; otherwise none."""
+    """Return the least significant feature of the model, if it is not significant; otherwise an empty list."""
     freedom = len(target) - len(selected) - 1
     if not selected or freedom < 1:
         return []

@@ -1,8 +1,8 @@
-"""Micro-benchmarks: random problems of an operation, and their torch calls.
+"""Micro-benchmarks of operations: random shapes, and the torch calls to time.
 
-Sizes are drawn log-uniformly, mostly as in real networks. The calls are the forward pass, and each part of the backward
-pass with its own name. Every call works on tensors created once, so only the operation is timed. To add an operation,
-add a row to `BENCHMARKS`. Example::
+Sizes are drawn log-uniformly, mostly from the range of real models. The calls are the forward pass, and each part of
+the backward pass under its own name. Every call uses tensors that were created before, so only the operation is timed.
+To add an operation, add a row to `BENCHMARKS`. Example::
 
     >>> problems = draw_problems("linear", 3, seed=0)
     >>> len(problems), sorted(problems[0])
@@ -32,10 +32,10 @@ Words = dict[str, int]
 Drawer = Callable[[random.Random], Words]
 
 EAGER: Final = "eager"
-"""Value of the column `timed` for a call without a CUDA graph."""
+"""Value of the column `timed` if a call was timed without a CUDA graph."""
 
 MULTIPLE_SHARE: Final = 0.83
-"""Share of sizes that are rounded to a multiple of 8; of the others, one in eight is one by chance, 85 % together."""
+"""Share of sizes that are rounded to a multiple of 8. With those that are a multiple by chance, it is 85 % in total."""
 
 
 def size(draw: random.Random, low: int, high: int) -> int:
@@ -57,9 +57,9 @@ class Benchmark:
     """Benchmark of an operation.
 
     Attributes:
-        draw: Draws a random problem.
-        calls: Returns the calls of a problem by the name of the timed operation, from its shape, the dtype of its
-            tensors and their device.
+        draw: Draws a random shape.
+        calls: Returns the calls for a shape, by the name of the timed operation. Its arguments are the shape, the dtype
+            of the tensors and their device.
     """
 
     draw: Drawer
@@ -72,12 +72,12 @@ def made(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: list[Tensor]) -> Calls:
-    """Return the forward pass without autograd and, if it has a name, the backward pass over one kept graph.
+    """Return the forward pass without autograd and, if it has a name, the backward pass over a graph that is kept.
 
     Args:
         operation: Name of the operation.
-        forward: Calls it.
-        inputs: Tensors to compute gradients for.
+        forward: Computes the forward pass.
+        inputs: Tensors whose gradients are computed.
     """
 
     def without_records() -> object:
@@ -87,12 +87,12 @@ def forward_and_backward(operation: str, forward: Callable[[], Any], inputs: lis
     calls: Calls = {operation: without_records}
     if f"{operation}_backward" in operation_names():
         output = forward()
-        gradient = torch.randn_like(output)  # constant gradients draw less power and run faster
+        gradient = torch.randn_like(output)  # random, because constant gradients draw less power and run faster
         calls[f"{operation}_backward"] = lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
     return calls
 
 
-# --- Layers: products, attention, recurrent layers, embedding bags
+# --- Layers: matmuls, attention, recurrent layers, embedding bags
 
 
 def _draw_linear(draw: random.Random) -> Words:
@@ -161,7 +161,7 @@ def _draw_eager_attention(draw: random.Random) -> Words:
 
 
 def _eager_attention(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make calls of unfused attention: scores, scaling, additive mask, softmax, and product with the values."""
+    """Make the calls of unfused attention: scores, scaling, additive mask, softmax, and matmul with the values."""
     query, key, value = _heads(words, dtype, device)
     future = torch.triu(torch.full((words["seq"], words["seq"]), float("-inf"), device=device, dtype=dtype), 1)
 
@@ -202,7 +202,7 @@ def _draw_embedding_bag(draw: random.Random) -> Words:
 
 
 def _embedding_bag(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make only the forward call: gradients are as large as the table, or sparse, and neither kind updates a row."""
+    """Make only the forward call. The gradients are dense or sparse, but neither kind updates rows in place."""
     table = made(device, dtype, words["rows"], words["dim"])
     rows = torch.randint(words["rows"], (words["bags"], words["lookups"]), device=device)
     return {"embedding_bag": lambda: functional.embedding_bag(rows, table, mode="sum")}
@@ -227,30 +227,30 @@ SIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "conv3d": ("depth", "height", "width"),
     "conv_transpose2d": ("height", "width"),
 }
-"""Sides of the input of each convolution."""
+"""Names of the input's spatial dimensions, by convolution."""
 
 LONGEST: Final = {"conv1d": 16384, "conv2d": 224, "conv3d": 48, "conv_transpose2d": 112}
-"""Maximum side of the input."""
+"""Maximum size of these dimensions."""
 
 ODD_SHARE: Final = 0.1
-"""Share of non-square convolutions, and of dilated ones."""
+"""Share of convolutions that are not square, and share of those that are dilated."""
 
 PICTURE_SHARE: Final = 0.05
-"""Share of convolutions with the three channels of a picture."""
+"""Share of convolutions whose input has three channels, like a picture."""
 
 CHANNELS_LAST_SHARE: Final = 0.6
-"""Share of convolutions in channels last, the layout of most 16-bit training."""
+"""Share of convolutions in channels last, the memory format of most 16-bit training."""
 
 _FORMATS: Final = {
     "conv2d": torch.channels_last,
     "conv_transpose2d": torch.channels_last,
     "conv3d": torch.channels_last_3d,
 }
-"""Memory format of channels last; conv1d has none."""
+"""torch's channels-last memory format, by operation. conv1d has none."""
 
 
 def _word(operation: str, setting: str, side: str) -> str:
-    """Return the shape parameter for a setting of a side; conv1d has one side, so its names omit it."""
+    """Return the name of the shape parameter for a setting of one dimension. conv1d has one, so its names omit it."""
     if operation == "conv1d":
         return "kernel_size" if setting == "kernel" else setting
     return f"{setting}_{side}"
@@ -304,7 +304,7 @@ def _convolution(operation: str, words: Words, dtype: torch.dtype, device: torch
         output: Tensor = torch.ops.aten.convolution(data, weight, None, *settings)
         return output
 
-    gradient = torch.randn_like(forward())  # in the layout of the output
+    gradient = torch.randn_like(forward())  # in the memory format of the output
 
     def backward(mask: list[bool]) -> Callable[[], object]:
         return lambda: torch.ops.aten.convolution_backward(gradient, data, weight, None, *settings, mask)
@@ -345,7 +345,7 @@ IMAGES: Final[Mapping[str, Benchmark]] = {
 """Benchmarks by operation."""
 
 
-# --- Matrices of rows and columns: element-wise families, norms, reductions, look-ups, sorting
+# --- Matrices of rows and columns: element-wise operations, norms, reductions, lookups, sorting
 
 LARGEST_K: Final = 8
 """Number of elements that `topk` returns per row."""
@@ -354,13 +354,13 @@ LARGEST_K: Final = 8
 @final
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Operands of shape (rows, cols), unless stated otherwise.
+    """Operands of the benchmarks, of shape (rows, cols) unless stated otherwise.
 
     Attributes:
-        data: Random numbers, with a gradient.
-        other: Numbers above 1, with a gradient.
-        scale: One number per column, with a gradient.
-        places: A random row index for each row, shape (rows,).
+        data: Random numbers, requires a gradient.
+        other: Numbers above 1, requires a gradient.
+        scale: One number per column, requires a gradient.
+        places: Random row index for each row, shape (rows,).
         space: Output buffer.
     """
 
@@ -372,12 +372,12 @@ class Matrices:
 
     @property
     def images(self) -> Tensor:
-        """One image with the rows as channels."""
+        """The data as one image, with the rows as channels."""
         return self.data[None]
 
     @property
     def images_last(self) -> Tensor:
-        """One channels-last image with the columns as channels."""
+        """The data as one channels-last image, with the columns as channels."""
         return self.data.view(1, -1, 1, self.data.shape[1]).permute(0, 3, 1, 2)
 
     @property
@@ -425,7 +425,7 @@ BY_DATA: Final[Mapping[str, Forward]] = {
     "gather": lambda x: torch.index_select(x.data, 0, x.places),
     "scatter": lambda x: x.space.index_add_(0, x.places, x.data),
 }
-"""Operations with a gradient to `data` only, or without a named gradient."""
+"""Operations whose gradient is only computed for `data`, or whose backward pass has no name."""
 
 BY_OTHER: Final[Mapping[str, Forward]] = {
     "pow": lambda x: torch.pow(x.other, x.other),
@@ -459,7 +459,7 @@ def _matrices(words: Words, dtype: torch.dtype, device: torch.device) -> Matrice
 def _calls(
     name: str, forward: Forward, wanted: tuple[str, ...], words: Words, dtype: torch.dtype, device: torch.device
 ) -> Calls:
-    """Make the calls of one operation; `wanted`: operands to compute gradients for."""
+    """Make the calls of one operation. `wanted` names the operands whose gradients are computed."""
     matrices = _matrices(words, dtype, device)
     return forward_and_backward(name, lambda: forward(matrices), [getattr(matrices, operand) for operand in wanted])
 
@@ -472,7 +472,7 @@ MATRICES: Final[Mapping[str, Benchmark]] = {
 """Benchmarks by operation."""
 
 
-# --- Factorisations, solvers and Fourier transforms, in float32 and float64 only
+# --- Factorisations, solvers and Fourier transforms, only in float32 and float64
 
 _Factorise = Callable[[Tensor], Any]
 
@@ -495,7 +495,7 @@ def _draw_transform(draw: random.Random) -> Words:
 
 
 def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation on random matrices (batch, m, n), square if the problem has no m."""
+    """Make the calls of a factorisation of random matrices (batch, m, n), which are square if the shape has no m."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         batch = words.get("batch", 1)
@@ -506,7 +506,7 @@ def _of(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, 
 
 
 def _of_symmetric(operation: str, factorise: _Factorise) -> Callable[[Words, torch.dtype, torch.device], Calls]:
-    """Make the calls of a factorisation on symmetric positive definite matrices (batch, n, n)."""
+    """Make the calls of a factorisation of symmetric positive definite matrices (batch, n, n)."""
 
     def calls(words: Words, dtype: torch.dtype, device: torch.device) -> Calls:
         root = made(device, dtype, words.get("batch", 1), words["n"], words["n"])
@@ -550,7 +550,7 @@ LINEAR_ALGEBRA: Final[Mapping[str, Benchmark]] = {
 # --- Operations around a model: optimizer updates, casts, copies from host memory
 
 TENSORS: Final = 24
-"""Number of parameter tensors, as for several layers; fewer if there are fewer parameters."""
+"""Number of parameter tensors, as for several layers. If there are few parameters, there are fewer tensors."""
 
 BY_BYTES: Final = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 """Floating-point dtype by bytes per number."""
@@ -561,12 +561,12 @@ def _draw_update(draw: random.Random) -> Words:
 
 
 def _optimizer(name: str, parameters: list[Tensor], *, fused: bool, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer with one of its two multi-tensor implementations."""
+    """Return the optimizer, with one of its two multi-tensor implementations (fused or foreach)."""
     options: dict[str, Any] = {"lr": 1e-4, "fused": True} if fused else {"lr": 1e-4, "foreach": True}
     match name:
         case "adam" | "adamw":
             kind: Any = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-            options["capturable"] = device.type == "cuda"  # in a graph, the host must not read the step count
+            options["capturable"] = device.type == "cuda"  # in a CUDA graph, the host must not read the step count
         case "sgd":
             kind = torch.optim.SGD
             options["momentum"] = 0.9
@@ -611,7 +611,7 @@ def _draw_host_copy(draw: random.Random) -> Words:
 
 
 def _host_copy(words: Words, _dtype: torch.dtype, device: torch.device) -> Calls:
-    """Make an asynchronous copy from pinned memory, as by a data loader."""
+    """Make the call of an asynchronous copy from pinned host memory, as a data loader does."""
     source = torch.empty(words["size_bytes"], dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty(words["size_bytes"], dtype=torch.uint8, device=device)
     return {"host_copy": lambda: target.copy_(source, non_blocking=True)}
@@ -628,14 +628,14 @@ UPDATES: Final[Mapping[str, Benchmark]] = {
 # --- All of them
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {**LAYERS, **IMAGES, **MATRICES, **LINEAR_ALGEBRA, **UPDATES}
-"""Benchmarks by operation, including its backward passes."""
+"""Benchmarks by operation. Each includes the backward passes of the operation."""
 
 
 def benchmark_of(operation: str) -> Benchmark:
     """Return the benchmark of an operation.
 
     Raises:
-        UnknownOperationError: There is no benchmark; the message lists all.
+        UnknownOperationError: The operation has no benchmark. The message lists all that have one.
     """
     benchmark = BENCHMARKS.get(operation)
     if benchmark is None:
@@ -644,7 +644,7 @@ def benchmark_of(operation: str) -> Benchmark:
 
 
 def draw_problems(operation: str, count: int, *, seed: int) -> list[Words]:
-    """Draw the shape parameters of `count` problems, reproducibly by the seed."""
+    """Draw `count` random shapes of an operation, which depend only on the seed."""
     benchmark = benchmark_of(operation)
     draw = random.Random(f"{operation} {seed}")
     return [benchmark.draw(draw) for _ in range(count)]

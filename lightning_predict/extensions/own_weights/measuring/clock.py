@@ -1,11 +1,11 @@
-"""Timing of a call on a device: CUDA graph replay with L2 flushed and warm, and eager calls.
+"""Times a call on a device (GPU): by CUDA graph replay, with the L2 cache flushed or warm, and as ordinary call.
 
-A graph replay has no launch cost, so it is the device time. For the flushed kind, a buffer larger than L2 is
-overwritten before each replay. A call that cannot be captured in a graph (it synchronises) is only timed eagerly, and
-marked so. On the CPU only the eager time exists; it is for tests, not for training.
+A graph replay has no launch cost, so it measures the device time. For a flushed L2 cache, a buffer larger than L2 is
+overwritten before each replay. If a call cannot be captured in a graph, because it synchronises, it is timed only as an
+ordinary call, and the row says so. A CPU has only this time, which is for tests, not for training.
 
-Everything runs on one separate stream, on which the tensors are also created. Autograd nodes run on the stream of their
-forward pass, and a node on the default stream invalidates every capture of its backward pass. Example::
+All calls run on a separate stream, on which the tensors are also created. Autograd runs a backward node on the stream
+of its forward pass. A node on the default stream would invalidate every capture of its backward pass. Example::
 
     with own_stream(device):
         left, right = make_them()
@@ -29,24 +29,24 @@ from lightning_predict.extensions.own_weights.measuring.management import UNKNOW
 from lightning_predict.units import milliseconds_to_seconds
 
 REPLAYS: Final = 20
-"""Repetitions of each kind; the result is their median."""
+"""Number of repetitions of each kind. The result is their median."""
 
 MIN_REPLAYS: Final = 3
-"""Minimum repetitions of a problem, however long each takes."""
+"""Minimum number of repetitions of a call, even if each takes long."""
 
 NOT_CUDA: Final = "not a CUDA device"
-"""Reason for having no graph that says nothing about the call."""
+"""Reason for a missing graph that does not depend on the call."""
 
 WARM_UPS: Final = 3
 KINDS: Final = 3
-"""Kinds of repetition: eager, warm and flushed."""
+"""Number of kinds of repetition: eager, warm and flushed."""
 
 FLUSH_TIMES_L2: Final = 2
 HOST_SECONDS: Final = 0.02
-"""Maximum seconds of all calls on a CPU, which only test the command."""
+"""Maximum seconds of all repetitions on a CPU, where only the command is tested."""
 
 PROBLEM_SECONDS: Final = 2.0
-"""Default maximum seconds of the repetitions of one call."""
+"""Default maximum of seconds for the repetitions of one call."""
 
 
 @final
@@ -55,11 +55,11 @@ class Timing:
     """Medians of repeated calls; None if a kind of timing is not possible.
 
     Attributes:
-        flushed_seconds: Graph replay after overwriting L2.
-        warm_seconds: Graph replay after graph replay.
-        eager_seconds: Ordinary back-to-back calls, including launches.
-        state: Clock, power and throttling reasons, right after the replays.
-        reason: Why there is no graph; None if there is one.
+        flushed_seconds: Graph replay after L2 was overwritten.
+        warm_seconds: Graph replay directly after another replay.
+        eager_seconds: Ordinary calls one after another, including launches.
+        state: Clock, power and throttling reasons directly after the replays.
+        reason: Reason why the call has no graph; None if it has one.
     """
 
     flushed_seconds: float | None
@@ -71,7 +71,7 @@ class Timing:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Run the body on a non-default stream; no effect without CUDA."""
+    """Run the body on a stream that is not the default stream. Without CUDA, this has no effect."""
     if device.type != "cuda":
         yield
         return
@@ -89,21 +89,21 @@ def time_call(
     replays: int = REPLAYS,
     problem_seconds: float = PROBLEM_SECONDS,
 ) -> Timing:
-    """Time a call, on CUDA within `own_stream`.
+    """Time a call. On CUDA, use this within `own_stream`.
 
     Args:
-        call: Takes no arguments, and may be repeated.
+        call: Function without arguments that can be repeated.
         device: Device of the call.
-        replays: Maximum repetitions of each kind; the result is their median.
-        problem_seconds: Maximum seconds of all repetitions: long calls have fewer.
+        replays: Maximum number of repetitions of each kind. The result is their median.
+        problem_seconds: Maximum seconds of all repetitions. Long calls have fewer repetitions.
 
     Raises:
-        RuntimeError: One call takes longer than that.
+        RuntimeError: A single call takes longer than `problem_seconds`.
     """
     if device.type != "cuda":
         own = _host_time(call, replays)
         return Timing(flushed_seconds=None, warm_seconds=None, eager_seconds=own, reason=NOT_CUDA)
-    call()  # loads libraries and selects algorithms
+    call()  # this call loads libraries and selects algorithms
     torch.cuda.synchronize(device)
     one = _event_times(call, 1, before=None)
     if one > problem_seconds:
@@ -124,7 +124,7 @@ def time_call(
 
 
 def fitting(one_seconds: float, *, replays: int, problem_seconds: float) -> int:
-    """Return the repetitions of each kind that fit into the time of a problem, with a minimum."""
+    """Return the number of repetitions of each kind that fit in the time of a call, at least the minimum."""
     if one_seconds <= 0:
         return replays
     return max(min(replays, int(problem_seconds / KINDS / one_seconds)), min(MIN_REPLAYS, replays))
@@ -141,7 +141,7 @@ def _host_time(call: Callable[[], object], replays: int) -> float:
 
 
 def _event_times(call: Callable[[], object], replays: int, before: Callable[[], object] | None) -> float:
-    """Return the median seconds between two events around each call."""
+    """Return the median of the seconds between two CUDA events around each call."""
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(replays)]
     for start, end in pairs:
         if before is not None:
@@ -157,23 +157,23 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str
     """Capture a call on the current stream, and clean up if that fails.
 
     Args:
-        call: The call to capture; it has run on this stream before.
+        call: The call to capture. It must have run on this stream before.
         device: A CUDA device.
 
     Returns:
-        The graph, or None and the reason in a line.
+        The graph, or None and a line with the reason.
 
     Raises:
         CaptureError: A failed capture left this process in a state in which no further capture is possible.
     """
-    pool = torch.cuda.graph_pool_handle()  # our own: a graph does not expose its pool after a failed capture
+    pool = torch.cuda.graph_pool_handle()  # our own pool, since a graph does not expose its pool after a failed capture
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
     failure: RuntimeError | None = None
     graph.capture_begin(pool=pool)
     try:
         call()
-    except RuntimeError as error:  # it synchronises, or allocates outside the graph's pool
+    except RuntimeError as error:  # the call synchronises, or allocates outside the graph's pool
         failure = error
     finally:
         try:
@@ -199,7 +199,7 @@ def captured(call: Callable[[], object], device: torch.device) -> tuple[Any, str
 def _release(pool: Any, device: torch.device) -> None:
     """Release the memory pool of a failed capture, which torch leaves in recording state.
 
-    The function that ends the recording has another name before torch 2.6.
+    Before torch 2.6, the function that ends the recording has another name.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     for names in (("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"), ("_cuda_releasePool",)):
@@ -210,7 +210,7 @@ def _release(pool: Any, device: torch.device) -> None:
 
 
 def _renew_generator(device: torch.device) -> None:
-    """Replace the random generator's state by a copy outside any capture, at the same position in its sequence."""
+    """Replace the random generator's state by a copy from outside a capture, at the same position of its sequence."""
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     with suppress(RuntimeError, AttributeError):

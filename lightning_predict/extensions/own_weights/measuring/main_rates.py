@@ -1,10 +1,11 @@
-"""Quick measurement of the main rates of a GPU: large matrix products and memory bandwidth.
+"""Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
 
-Networks use these figures (`Gpu.measured_flops_per_second` and the data sheet's bandwidth) for a GPU that they were not
-trained on. Measured figures therefore help if the GPU has no weights of its own. They are written to a file for
-`gpus_file`. Products are A·B of one large side, as for the rates in the catalogue. Each is repeated for seconds, so
-that the sustained clock counts. Memory is measured by an addition and a ReLU. The result is the data sheet bandwidth
-that would explain both times, because other GPUs are compared by their data sheets. Example::
+For a GPU without training data, the neural networks use these figures (`Gpu.measured_flops_per_second` and the data
+sheet's bandwidth). So measured figures improve predictions for a GPU that has no weights of its own. They are written
+to a file for `gpus_file`. The matmuls are A·B with large square matrices, as for the rates in the catalogue. Each is
+repeated for seconds, so that the GPU runs at its sustained clock. Memory bandwidth is measured by an addition and a
+ReLU. The result is the data sheet bandwidth that would explain both times, because other GPUs are compared by their
+data sheets. Example::
 
     found = measure_main_rates(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_text(found))
@@ -34,27 +35,27 @@ from lightning_predict.kernels.timing import predict_operation_times
 from lightning_predict.units import bytes_to_gigabytes, flops_to_teraflops
 
 SIDE: Final = 8192
-"""Side of the products if memory allows: large enough for all multiprocessors of the largest GPUs."""
+"""Side of the square matrices, if memory allows. It is large enough to use all multiprocessors of the largest GPUs."""
 
 ELEMENTS: Final = 2**27
-"""Elements of the tensors in the memory measurement: ten times the largest L2."""
+"""Number of elements of the tensors in the memory measurement, whose size is ten times the largest L2 cache."""
 
 COLUMNS: Final = 4096
 MEMORY_SHARE: Final = 0.25
-"""Maximum share of the memory that a problem may take."""
+"""Maximum share of the GPU's memory that the tensors may take."""
 
 FLOAT32_BYTES: Final = 4
 TENSORS: Final = 3
-"""Number of tensors of a product or an addition: two inputs and an output."""
+"""Number of tensors of a matmul or an addition: two inputs and an output."""
 
 SECONDS: Final = 5.0
-"""Seconds to repeat each call: power limits lower the clock within seconds."""
+"""Seconds for which each call is repeated, because a power limit lowers the clock within seconds."""
 
 TRIAL_SIDE: Final = 64
-"""Side of the products in a trial run on a CPU."""
+"""Side of the square matrices in a trial run on a CPU."""
 
 SUFFIX: Final = "-measured"
-"""Suffix of the catalogue name for the measured GPU."""
+"""Suffix of the catalogue name under which the measured rates are stored."""
 
 STREAMS: Final = ("relu", "add")
 
@@ -65,10 +66,10 @@ class MainRates:
     """Measured main rates of a GPU.
 
     Attributes:
-        gpu: Its catalogue row.
-        flops_per_second: Sustained rates of large products, by dtype.
+        gpu: Catalogue row of the GPU.
+        flops_per_second: Sustained rates of large matmuls, by dtype.
         dram_bytes_per_second: Data sheet bandwidth that would explain the times of the memory-bound operations.
-        state: Clock, power and throttling reasons at the end.
+        state: Clock, power and throttling reasons at the end of the measurement.
     """
 
     gpu: Gpu
@@ -78,7 +79,7 @@ class MainRates:
 
     @property
     def measured(self) -> Gpu:
-        """Catalogue row with these rates, under its own name."""
+        """Catalogue row with the measured rates, under a name with `SUFFIX`."""
         rates = {**self.gpu.measured_flops_per_second, **self.flops_per_second}
         return replace(
             self.gpu,
@@ -93,7 +94,7 @@ class MainRates:
 @final
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Measured figure, and the value assumed without it, in a unit."""
+    """A measured rate, with the value that is assumed without a measurement, and their unit."""
 
     name: str
     measured: float
@@ -113,16 +114,16 @@ def measure_main_rates(
     """Measure the main rates of this machine's GPU.
 
     Args:
-        device: `cuda`; `cpu` measures the CPU instead, to test the command.
-        gpu: Catalogue name of the GPU; None asks torch.
-        seconds: Seconds to repeat each call.
-        is_trial: Use problems that are small enough for a CPU.
-        progress: Called before each problem with its name.
+        device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
+        gpu: Catalogue name of the GPU. If None, torch's name is used.
+        seconds: Seconds for which each call is repeated.
+        is_trial: Whether to use sizes that are small enough for a CPU.
+        progress: Called with the name of each measurement before it starts.
         clock: Returns seconds on a monotonic clock.
 
     Raises:
-        CaptureError: No CUDA device.
-        InvalidArgumentError: No GPU is named for a device other than CUDA, or `seconds` is not above 0.
+        CaptureError: There is no CUDA device.
+        InvalidArgumentError: The device is not CUDA and no GPU is named, or `seconds` is not above 0.
         UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
     """
     if not seconds > 0:
@@ -163,18 +164,18 @@ def measure_main_rates(
 
 
 def device_seconds(timing: Timing) -> float:
-    """Return the device time; without a CUDA graph, the time of the calls, which are long enough here."""
+    """Return the device time. Without a CUDA graph, return the time of the calls, which are long enough here."""
     return timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
 
 
 def largest_side(gpu: Gpu) -> int:
-    """Return the largest power-of-two fraction of `SIDE` that fits into a share of the memory."""
+    """Return the largest `SIDE`, halved until three matrices fit in the allowed share of the memory."""
     most = math.isqrt(int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES)))
     return next(side for side in (SIDE >> step for step in range(SIDE.bit_length())) if side <= most)
 
 
 def largest_rows(gpu: Gpu) -> int:
-    """Return the number of rows of `COLUMNS` elements that fit into a share of the memory."""
+    """Return the number of rows of `COLUMNS` elements that fit in the allowed share of the memory."""
     most = int(MEMORY_SHARE * gpu.memory_bytes / (TENSORS * FLOAT32_BYTES))
     return min(ELEMENTS, most) // COLUMNS
 
@@ -185,12 +186,12 @@ def explaining_bandwidth(
     """Return the data sheet bandwidth that would explain the times of memory-bound float32 operations.
 
     Args:
-        gpu: The GPU with its data sheet values.
-        timed: Operation, shape parameters and seconds of each.
-        models: Models that predict the times; None takes those that ship.
+        gpu: The GPU, with its data sheet values.
+        timed: Operation, shape parameters and seconds of each measurement.
+        models: Models that predict the times. If None, the shipped models.
 
     Returns:
-        Bytes/s: the data sheet's, times the geometric mean of predicted over measured times.
+        Bandwidth in bytes/s: the data sheet's, multiplied by the geometric mean of predicted over measured times.
     """
     known = [(OperationShape(name, "float32", tuple(words.values())), seconds) for name, words, seconds in timed]
     own = kernel_models((gpu.name,)) if models is None else models
@@ -200,7 +201,7 @@ def explaining_bandwidth(
 
 
 def gpus_file_text(anchors: MainRates) -> str:
-    """Format the figures as a file for `gpus_file`."""
+    """Format the measured rates as a file for `gpus_file`."""
     rates = ", ".join(f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in anchors.flops_per_second.items())
     return (
         f"[gpu.{anchors.measured.name}]\n"
@@ -212,7 +213,7 @@ def gpus_file_text(anchors: MainRates) -> str:
 
 
 def comparison(anchors: MainRates) -> tuple[Figure, ...]:
-    """Compare each figure with the value assumed without it."""
+    """Compare each measured rate with the value that is assumed without a measurement."""
     products = [
         Figure(f"{dtype} products", flops_to_teraflops(rate), flops_to_teraflops(assumed), "TFLOP/s")
         for dtype, rate in anchors.flops_per_second.items()

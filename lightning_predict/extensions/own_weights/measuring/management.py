@@ -1,7 +1,7 @@
-"""State of a GPU during measurements, from NVIDIA's management library: clock, power, and throttling reasons.
+"""Reads the state of a GPU during measurements from NVML (NVIDIA's management library): clock, power, throttling.
 
-A short burst runs at a higher clock than hours of training, in which the power limit or the temperature lowers it. Each
-row therefore records the state. Example::
+In hours of training, the power limit or the temperature lowers the clock, but not in a short burst. Therefore each row
+records the state. Example::
 
     state = read_state(torch.device("cuda"))
     state.clock_hz, state.power_limit_watts, state.held_back_by    # 1.41e9, 400.0, ("power",)
@@ -28,7 +28,8 @@ REASONS: Final = {
     0x02: "clock setting",
     0x100: "clock setting",
 }
-"""Bits of `nvmlDeviceGetCurrentClocksEventReasons` that lower a clock under load, in NVML's documentation."""
+"""Bits of `nvmlDeviceGetCurrentClocksEventReasons` that lower the clock under load, according to NVML's
+documentation."""
 
 MILLIWATTS_OF_A_WATT: Final = 1000
 
@@ -41,9 +42,9 @@ class GpuState:
     Attributes:
         clock_hz: SM clock.
         highest_clock_hz: Highest clock that the driver allows.
-        power_watts: Power drawn, over the driver's last fraction of a second.
+        power_watts: Power draw in watts, mean over the driver's last fraction of a second.
         power_limit_watts: Power limit.
-        held_back_by: Throttling reasons; empty if there are none or they are unknown.
+        held_back_by: Throttling reasons; empty if there are none or if they are unknown.
     """
 
     clock_hz: float | None = None
@@ -58,7 +59,7 @@ UNKNOWN_STATE: Final = GpuState()
 
 
 def read_state(device: torch.device) -> GpuState:
-    """Read the state of a CUDA device; unknown without the library (`pip install nvidia-ml-py`)."""
+    """Read the state of a CUDA device. It is unknown if the library is missing (`pip install nvidia-ml-py`)."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -79,7 +80,7 @@ def read_state(device: torch.device) -> GpuState:
     power = read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     limit = read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     reasons = read(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    if reasons is None:  # the name in older releases
+    if reasons is None:  # older releases use another name
         reasons = read(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return GpuState(
         clock_hz=None if clock is None else megahertz_to_hertz(clock),
@@ -91,7 +92,7 @@ def read_state(device: torch.device) -> GpuState:
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
-    """Return the library's handle by the GPU's UUID, because CUDA_VISIBLE_DEVICES changes the numbering."""
+    """Return NVML's handle of the GPU. It is found by UUID, because CUDA_VISIBLE_DEVICES changes the numbering."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is None:

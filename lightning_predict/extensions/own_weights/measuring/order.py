@@ -1,8 +1,9 @@
-"""Order of measurement: the most useful problems first.
+"""Order in which operations are measured: the most useful shapes first.
 
-A network is tuned only if its family of operations has enough rows (`MIN_OWN_ROWS`); fewer rows are not used. The
-families of `WORTH` are therefore measured one after another, each until it has enough. Afterwards each other operation
-and pass gets `FACTOR_PROBLEMS` problems, for one factor over its prediction. Further families and problems follow.
+A neural network is tuned only if its family of operations has enough rows (`MIN_OWN_ROWS`). With fewer, the rows are
+not used. Therefore the families in `WORTH` are measured one after another, each until it has enough rows. Then, each
+other operation and pass gets `FACTOR_PROBLEMS` shapes, for a correction factor on its prediction. After these, the
+other families and further shapes follow.
 Example::
 
     order = problems_by_worth(["conv2d", "linear"], ["bfloat16"], None, seed=0)
@@ -35,25 +36,26 @@ from lightning_predict.kernels.operations import (
 )
 
 WORTH: Final = ("convolution_tensor", "matmul_half", "vector", "attention")
-"""Families by the share of today's training that they take; the others follow after the factors."""
+"""Families of operations, by the share of a typical training step that they take. Other families follow after the
+factors."""
 
 USUAL_PROBLEMS: Final = 200
-"""Shapes per operation and dtype in the last part, unless a number is given."""
+"""Number of shapes per operation and dtype in the last part, unless the user gives a number."""
 
 MARGIN: Final = 1.05
-"""Rows to plan over the needed ones, because some problems do not fit into memory."""
+"""Factor on the number of rows to plan, because some shapes do not fit in memory."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuringProblem:
-    """One problem of one operation in one dtype.
+    """One shape of one operation in one dtype, to be measured.
 
     Attributes:
         operation: Name of the benchmark.
         dtype: A key of `run.DTYPES`.
         words: Shape parameters.
-        passes: Names of the calls to time; the first one names the row that marks the problem as measured.
+        passes: Names of the calls to time. The row of the first one marks the shape as measured.
     """
 
     operation: str
@@ -67,7 +69,7 @@ class MeasuringProblem:
 
 @cache
 def passes_of(operation: str) -> tuple[str, ...]:
-    """Return the forward pass and the backward passes of an operation."""
+    """Return the names of the forward pass and of the backward passes of an operation."""
     found = [name for name in operation_names() if name.startswith(f"{operation}_backward")]
     return (operation, *found)
 
@@ -80,15 +82,15 @@ def problems_by_worth(
     seed: int,
     is_possible: Callable[[MeasuringProblem], bool] = lambda _: True,
 ) -> list[MeasuringProblem]:
-    """Return all problems in the order of their worth.
+    """Return all shapes to measure, the most useful ones first.
 
     Args:
         operations: Names of benchmarks.
         dtypes: Dtypes to measure.
-        problems: Maximum number of shapes per operation and dtype; None takes as many as `train` needs, then
+        problems: Maximum number of shapes per operation and dtype. If None, as many as `train` needs, then
             `USUAL_PROBLEMS`.
         seed: Seed of the shapes.
-        is_possible: Whether a problem can be measured; others are left out of the count of rows.
+        is_possible: Returns whether a shape can be measured. Others do not count as rows.
     """
     shapes = _Shapes(seed, problems)
     order: list[MeasuringProblem] = []
@@ -109,9 +111,10 @@ def problems_by_worth(
 
 
 def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
-    """Return the dtypes in which an operation differs.
+    """Return the dtypes in which an operation is measured, without those that are equivalent for it.
 
-    If only bytes matter, all dtypes are equal. TF32 equals float32 in operations without matrix products.
+    If only the number of bytes matters, all dtypes are equivalent. TF32 is equivalent to float32 in operations without
+    matmuls.
     """
     kind = operation_spec(operation)
     if kind.element_bytes is not None:
@@ -122,9 +125,9 @@ def dtypes_of(operation: str, dtypes: Sequence[str]) -> Sequence[str]:
 
 
 def spread_first(problems: Sequence[Words]) -> list[Words]:
-    """Sort problems so that each is the farthest from all before it, in log sizes.
+    """Sort shapes so that each one is the farthest from all shapes before it, in log sizes.
 
-    The first is the one nearest to the mean.
+    The first one is the shape that is nearest to the mean.
     """
     if not problems:
         return []
@@ -148,11 +151,11 @@ def _distances(points: Array, other: Array) -> Array:
 @final
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """Shapes of operations, the most different ones first.
+    """Random shapes of operations, sorted so that the most different ones are first.
 
     Attributes:
         seed: Seed of the shapes.
-        most: Maximum number of shapes; None has no limit.
+        most: Maximum number of shapes; None for no maximum.
     """
 
     seed: int
@@ -160,9 +163,9 @@ class _Shapes:
     _drawn: dict[tuple[str, int], list[Words]] = field(default_factory=dict)
 
     def of(self, operation: str, count: int) -> list[Words]:
-        """Return a number of shapes; a larger number extends a smaller one."""
+        """Return this many shapes. A larger number of shapes starts with the same shapes as a smaller number."""
         count = count if self.most is None else min(count, self.most)
-        # Blocks of one size, so that the order of the first shapes does not depend on the number of all.
+        # Shapes are drawn in blocks of one size, so that the first ones do not depend on the total number.
         size = min(USUAL_PROBLEMS, self.most or USUAL_PROBLEMS)
         blocks = math.ceil(count / size)
         key = operation, blocks
@@ -185,7 +188,7 @@ def _of_family(
     shapes: _Shapes,
     is_possible: Callable[[MeasuringProblem], bool],
 ) -> list[MeasuringProblem]:
-    """Return the problems of a family, until it has enough rows to be tuned."""
+    """Return the shapes of a family to measure, until it has enough rows to be tuned."""
     needed = MARGIN * MIN_OWN_ROWS
     pairs = [
         (operation, dtype, learned)
@@ -219,7 +222,7 @@ def _is_fitted(one: MeasuringProblem) -> bool:
 
 
 def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shapes) -> list[MeasuringProblem]:
-    """Return the problems of every pass that no network learns."""
+    """Return the shapes of every pass that no neural network is trained for."""
     return list(
         _in_turns(
             (operation, dtype, passes, shapes.of(operation, FACTOR_PROBLEMS))
@@ -231,7 +234,7 @@ def _for_factors(operations: Sequence[str], dtypes: Sequence[str], shapes: _Shap
 
 
 def _in_turns(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringProblem]:
-    """Yield the first problem of each part, then the next of each."""
+    """Yield the first shape of each part, then the second shape of each part, and so on."""
     rows = [
         [MeasuringProblem(operation, dtype, words, passes) for words in shapes]
         for operation, dtype, passes, shapes in parts
@@ -241,7 +244,7 @@ def _in_turns(parts: Iterator[_Part] | Sequence[_Part]) -> Iterator[MeasuringPro
 
 
 def _once(order: Sequence[MeasuringProblem]) -> list[MeasuringProblem]:
-    """Remove the passes that come earlier in the order."""
+    """Remove passes that an earlier entry of the order measures."""
     seen: set[tuple[str, str, tuple[tuple[str, int], ...]]] = set()
     kept = []
     for one in order:

@@ -1,10 +1,11 @@
-"""`measure`: time operations on this machine's GPU and write tables.
+"""Command `measure`: times operations on this machine's GPU, and writes tables (micro-benchmarks).
 
-One file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters, `latency_ms`
-(graph replay, L2 flushed). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the software and the
-date. A call that cannot be captured in a graph has `timed` set to eager: its time includes launches, and `train`
-ignores the row. The problems come in the order of their worth (`order.py`), and every row is written immediately. The
-next run continues an interrupted one. An operation that fails repeatedly in a dtype is not tried again. Example::
+There is one file per operation, with the columns of the public tables: GPU, operation, dtype, shape parameters and
+`latency_ms` (graph replay with flushed L2). Further columns are `warm_ms`, `eager_ms`, the method, clock and power, the
+software and the date. If a call cannot be captured in a graph, its column `timed` is "eager". Its time includes
+launches, and `train` ignores the row. The most useful shapes are measured first (`order.py`), and every row is written
+immediately. If a run is interrupted, the next run continues it. If an operation fails repeatedly in a dtype, it is not
+tried again. Example::
 
     measure("tables", operations=["conv2d"], dtypes=["bfloat16", "tf32"], problems=200, minutes=30)
 """
@@ -56,20 +57,20 @@ DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-"""Compute dtype -> dtype of the tensors; `tf32` also turns on the two TF32 switches."""
+"""Dtype of the tensors by compute dtype. `tf32` also turns on the two TF32 switches of torch."""
 
 LARGEST_HOST_FLOP: Final = 2e8
 LARGEST_HOST_BYTES: Final = 1e7
-"""Larger problems are skipped on a CPU, which only tests the command."""
+"""Bytes above which a shape is skipped on a CPU, where only the command is tested."""
 
 MAX_FAILURES: Final = 2
-"""Failed problems in a row after which an operation is not tried again in a dtype."""
+"""Number of failed shapes in a row after which an operation is not tried again in a dtype."""
 
 SHAPE_FAILURES: Final = ("over the limit of", "out of memory", "CUDA out of memory")
-"""Parts of error messages that concern only one shape."""
+"""Parts of error messages for errors that depend on the shape."""
 
 NOT_IMPLEMENTED: Final = "not implemented"
-"""Part of torch's message for a dtype that an operation does not have; no shape changes that."""
+"""Part of torch's error message if an operation does not support a dtype, with any shape."""
 
 NOT_AGAIN: Final = " (not tried again in this dtype)"
 
@@ -91,10 +92,10 @@ EXTRA_COLUMNS: Final = (
 )
 
 USUAL_UTILISATION: Final = 0.4
-"""Share of its peak that a GPU reaches, to estimate the duration of a measurement: an assumption."""
+"""Assumed share of its peak that a GPU reaches, to estimate the duration of a measurement."""
 
 SECONDS_AROUND: Final = 0.05
-"""Seconds to create a problem's tensors and capture its calls, for the same estimate: an assumption."""
+"""Assumed seconds to create the tensors of a shape and to capture its calls, for the same estimate."""
 
 
 @final
@@ -104,14 +105,15 @@ class Measured:
 
     Attributes:
         rows: Number of written rows.
-        files: Files with rows of the requested operations.
-        skipped: Problems that do not fit in memory, take too long or are not supported, with reasons.
-        eager: Written rows without a graph, with reasons; `train` ignores them.
-        known: Number of problems from an earlier run.
-        left: Number of problems for which the time was too short.
-        families: Rows of each family that a network learns, of all runs so far.
-        factors: Number of operations and dtypes for which `train` may take one factor over the prediction.
-        dropped: Rows that `train` does not use, because there are too few of their family and of their operation.
+        files: Files that have rows of the requested operations.
+        skipped: Shapes that do not fit in memory, take too long or are not supported, with reasons.
+        eager: Written rows that could not use a graph, with reasons. `train` ignores them.
+        known: Number of shapes that an earlier run measured.
+        left: Number of shapes that were not measured for lack of time.
+        families: Rows of each family that has a neural network, over all runs so far.
+        factors: Number of operations and dtypes for which `train` can compute a correction factor.
+        dropped: Number of rows that `train` does not use, because there are too few of their family and their
+            operation.
     """
 
     rows: int
@@ -132,8 +134,8 @@ class FamilyRows:
 
     Attributes:
         family: Name of the family.
-        rows: Rows that `train` would fit its network to.
-        needed: Minimum number of such rows; with fewer, `train` keeps the shipped network.
+        rows: Number of rows that `train` would fit the family's network to.
+        needed: Minimum number of such rows. With fewer, `train` keeps the shipped network.
     """
 
     family: str
@@ -162,29 +164,29 @@ def measure(
     progress: Callable[[str, int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
-    """Measure operations and write one table per operation into a folder.
+    """Measure operations, and write one table per operation into a folder.
 
     Args:
-        folder: Folder of the tables; problems already in it are not measured again.
+        folder: Folder of the tables. Shapes that are in it already are not measured again.
         operations: Names from `benchmarks.BENCHMARKS`, each with its backward passes.
         dtypes: Keys of `DTYPES`.
-        problems: Shapes per operation and dtype; None takes as many as `train` needs, then 200.
-        minutes: Minutes after which no further problem starts; None measures all.
-        problem_seconds: Maximum seconds of all repetitions of one call; longer problems are skipped.
+        problems: Number of shapes per operation and dtype. If None, as many as `train` needs, then 200.
+        minutes: Minutes after which no further measurement starts; None for no limit.
+        problem_seconds: Maximum seconds of all repetitions of one call. Shapes that take longer are skipped.
         seed: Seed of the shapes.
-        device: `cuda`; `cpu` measures the CPU instead, to test the command.
-        gpu: Catalogue name of the GPU; None asks torch.
-        is_trial: Skip problems that take long on a CPU, because only the command is tested.
-        announce: Called before the first problem with the number of problems and their expected seconds; None if
-            unknown.
-        progress: Called before each problem with its operation, the number of finished problems, and of all.
+        device: `cuda`, or `cpu` to measure the CPU instead, as a test of the command.
+        gpu: Catalogue name of the GPU. If None, torch's name is used.
+        is_trial: Whether to skip shapes that take long on a CPU, because only the command is tested.
+        announce: Called before the first measurement, with the number of shapes and the expected seconds (None if
+            unknown).
+        progress: Called before each measurement with its operation, the number of finished shapes, and the total.
         clock: Returns seconds on a monotonic clock.
 
     Raises:
-        CaptureError: No CUDA device, or one that a failed capture left unusable.
-        InvalidArgumentError: An unknown dtype, fewer than one problem, or a time that is not above 0.
+        CaptureError: There is no CUDA device, or a failed capture left it unusable.
+        InvalidArgumentError: A dtype is unknown, there is less than one shape, or a time is not above 0.
         MeasurementTableError: An existing table has other columns.
-        UnknownOperationError: An operation without a benchmark.
+        UnknownOperationError: An operation has no benchmark.
         UnknownGpuError: The catalogue does not contain this GPU; name it with `gpu`.
     """
     strangers = [dtype for dtype in dtypes if dtype not in DTYPES]
@@ -263,22 +265,22 @@ def measure(
 @final
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """What cannot be timed, so that it is not tried again.
+    """Operations and shapes that cannot be timed, so that they are not tried again.
 
     Attributes:
-        failures: Failed problems in a row of each operation and dtype.
-        problems: Failed problems, whose other passes fail too.
+        failures: Number of failed shapes in a row, by operation and dtype.
+        problems: Failed shapes. Their other passes fail, too.
     """
 
     failures: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: set[str] = field(default_factory=set)
 
     def is_hopeless(self, one: MeasuringProblem) -> bool:
-        """Return whether this problem has failed before, or its operation too often in this dtype."""
+        """Return whether this shape has failed before, or too many shapes of its operation in this dtype."""
         return str(one) in self.problems or self.failures.get((one.operation, one.dtype), 0) >= MAX_FAILURES
 
     def failed(self, one: MeasuringProblem, reason: str) -> str:
-        """Count a failed problem, unless another shape may fit; return what to add to its reason."""
+        """Count a failed shape, unless another shape may work. Return a text to append to the reason."""
         self.problems.add(str(one))
         return self._counted(one, reason)
 
@@ -291,7 +293,7 @@ class _Attempts:
         return NOT_AGAIN if count >= MAX_FAILURES else ""
 
     def timed(self, one: MeasuringProblem, timings: Sequence[Timing]) -> str:
-        """Count a problem that only ordinary calls could time; return what to add to its reason."""
+        """Count a shape that could be timed only by ordinary calls. Return a text to append to the reason."""
         if any(timing.reason in (None, NOT_CUDA) for timing in timings):
             self.failures.pop((one.operation, one.dtype), None)
             return ""
@@ -301,7 +303,7 @@ class _Attempts:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedRows:
-    """What `train` would make of the tables of a GPU; attributes as in `Measured`."""
+    """Numbers of rows by the use that `train` would make of them; for the attributes see `Measured`."""
 
     families: tuple[FamilyRows, ...]
     factors: int
@@ -309,10 +311,10 @@ class CountedRows:
 
 
 def count_rows(folder: Path, gpu: str) -> CountedRows:
-    """Count the rows of a GPU in a folder of tables by what `train` uses them for."""
+    """Count the rows of a GPU in a folder of tables, by the use that `train` would make of them."""
     try:
         groups = [group for group in read_own_tables(folder) if group.gpu == gpu]
-    except MeasurementTableError:  # no table, or only rows of ordinary calls
+    except MeasurementTableError:  # there is no table, or only rows of ordinary calls
         groups = []
     rows: dict[str, int] = {}
     for group in groups:
@@ -337,7 +339,7 @@ def count_rows(folder: Path, gpu: str) -> CountedRows:
 def estimate_seconds(
     problems: Iterable[MeasuringProblem], gpu: Gpu, *, problem_seconds: float = PROBLEM_SECONDS
 ) -> float:
-    """Estimate the duration of measuring problems: repetitions at the usual utilisation, plus overhead."""
+    """Estimate the duration of measurements: repetitions at the assumed utilisation, plus overhead."""
     alike: dict[tuple[str, str, tuple[str, ...]], list[MeasuringProblem]] = {}
     for one in problems:
         alike.setdefault((one.operation, one.dtype, tuple(one.words)), []).append(one)
@@ -351,7 +353,7 @@ def estimate_seconds(
 
 
 def _least_seconds(problems: Sequence[MeasuringProblem], gpu: Gpu) -> Array:
-    """Return the minimum times of forward passes of one operation and dtype, from the GPU's peaks."""
+    """Return the minimum times of the forward passes of one operation and dtype, from the GPU's peak rates."""
     first = problems[0]
     words = {word: np.array([one.words[word] for one in problems], dtype=np.float64) for word in first.words}
     batch = shape_batch(first.operation, first.dtype, **words)
@@ -378,7 +380,7 @@ def _is_large(problem: MeasuringProblem) -> bool:
 
 
 def _timed(problem: MeasuringProblem, device: torch.device, problem_seconds: float) -> list[tuple[str, Timing]] | str:
-    """Time the passes of a problem, or return the reason why it cannot run; its tensors are freed afterwards."""
+    """Time the passes of a shape, or return the reason why it cannot run. Its tensors are freed afterwards."""
     try:
         with tf32_switched(allowed=problem.dtype == "tf32"), own_stream(device):
             calls = benchmark_of(problem.operation).calls(problem.words, DTYPES[problem.dtype], device)
@@ -395,17 +397,17 @@ def check_device(device: str) -> None:
     """Check that the device exists.
 
     Raises:
-        CaptureError: No CUDA device.
+        CaptureError: There is no CUDA device.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise CaptureError("No CUDA device here to measure on. Run this where there is one (device='cpu' only tries).")
 
 
 def name_of(device: str, gpu: str | None) -> str:
-    """Return the catalogue name of the GPU to measure; `cpu` for an unnamed CPU.
+    """Return the catalogue name of the GPU to measure, or `cpu` for a CPU without a given name.
 
     Raises:
-        UnknownGpuError: The catalogue does not contain it.
+        UnknownGpuError: The catalogue does not contain the GPU.
     """
     if gpu is not None:
         return find_gpu(gpu).name
@@ -416,7 +418,7 @@ def name_of(device: str, gpu: str | None) -> str:
 
 
 def _append(path: Path, operation: str, rows: Sequence[dict[str, object]]) -> None:
-    """Append rows to a table; the file is valid after each problem, even if the run is interrupted."""
+    """Append rows to a table. The file is valid after each shape, even if the run is interrupted."""
     is_new = not path.is_file()
     with gzip.open(path, "at", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _header(operation), restval="")
@@ -433,10 +435,10 @@ _Key = tuple[str, str, str, tuple[str, ...]]
 
 
 def _keys_of(path: Path, operation: str) -> Collection[_Key]:
-    """Return the problems that are already in a table.
+    """Return the keys of the shapes that a table has already.
 
     Raises:
-        MeasurementTableError: A table of an earlier release, without the timing method.
+        MeasurementTableError: The table is from an earlier release, and lacks the timing method.
     """
     if not path.is_file():
         return ()
@@ -462,7 +464,7 @@ def _columns(problem: MeasuringProblem) -> dict[str, str]:
 
 
 def _row(gpu: str, operation: str, problem: MeasuringProblem, timing: Timing) -> dict[str, object]:
-    """Return one row: the device time or, without a graph, the eager time, marked as such."""
+    """Return one row: the device time or, if there is no graph, the time of ordinary calls, marked as such."""
     by_graph = timing.flushed_seconds is not None
     own = timing.eager_seconds if timing.flushed_seconds is None else timing.flushed_seconds
     state = timing.state
@@ -491,7 +493,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 class tf32_switched:  # noqa: N801 (a context, used as `with tf32_switched(...)`)
-    """Context manager that switches TF32 on or off for products and convolutions, and restores it afterwards."""
+    """Context manager that switches TF32 on or off for matmuls and convolutions, and then restores the setting."""
 
     def __init__(self, *, allowed: bool) -> None:
         self._allowed = allowed

@@ -1,8 +1,8 @@
-"""Factors of operations that no network learns: measured over predicted time, one number per operation and dtype.
+"""Correction factors for operations without a tuned network: measured over predicted time, per operation and dtype.
 
-About a dozen problems tell whether a prediction (a formula, a related operation, a roofline) is too long or too short
-on a GPU, but are too few for a network. The factor is the weighted median, shrunk towards 1 by the number of rows. It
-is left out unless it lowers the errors of rows that it was not taken from.
+About a dozen shapes show whether a prediction (a formula, a related operation, a roofline) is too long or too short on
+a GPU. They are too few for training a neural network. The factor is the weighted median, shrunk towards 1 if there are
+few rows. It is used only if it lowers the errors of rows that it was not computed from.
 Example::
 
     found = measured_factors(groups, find_gpu("H200-SXM-141GB"), models, seed=0)
@@ -25,36 +25,36 @@ from lightning_predict.units import MICROSECOND
 from lightning_predict.weights.records import MeasuredFactor
 
 FACTOR_PROBLEMS: Final = 12
-"""Number of problems to measure for a factor."""
+"""Number of shapes to measure for a factor."""
 
 MIN_FACTOR_ROWS: Final = 6
-"""Minimum number of rows for a factor, without those that are held out."""
+"""Minimum number of rows for a factor, not counting held-out rows."""
 
 SHRINK_ROWS: Final = 1.0
-"""The log factor of n rows is multiplied by n / (n + this)."""
+"""Shrinkage: the logarithm of the factor of n rows is multiplied by n / (n + SHRINK_ROWS)."""
 
 LONG_SECONDS: Final = 50 * MICROSECOND
-"""Shorter rows count less, in proportion: they measure the latency of a kernel, and steps spend little time in them."""
+"""Rows shorter than this weigh less, in proportion. They show the latency of a kernel, and matter little in steps."""
 
 MIN_GAIN: Final = 0.1
-"""Minimum share of the error that a factor has to remove from rows that it was not taken from."""
+"""Minimum share of the error that a factor must remove from rows that it was not computed from."""
 
 INTERVAL_SHARE: Final = 0.9
 """Share of the measurements inside an interval."""
 
 MIN_HALF_WIDTH: Final = 0.02
-"""Minimum half width of the interval in log(seconds): repeated timings scatter as much."""
+"""Minimum half width of the interval in log(seconds), because repeated timings scatter this much."""
 
 
 def measured_factors(
     groups: Iterable[Group], gpu: Gpu, models: KernelModels | None, *, seed: int
 ) -> dict[str, MeasuredFactor]:
-    """Return the factors of groups with enough rows, by "operation/dtype".
+    """Return the factors of the groups that have enough rows, by "operation/dtype".
 
     Args:
         groups: Measurements on this GPU, one group per operation and dtype.
         gpu: The GPU.
-        models: Models that predict without the factors.
+        models: Models whose predictions the factors correct.
         seed: Seed of the split; held-out rows are not used.
     """
     found = {}
@@ -68,7 +68,7 @@ def measured_factors(
 
 
 def _recurs(residuals: Array, group: Group) -> bool:
-    """Return whether a factor from all other rows lowers the mean error of a row by `MIN_GAIN`."""
+    """Return whether a factor from all other rows lowers the mean error of a row by `MIN_GAIN` (cross-validation)."""
     rows = np.arange(len(residuals))
     errors = [
         math.log(factor_of(residuals[rows != row], group.take(rows != row)).factor) - residuals[row] for row in rows
@@ -83,7 +83,7 @@ def _weights(group: Group) -> Array:
 
 
 def is_enough_for_a_factor(group: Group, *, seed: int) -> bool:
-    """Return whether a group has enough rows without those that are held out."""
+    """Return whether a group has enough rows for a factor, not counting held-out rows."""
     return int((~split_rows(group.batch.columns, seed=seed).held_out).sum()) >= MIN_FACTOR_ROWS
 
 
@@ -96,12 +96,12 @@ def log_residuals(group: Group, gpu: Gpu, models: KernelModels | None) -> Array:
 
 
 def factor_of(residuals: Array, group: Group) -> MeasuredFactor:
-    """Return the factor from the residuals of a group's rows."""
+    """Return the factor that follows from the residuals of a group's rows."""
     weights = _weights(group)
     count = len(residuals)
     median = (_weighted_quantile(residuals, weights, 0.5) - _weighted_quantile(-residuals, weights, 0.5)) / 2
     middle = median * count / (count + SHRINK_ROWS)
-    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal: a further row at infinity is an error
+    level = min(INTERVAL_SHARE * (1 + 1 / count), 1.0)  # split-conformal correction: one more row counts as an error
     half_width = _weighted_quantile(np.abs(residuals - middle), weights, level)
     return MeasuredFactor(factor=math.exp(middle), half_width=max(half_width, MIN_HALF_WIDTH), rows=count)
 

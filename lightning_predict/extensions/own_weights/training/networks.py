@@ -1,14 +1,15 @@
-"""Training of one network: from rows of features and times to `NetworkWeights`.
+"""Trains one neural network for kernel times: from rows of features and times to `NetworkWeights`.
 
-The loss is the mean of |log(predicted) - log(measured)|, whose minimum is the median of the possible times of a shape.
-If a source times Python calls, the measured value is modelled as sqrt(device^2 + launch^2), a soft maximum. Short rows,
-which show the launch, then only bound the device time from above. A second loss term penalizes a larger problem that is
-predicted to be faster than its half. An ensemble is trained in one pass: its members see the same rows and differ by
+The loss is the mean of |log(predicted) - log(measured)|. It is minimal at the median of a shape's possible times. If a
+source times Python calls, the measured value is modelled as sqrt(device^2 + launch^2), a soft maximum. Short rows show
+only the launch, so they only bound the device time from above. A second loss term penalizes predictions in which a
+larger shape is faster than its half. An ensemble is trained in one pass. Its members see the same rows and differ by
 their initialization.
 
-Pairs of problems, one twice as large as the other along one side, may be given. They may lie far beyond the measured
-range, so that training also regularizes the extrapolation. Real hardware is faster on the larger problem in a few per
-cent of cases (alignment, another kernel), so only drops beyond `SLACK` are penalized. Example::
+For the second term, pairs of shapes can be given, one twice as large as the other along one dimension. They may be far
+beyond the measured range, so that training also regularizes the extrapolation. Real hardware is faster on the larger
+shape in a few per cent of cases (alignment, another kernel). Therefore only drops of more than `SLACK` are penalized.
+Example::
 
     rows = collect_rows(family, groups, gpus)
     network = train_network(rows, calibration, TrainingPlan(steps=2000), seed=0)
@@ -32,13 +33,13 @@ from lightning_predict.kernels.operations import Array, NetworkSpec
 from lightning_predict.weights.records import Float32Array, Layer, NetworkWeights
 
 SLACK: Final = 0.02
-"""Maximum drop of log(seconds) from a problem to its double without a penalty."""
+"""Maximum drop of log(seconds) from a shape to its double that is not penalized."""
 
 
 @final
 @dataclass(frozen=True)
 class Side:
-    """One half of the pairs: features (pairs, features) and log(reference seconds) (pairs,)."""
+    """The smaller or the larger shapes of the pairs: features (pairs, features) and log(reference seconds) (pairs,)."""
 
     features: Float32Array
     log_reference: Array
@@ -47,17 +48,17 @@ class Side:
 @final
 @dataclass(frozen=True)
 class DoublingPairs:
-    """Row i of `larger` is row i of `smaller` with one side doubled."""
+    """Pairs of shapes. Row i of `larger` is row i of `smaller` with one dimension doubled."""
 
     smaller: Side
     larger: Side
 
 
 CHECKS: Final = 12
-"""Number of checks on the calibration rows during training; the best state is kept."""
+"""Number of times that the loss on the calibration rows is checked during training. The best state is kept."""
 
 LOWEST_QUANTILE: Final = 0.001
-"""Quantile of the measured utilisation that is the lower bound of predictions."""
+"""Quantile of the measured utilisation that becomes the lower bound of predicted utilisation."""
 
 
 @final
@@ -70,13 +71,14 @@ class TrainingPlan:
         batch_rows: Rows per step.
         learning_rate: Peak of the one-cycle schedule.
         hidden: Widths of the hidden layers.
-        members: Networks of the ensemble.
+        members: Number of networks in the ensemble.
         weight_decay: Weight decay of AdamW.
-        doubling_weight: Weight of the mean drop from a problem to its double, relative to the mean error.
-        doubling_rows: Pairs per step.
-        machine_weight: Factor on the scaled figures of the machine (`MACHINE_FEATURES`); 0 hides them from the
-            networks. With few measured GPUs, networks overfit to these figures, which misleads on other GPUs.
-        group_rows: Maximum rows per GPU, operation, dtype and source, to balance them; None takes all.
+        doubling_weight: Weight of the mean drop from a shape to its double, relative to the mean error.
+        doubling_rows: Number of pairs per step.
+        machine_weight: Factor on the scaled features of the GPU (`MACHINE_FEATURES`); 0 hides these from the networks.
+            With few measured GPUs, networks overfit to these features, so predictions for other GPUs would be wrong.
+        group_rows: Maximum number of rows per GPU, operation, dtype and source, to balance the groups; None for no
+            maximum.
     """
 
     steps: int
@@ -94,7 +96,7 @@ class TrainingPlan:
 @final
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows of one family: features (rows, features) and logarithms of seconds (rows,)."""
+    """Training rows of one family: features (rows, features) and logarithms of seconds (rows,)."""
 
     family: str
     names: tuple[str, ...]
@@ -109,7 +111,7 @@ class TrainingRows:
 
 
 def collect_rows(family: NetworkSpec, groups: Sequence[Group], gpus: Sequence[Gpu]) -> TrainingRows:
-    """Return features and times of all rows of the groups, each on its GPU."""
+    """Return the features and times of all rows of the groups, each row on its GPU."""
     parts = []
     for group, gpu in zip(groups, gpus, strict=True):
         on = [gpu]
@@ -130,7 +132,7 @@ def collect_rows(family: NetworkSpec, groups: Sequence[Group], gpus: Sequence[Gp
 
 
 def lowest_utilisation(rows: TrainingRows) -> float:
-    """Return a low quantile of the utilisation, over rows that show the device rather than the launch."""
+    """Return a low quantile of the utilisation, over rows whose time is mostly device time, not launch time."""
     device_squared = np.exp(2 * rows.log_seconds) - np.exp(2 * rows.log_floor)  # (rows,)
     clear = device_squared > 0.4 * np.exp(2 * rows.log_seconds)
     utilisation = np.exp(rows.log_reference[clear]) / np.sqrt(device_squared[clear])
@@ -146,12 +148,12 @@ def train_network(
     start: NetworkWeights | None = None,
     pairs: DoublingPairs | None = None,
 ) -> NetworkWeights:
-    """Train an ensemble, from scratch or from `start`, and keep the best state on the calibration rows.
+    """Train an ensemble, from scratch or from `start`, and keep the state that is best on the calibration rows.
 
-    The result has no interval; the recipe sets it.
+    The result has no interval. The caller sets it.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more threads change the order of sums: the same seed must give the same weights
+    torch.set_num_threads(1)  # the same seed must give the same weights, and more threads change the order of sums
     try:
         scaled = start or _scaled(rows, seed, plan)
         layers = _best_layers(rows, calibration, plan, scaled, seed, pairs=pairs, tuned=start is not None)
@@ -170,7 +172,7 @@ def _best_layers(
     pairs: DoublingPairs | None,
     tuned: bool,
 ) -> tuple[Layer, ...]:
-    """Train from the layers of `scaled`; `tuned`: keep them if training finds nothing better."""
+    """Train from the layers of `scaled`. If `tuned`, keep these layers unless training finds better ones."""
     ensemble = _Ensemble(scaled)
     optimizer = torch.optim.AdamW(ensemble.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -201,7 +203,7 @@ def _best_layers(
 
 
 class _Ensemble(torch.nn.Module):
-    """The networks as trainable parameters."""
+    """An ensemble of neural networks as trainable parameters."""
 
     def __init__(self, weights: NetworkWeights) -> None:
         super().__init__()
@@ -219,12 +221,12 @@ class _Ensemble(torch.nn.Module):
     def drop(
         self, smaller: torch.Tensor, reference: torch.Tensor, larger: torch.Tensor, larger_reference: torch.Tensor
     ) -> torch.Tensor:
-        """Return the mean predicted speedup of a problem over its half, in log(seconds), beyond the slack."""
+        """Return the mean predicted speedup of a shape over its half in log(seconds), beyond the slack."""
         fall = self.log_device(smaller, reference) - self.log_device(larger, larger_reference)
         return torch.relu(fall - SLACK).mean()
 
     def log_device(self, features: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:
-        """Return log(seconds on the device), shape (members, rows)."""
+        """Return log(seconds on the device) by each network, shape (members, rows)."""
         values = features.expand(self.weights[0].shape[0], *features.shape)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             values = torch.baddbmm(bias, values, weight)
@@ -246,7 +248,7 @@ class _Ensemble(torch.nn.Module):
 
 
 def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights:
-    """Return networks with random layers and the scaling of these rows."""
+    """Return networks with random layers, and with the feature scaling of these rows."""
     generator = np.random.default_rng(seed)
     widths = (rows.features.shape[1], *plan.hidden, 1)
     layers = []
@@ -255,7 +257,7 @@ def _scaled(rows: TrainingRows, seed: int, plan: TrainingPlan) -> NetworkWeights
         weight = generator.standard_normal((plan.members, inputs, outputs), dtype=np.float32) * np.float32(gain)
         layers.append(Layer(weight, np.zeros((plan.members, outputs), np.float32)))
     is_machine = np.isin(rows.names, MACHINE_FEATURES)
-    # A constant feature must not be amplified by rounding.
+    # Limit the scale, so that rounding of a constant feature is not amplified.
     scale = np.maximum(rows.features.std(axis=0, dtype=np.float64), 1e-2).astype(np.float32)
     if plan.machine_weight > 0:
         scale[is_machine] /= plan.machine_weight
@@ -291,17 +293,17 @@ def _with_layers(scaled: NetworkWeights, layers: tuple[Layer, ...], rows: Traini
         low=low,
         high=high,
         lowest_utilisation=scaled.lowest_utilisation,
-        # Rounded as stored, so that the intervals match the stored weights.
+        # The layers are rounded as they are stored, so that the intervals match the stored weights.
         layers=tuple(Layer(layer.weight.astype(np.float16).astype(np.float32), layer.bias) for layer in layers),
         interval=scaled.interval,
     )
 
 
 def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
-    """Move the contribution of constant features into the first bias; their weights become zero and compress well.
+    """Move the contribution of constant features into the first bias. Their weights become zero, which compresses well.
 
-    Examples are the features of a single GPU, and shape parameters that all its rows share. Predictions clamp features
-    to the trained range, so results change only by rounding.
+    Examples of constant features are those of the GPU, if there is only one, and shape parameters that are equal in all
+    rows. Predictions clamp features to the trained range, so results change only by rounding.
     """
     first, *others = network.layers
     constant = network.low == network.high
@@ -312,7 +314,7 @@ def with_constants_in_bias(network: NetworkWeights) -> NetworkWeights:
 
 
 def _pair_tensors(pairs: DoublingPairs, scaled: NetworkWeights, rows: TrainingRows) -> tuple[torch.Tensor, ...]:
-    """Return both halves, with features clamped to the fitted range as in prediction."""
+    """Return the smaller and larger shapes of the pairs, with features clamped to the fitted range."""
     low, high = _range(rows)
     columns = []
     for side in (pairs.smaller, pairs.larger):
@@ -328,7 +330,10 @@ def _tensors(rows: TrainingRows, scaled: NetworkWeights) -> tuple[torch.Tensor, 
 
 
 def _inputs(features: Float32Array, scaled: NetworkWeights) -> Float32Array:
-    """Scale features; 0 for features hidden from the networks, so that no step gives them a weight."""
+    """Scale the features.
+
+    Features that are hidden from the networks become 0, so that training gives them no weight.
+    """
     seen = scaled.layers[0].weight.any(axis=(0, 2))
     inputs: Float32Array = np.where(seen, (features - scaled.mean) / scaled.scale, np.float32(0.0))
     return inputs

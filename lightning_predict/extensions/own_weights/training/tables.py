@@ -1,9 +1,9 @@
-"""Reader of the tables of `lightning-predict measure`: grouped by GPU, operation and dtype, and split for training.
+"""Reads the tables of `lightning-predict measure`: groups rows by GPU, operation and dtype, and splits them.
 
 A table is a CSV file (gzip if the name ends in `.gz`) with one row per measurement: GPU, operation, dtype, shape
-parameters and milliseconds. Rows of ordinary calls include launches and are skipped. A hash of the problem decides
-which rows are fitted, which calibrate the intervals, and which are held out. The same shape is therefore in the same
-split on every GPU, in every source and in every run. Example::
+parameters and milliseconds. Rows that were timed as ordinary calls include launches and are skipped. A hash of the
+shape decides whether a row is fitted, calibrates the intervals, or is held out. So the same shape is in the same split
+on every GPU, in every source and in every run. Example::
 
     groups = read_own_tables(Path("measurements"))
     groups[0].gpu, groups[0].batch.operation, len(groups[0].seconds)
@@ -28,16 +28,16 @@ from lightning_predict.kernels.operations import Array, BoolArray, Columns, Shap
 from lightning_predict.units import milliseconds_to_seconds
 
 HELD_OUT_SHARE: Final = 0.15
-"""Share of held-out problems, for the reported errors."""
+"""Share of held-out shapes, from which errors are reported."""
 
 CALIBRATION_SHARE: Final = 0.08
-"""Share of calibration problems, which stop the training and set the width of the intervals."""
+"""Share of calibration shapes, which decide when to stop the training and how wide the intervals are."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Masks over rows: each row is in exactly one."""
+    """Masks over rows. Each row is in exactly one of them."""
 
     fitted: BoolArray
     calibration: BoolArray
@@ -45,12 +45,12 @@ class Split:
 
 
 ADDED_LATER: Final = frozenset({"channels_last"})
-"""Shape parameters added after the shipped weights were trained. A problem with a value of 0 keeps its hash, and so its
-split."""
+"""Shape parameters that were added after the shipped weights were trained. If their value is 0, the hash of a shape
+does not change, and so its split does not."""
 
 
 def problem_shares(columns: Columns, *, seed: int) -> Array:
-    """Return a number in [0, 1) for each row that depends only on the shape and the seed, shape (rows,)."""
+    """Return a number in [0, 1) for each row, shape (rows,). It depends only on the row's shape and on the seed."""
     state = np.full(len(next(iter(columns.values()))), _mix_word("seed", seed), dtype=np.uint64)
     for word in sorted(columns):
         bits = np.ascontiguousarray(columns[word], dtype=np.float64).view(np.uint64)
@@ -60,7 +60,7 @@ def problem_shares(columns: Columns, *, seed: int) -> Array:
 
 
 def split_rows(columns: Columns, *, seed: int) -> Split:
-    """Return the split of these shapes."""
+    """Return the split of these shapes into fitted, calibration and held-out rows."""
     share = problem_shares(columns, seed=seed)
     held_out = share < HELD_OUT_SHARE
     calibration = ~held_out & (share < HELD_OUT_SHARE + CALIBRATION_SHARE)
@@ -72,7 +72,7 @@ def _mix_word(word: str, seed: int) -> int:
 
 
 def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): each input bit flips half of the output's."""
+    """Apply splitmix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): each input bit flips half of the output."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
@@ -81,12 +81,12 @@ def _scramble(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableKind:
-    """One file: its shape parameters and its columns of times.
+    """Format of one file: its shape parameters and its columns of times.
 
     Attributes:
         file: Name of the file.
-        words: Shape parameters in the file -> the operation's shape parameters.
-        times: Column of milliseconds -> suffix of the operation that it times.
+        words: Maps shape parameters in the file to shape parameters of the operation.
+        times: Maps each column of milliseconds to the suffix of the operation that it times.
     """
 
     file: str
@@ -95,7 +95,7 @@ class TableKind:
 
 
 def same(*words: str) -> dict[str, str]:
-    """Map shape parameters of a file to themselves."""
+    """Map shape parameters of a file to the same names."""
     return {word: word for word in words}
 
 
@@ -103,25 +103,26 @@ OWN_TABLES: Final = tuple(
     TableKind(file=f"own_{name}.csv.gz", words=same(*operation_spec(name).shape), times={"latency_ms": ""})
     for name in BENCHMARKS
 )
-"""Tables of `measuring/run.py`: one file per operation, with backward passes under their own names."""
+"""Formats of the tables that `measuring/run.py` writes: one file per operation, with its backward passes as columns."""
 
 LEFT_OUT_KERNELS: Final = frozenset({"triton"})
-"""Kernels excluded because they are not the library's: Triton attention is up to 24 times slower."""
+"""Kernels that are excluded because they are not the library's. Triton attention is up to 24 times slower."""
 
 
 @final
 @dataclass(frozen=True)
 class Group:
-    """Measurements of one operation and dtype on one GPU from one source.
+    """Measurements of one operation and dtype, on one GPU, from one source.
 
     Attributes:
-        gpu: The GPU's name as in the table.
-        source: A key of `SOURCES`, or the user's own.
-        batch: The problems, without duplicates.
-        seconds: Measured time of each problem, shape (problems,).
-        floor_seconds: Launch time contained in short rows; 0 if the source times only the device.
-        build: Timed software, without its version; empty if builds are averaged.
-        taken_off_seconds: Launch time subtracted from each time (`launches.py`), shape (problems,); None without any.
+        gpu: Name of the GPU in the table.
+        source: A key of `SOURCES`, or the user's own source.
+        batch: The shapes, without duplicates.
+        seconds: Measured time of each shape, shape (problems,).
+        floor_seconds: Launch time that short rows include; 0 if the source times only the device.
+        build: Name of the timed software, without its version; empty if builds are averaged.
+        taken_off_seconds: Launch time that was subtracted from each time (`launches.py`), shape (problems,); None if
+            none was.
     """
 
     gpu: str
@@ -133,7 +134,7 @@ class Group:
     taken_off_seconds: Array | None = None
 
     def take(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Group:
-        """Return the rows of a mask."""
+        """Return the rows that a mask selects."""
         columns = {word: values[rows] for word, values in self.batch.columns.items()}
         batch = ShapeBatch(self.batch.operation, self.batch.dtype, columns)
         taken_off = None if self.taken_off_seconds is None else self.taken_off_seconds[rows]
@@ -141,14 +142,14 @@ class Group:
 
 
 Key = tuple[str, str, str, str, str]
-"""GPU, operation, dtype, source and build of rows that belong together."""
+"""GPU, operation, dtype, source and build. Rows with the same key form a group."""
 
 
 def read_own_tables(folder: Path) -> tuple[Group, ...]:
     """Return all groups of the tables that `measure` wrote into a folder, in a fixed order.
 
     Raises:
-        MeasurementTableError: There is no such table, or one has a wrong column or value.
+        MeasurementTableError: The folder has no such table, or a table has a wrong column or value.
     """
     present = [kind for kind in OWN_TABLES if (folder / kind.file).is_file()]
     if not present:
@@ -167,10 +168,10 @@ def read_own_tables(folder: Path) -> tuple[Group, ...]:
 
 
 def check_any_captured(groups: Sequence[Group], folder: Path, present: Sequence[TableKind]) -> None:
-    """Reject tables without any row timed by a CUDA graph.
+    """Reject tables in which no row was timed with a CUDA graph.
 
     Raises:
-        MeasurementTableError: All rows are ordinary calls.
+        MeasurementTableError: All rows were timed as ordinary calls.
     """
     if not groups and (eager := eager_rows(folder)):
         raise MeasurementTableError(
@@ -184,11 +185,11 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
 
     Args:
         path: The file.
-        kind: Its columns.
-        by_build: Keep the software builds of one source apart instead of averaging them.
+        kind: Format of the file.
+        by_build: Whether to keep the software builds of a source apart, instead of averaging them.
 
     Raises:
-        MeasurementTableError: It has a wrong column or value.
+        MeasurementTableError: The file has a wrong column or value.
     """
     rows: dict[Key, list[tuple[float, ...]]] = defaultdict(list)
     needed = ("gpu", "op", "dtype", "source", *kind.words, *kind.times)
@@ -198,7 +199,7 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
             continue
         shape = tuple(line.member(word).parsed().any_number() for word in kind.words)
         for column, suffix in kind.times.items():
-            if not row[column]:  # a pass without a time in this source
+            if not row[column]:  # this source has no time for this pass
                 continue
             milliseconds = line.member(column).parsed().positive("in milliseconds")
             build = (row.get("software") or "").split(" ")[0] if by_build else ""
@@ -208,32 +209,32 @@ def read_rows(path: Path, kind: TableKind, *, by_build: bool = False) -> dict[Ke
 
 
 def was_eager(row: Mapping[str, str]) -> bool:
-    """Return whether a row of `measure` is an ordinary call, including launches, instead of the device time.
+    """Return whether a row of `measure` was timed as an ordinary call, which includes launches.
 
-    Older tables do not say so, but have an empty `warm_ms` there.
+    Older tables do not state this, but their `warm_ms` is empty for such rows.
     """
     timed = row.get("timed")
     return timed == EAGER if timed is not None else row.get("warm_ms") == "" and "eager_ms" in row
 
 
 def eager_rows(folder: Path) -> int:
-    """Count the rows of your own tables that no fit uses, because no CUDA graph timed them."""
+    """Count the rows of your own tables that cannot be fitted, because they were not timed with a CUDA graph."""
     present = [folder / kind.file for kind in OWN_TABLES if (folder / kind.file).is_file()]
     return sum(was_eager(row.value) for path in present for row in read_csv(path, MeasurementTableError))
 
 
 def plain_dtype(text: str) -> str:
-    """Drop the units from a dtype: `float16 (tensor cores)` becomes float16, because the units depend on the GPU."""
+    """Remove the units from a dtype: `float16 (tensor cores)` becomes float16. The GPU determines the units."""
     return text.split(" ")[0]
 
 
 def group_of(key: Key, table: Array, kind: TableKind) -> Group:
-    """Average the rows of each problem.
+    """Average the rows of each shape, and return them as a group.
 
     Args:
         key: Key of the rows.
         table: Shape parameters and seconds, shape (rows, words + 1).
-        kind: Columns of the file, for the names of the shape parameters.
+        kind: Format of the file, which names the shape parameters.
     """
     gpu, operation, dtype, source, build = key
     shapes, inverse = np.unique(table[:, :-1], axis=0, return_inverse=True)  # (problems, words), (rows,)
@@ -244,7 +245,7 @@ def group_of(key: Key, table: Array, kind: TableKind) -> Group:
 
 
 def _columns(operation: str, dtype: str, words: Iterable[str], shapes: Array) -> dict[str, Array]:
-    """Return every shape parameter of the operation under its own name, with defaults."""
+    """Return every shape parameter of the operation by its name, with defaults for those that the file lacks."""
     given = {word: shapes[:, index] for index, word in enumerate(words)}
     known = operation_spec(operation)
     accepted = set(known.shape) | set(known.spellings or {})
