@@ -75,10 +75,10 @@ class AtOnce:
     """Believe at the capture, and nothing is to be asked again later."""
 
     def __init__(self, **_: Any) -> None:
-        self.has_come = False
+        self.has_started = False
 
     def is_due(self, batches: int, seconds: float) -> bool:
-        is_first, self.has_come = not self.has_come, True
+        is_first, self.has_started = not self.has_started, True
         return is_first
 
 
