@@ -162,10 +162,10 @@ def given_up() -> Iterator[list[str]]:
     comes, waits = StoreAgreement._comes, list[str]()
 
     def noting(self: StoreAgreement, key: str, seconds: float) -> bool:
-        has_started = comes(self, key, seconds)
-        if not has_started:
+        has_come = comes(self, key, seconds)
+        if not has_come:
             waits.append(key)
-        return has_started
+        return has_come
 
     StoreAgreement._comes = noting  # type: ignore[method-assign]
     try:
