@@ -1,1 +1,1 @@
-"""Steps on several GPUs: how they share a model, what they communicate, and the memory of each GPU."""
+"""Distributed training (DDP, FSDP, ZeRO) on several GPUs: the step time with communication, and each GPU's memory."""

@@ -1,10 +1,10 @@
-"""Predicts the step on several GPUs from the step on one: communication, and the exposed part of it.
+"""Predicts the step on several GPUs from the step on one GPU: communication, and its part that does not overlap.
 
 Each GPU runs the recorded step on its own samples. The simulated step of one GPU is split where gradients become ready
-(DDP, ZeRO) or where parameters of another unit are needed (FSDP). `overlap.py` then schedules the segments together
-with the collectives. The extension `DividedStep` predicts strategies that change the work of a GPU, such as model
-parallelism. `update_seconds` times an optimizer whose state is in host memory.
-For one GPU, the step is unchanged. Example::
+(DDP, ZeRO), or where parameters of another unit are needed (FSDP). `overlap.py` then schedules these segments together
+with the collectives. Strategies that change the work of a GPU, such as model parallelism, are predicted by the
+extension `DividedStep`. `update_seconds` predicts an optimizer whose state is in host memory. On one GPU, the step is
+unchanged. Example::
 
     steps = predict_steps(trace, timed, gpus)
     on_layouts(trace, timed, gpus, steps, [layout_of("8xL4")], parse_strategy("ddp"))[0].added_seconds
@@ -74,35 +74,35 @@ if TYPE_CHECKING:
 # --- Optimizer state in host memory (ZeRO-Offload)
 
 HOST_BYTES_PER_SECOND: Final = gigabytes_to_bytes(200)
-"""Memory bandwidth that the optimizer update reaches on the CPUs of a machine. An assumption: half the bandwidth of two
-sockets with eight channels of DDR4-3200."""
+"""Memory bandwidth that the optimizer update reaches on the CPUs of a machine. This is an assumption: half the
+bandwidth of two sockets with eight channels of DDR4-3200."""
 
 PCIE_SHARE: Final = 0.8
 """Share of the PCIe bandwidth that copies from pinned memory reach. An assumption."""
 
 OPTIMIZER_STATES, STATE_BYTES = 3, 4
-"""Adam's two moments and the master parameters, all in float32."""
+"""Number of states per parameter (Adam's two moments and the master copy), and bytes per state (float32)."""
 
 HOST_SPREAD: Final = 2.0
-"""Factor up and down, because machines differ in memory channels and CPUs. An assumption."""
+"""Factor up and down for the interval, because machines differ in memory channels and CPUs. An assumption."""
 
 
 def update_seconds(*, trained_bytes: float, state_bytes: float, gpu: Gpu, gpus_per_node: int) -> Ends:
     """Return the time of an optimizer update on the host as (low, middle, high).
 
-    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, and the CPU updates it. Gradients are
-    copied to the host and new parameters back, over each GPU's own PCIe link. The CPU reads and writes the state of all
-    GPUs of its machine. Gradients are copied after the backward pass, followed by the update and the copy back.
+    ZeRO-Offload (Ren et al., 2021) keeps the optimizer state in host memory, where the CPU updates it. After the
+    backward pass, gradients are copied to the host. After the update, new parameters are copied back. Each GPU uses its
+    own PCIe link. The CPU reads and writes the state of all GPUs of its machine.
 
     Args:
-        trained_bytes: One GPU's share of the parameters, which are copied to the GPU, and of the gradients, which are
-            copied to the host.
-        state_bytes: Its share of the optimizer state, including master parameters, which is read and written once.
-        gpu: GPU with its PCIe link.
-        gpus_per_node: GPUs whose shares the CPUs of one machine update.
+        trained_bytes: Size of one GPU's share of the parameters, which are copied to the GPU, and of the gradients,
+            which are copied to the host.
+        state_bytes: Size of its share of the optimizer state with master parameters, which is read and written once.
+        gpu: The GPU, for its PCIe link.
+        gpus_per_node: Number of GPUs whose shares the CPUs of one machine update.
     """
     copying = trained_bytes / (PCIE_SHARE * gpu.pcie_bytes_per_second)
-    traffic = 2 * state_bytes + trained_bytes  # state is read and written, gradients are read
+    traffic = 2 * state_bytes + trained_bytes  # state is read and written, and gradients are read
     computing = traffic * gpus_per_node / HOST_BYTES_PER_SECOND
     return (copying + computing) * np.array([1 / HOST_SPREAD, 1.0, HOST_SPREAD])
 
@@ -127,15 +127,15 @@ def on_layouts(
 
     Args:
         trace: The step of one GPU.
-        timed: Its work with device seconds, rows in the order of `gpus`.
-        gpus: The GPUs of the layouts, each once.
-        steps: The step on one of each GPU.
-        layouts: Layouts to predict; each replica has as many samples as the trace.
+        timed: Work of the step with device seconds, with rows in the order of `gpus`.
+        gpus: The GPUs of the layouts, each of them once.
+        steps: The step on one GPU of each kind.
+        layouts: Layouts to predict. Each replica has as many samples as the trace.
         strategy: Parallel strategy.
         interconnect: Known properties of the links.
-        origin: GPU that the trace was recorded on.
-        models: Trained models, which time the parts of a split model; None uses rooflines.
-        host: Assumptions about the host of the GPUs, as in `steps`.
+        origin: GPU on which the trace was recorded.
+        models: Trained kernel models, which time the parts of a split model. If None, rooflines are used.
+        host: Assumptions about the host of the GPUs, the same as for `steps`.
     """
     rows = {gpu.name: row for row, gpu in enumerate(gpus)}
     own = [rows[layout.gpu.name] for layout in layouts]
@@ -149,7 +149,7 @@ def on_layouts(
 
 @final
 class MultiGpuStep:
-    """One step, simulated on each GPU, from which steps on layouts are derived.
+    """One step, simulated on each GPU, from which its steps on layouts are derived.
 
     Raises:
         InvalidArgumentError: The trace has no parameters.
@@ -185,7 +185,7 @@ class MultiGpuStep:
         *,
         overlap_costs: OverlapCosts = OVERLAP_COSTS,
     ) -> StepPrediction:
-        """Return the step on a layout, given the step on one of its GPUs (`row`)."""
+        """Return the step on a layout, from the step on one of its GPUs (index `row`)."""
         if layout.count == 1:
             return step.accumulated(strategy.accumulate)
         check_communication(layout)
@@ -234,7 +234,7 @@ class MultiGpuStep:
 
     @cached_property
     def divided(self) -> DividedStep:
-        """The same step for strategies that change what a GPU runs."""
+        """The same step, for strategies that change what a GPU runs."""
         made: DividedStep = extension("DividedStep")(self)
         return made
 
@@ -250,17 +250,17 @@ class MultiGpuStep:
 
     @property
     def gpus(self) -> Sequence[Gpu]:
-        """The GPUs, each once."""
+        """The GPUs, each of them once."""
         return self._gpus
 
     @property
     def models(self) -> KernelModels | None:
-        """Trained models; None uses rooflines."""
+        """Trained kernel models; None for rooflines."""
         return self._models
 
     @property
     def simulated(self) -> SimulatedTimeline:
-        """The step on each GPU as it was simulated."""
+        """Simulation of the step on each GPU."""
         return self._simulated
 
     @property
@@ -274,14 +274,14 @@ class MultiGpuStep:
         return self._work
 
     def host(self, strategy: Strategy, overlap_costs: OverlapCosts = OVERLAP_COSTS) -> HostModel:
-        """Return the host of each GPU; it is slower for steps that a framework splits."""
+        """Return the host model of each GPU. It is slower for steps that a framework splits over GPUs."""
         if strategy.runs_whole_model or self._trace.has_measured_kernels:
             return self._host
         return replace(self._host, factor=self._host.factor * overlap_costs.framework_host)
 
 
 def narrowed_interval(step: StepPrediction) -> Ends:
-    """Return the ends of a one-GPU step's interval, narrowed for many GPUs."""
+    """Return the ends of the interval of a step on one GPU, narrowed for a step on many GPUs."""
     return narrow_interval(ends_of(step))
 
 
@@ -298,15 +298,15 @@ def exchanged(
     strategy: Strategy,
     experts: Links | None = None,
 ) -> OverlappedStep:
-    """Schedule the work with the communication between replicas; without a backward pass, nothing is communicated.
+    """Schedule the work together with communication between replicas. Without a backward pass, there is none.
 
     Args:
-        trace: Trace with the parameters of one GPU.
-        work: Its operations.
-        cutter: Splits their time into segments.
+        trace: Trace with the parameters that one GPU holds.
+        work: Operations of the step.
+        cutter: Splits the time of the operations into segments.
         links: Links between replicas.
         strategy: Parallel strategy.
-        experts: Links between GPUs that hold the same experts; None: `links`.
+        experts: Links between GPUs that hold the same experts; if None, `links`.
     """
     if not has_backward(work):
         (whole,) = cutter.segments([])
@@ -325,21 +325,20 @@ def _bucketed(
 ) -> OverlappedStep:
     """Schedule data parallelism with all parameters on every GPU.
 
-    DDP: all_reduce of each bucket during or after the backward pass. ZeRO 1 and 2: each GPU updates its share of the
+    DDP all-reduces each bucket during or after the backward pass. With ZeRO 1 and 2, each GPU updates its share of the
     parameters, so it needs only its share of the summed gradients (reduce_scatter). The updated parameters are then
-    gathered. Stage 1 keeps the other gradients in memory. Gradients of experts are communicated only between GPUs that
+    gathered. ZeRO 1 keeps the other gradients in memory. Gradients of experts are communicated only between GPUs that
     hold the same experts.
 
     Args:
-        trace: Trace with the parameters of one GPU.
-        work: Its operations.
-        cutter: Splits their time into segments.
-        links_of: Links by whether the gradients are of experts: between GPUs that hold the same experts, or between
-            replicas.
+        trace: Trace with the parameters that one GPU holds.
+        work: Operations of the step.
+        cutter: Splits the time of the operations into segments.
+        links_of: Links for gradients of experts (True) and for other gradients (False).
         strategy: Parallel strategy.
     """
     gradients, cap_bytes = ready_gradients(trace, work), mebibytes_to_bytes(strategy.bucket_cap_mb)
-    apart = strategy.expert > 1  # otherwise all gradients share buckets
+    apart = strategy.expert > 1  # otherwise, all gradients are in the same buckets
     exchanged = [
         bucket
         for is_expert in (False, True)
@@ -362,7 +361,7 @@ def _bucketed(
         for is_expert, links in links_of.items():
             size = sum(bucket.size_bytes for bucket in exchanged if (apart and bucket.is_expert) == is_expert)
             gathers += links.collective("all_gather", [size]) if size else []
-    # Overlapped with the forward pass: first gather the parameters of the previous update.
+    # With this overlap, the forward pass begins while the parameters of the previous update are gathered.
     early = gathers if strategy.overlap_param_gather else []
     transfers = [Transfer(each, after=0) for each in early]
     transfers += [Transfer(each, after=after) for each, after in zip(seconds, ready, strict=True)]
@@ -372,10 +371,10 @@ def _bucketed(
 
 
 def _shared_update(last: Ends, busy: Ends, trace: Trace, links: Links, strategy: Strategy) -> Ends:
-    """Return the time after the backward pass, with an optimizer update that is sharded or offloaded."""
+    """Return the time after the backward pass, with an optimizer update that is sharded or offloaded to the CPU."""
     if not strategy.split.state or not busy.any():
         return last
-    # Expert parallelism divides the number of GPUs that hold the same experts.
+    # With expert parallelism, fewer GPUs hold the same experts.
     dealt = _expert_share(trace) * (min(strategy.expert, _sharing(links, strategy)) - 1)
     count = _sharing(links, strategy) / (1 + dealt)
     if strategy.offload == "none":
@@ -402,14 +401,14 @@ def _expert_share(trace: Trace) -> float:
 
 
 def _sharing(links: Links, strategy: Strategy) -> int:
-    """Return the number of GPUs in a data-parallel group that shard the state."""
+    """Return the number of GPUs in a data-parallel group over which the state is sharded."""
     if not strategy.split.inside_machines:
         return links.layout.count
     return min(strategy.shard or links.layout.gpus_per_node, links.layout.count)
 
 
 def _reduced_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the size of communicated gradients relative to the gradients, which depends on their dtype."""
+    """Return the size of communicated gradients relative to stored gradients, which depends on their dtypes."""
     dtype = strategy.reduce_dtype or strategy.param_dtype
     own = sum(parameter_bytes(one) for one in trace.parameters if one.requires_grad)
     return 1.0 if dtype is None or not own else trainable_parameter_count(trace) * DTYPE_BYTES[dtype] / own
@@ -424,10 +423,10 @@ def _sharded(
 ) -> OverlappedStep:
     """Schedule a step with sharded parameters.
 
-    FSDP gathers a unit's parameters while the previous unit computes, in the forward pass and again in the backward
-    pass of every batch. Then it scatters the unit's gradients. `hybrid` does this inside each machine, or in groups of
-    `shard` GPUs, and reduces the shares across groups. Pipelines of torch keep gathered parameters and scatter all
-    gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
+    FSDP gathers the parameters of a unit while the previous unit computes, in the forward pass and again in the
+    backward pass of every micro-batch. Then it scatters the unit's gradients. `hybrid` does this inside each machine,
+    or in groups of `shard` GPUs, and reduces the shards across groups. torch's pipelines keep gathered parameters, and
+    scatter all gradients of a stage after its last backward pass (`torch.distributed.pipelining.stage`).
     """
     units = unit_bytes(trace)
     stops = list(unit_segments(work, units))
@@ -451,7 +450,7 @@ def _sharded(
     ready: dict[int, int] = {}
 
     def gather(position: int, after: int) -> None:
-        """Add a gather for the visit at this position; the root stays gathered until its backward pass ends."""
+        """Add a gather for the segment at this position. The root stays gathered until its backward pass ends."""
         nonlocal gathered_root
         if position >= len(stops) or position in ready or (is_piped and stops[position].is_backward):
             return
@@ -463,7 +462,7 @@ def _sharded(
 
     for position, visit in enumerate(stops):
         gather(position, 0 if position == 0 else len(segments))
-        gather(position + 1, len(segments))  # prefetch: the host runs ahead, and at most two units are gathered
+        gather(position + 1, len(segments))  # prefetch: the host runs ahead, but at most two units are gathered
         segments.append(WorkSegment(durations[position], waits_for=ready.get(position)))
         if position in last:
             seconds = scatters.get(visit.unit, np.zeros(3))
@@ -478,7 +477,7 @@ def _sharded(
 
 
 def _sharding_links(links: Links, strategy: Strategy) -> Links:
-    """Return the links between GPUs that shard the parameters."""
+    """Return the links between the GPUs over which the parameters are sharded."""
     if not strategy.split.inside_machines:
         return links
     count = _sharing(links, strategy)
@@ -488,7 +487,7 @@ def _sharding_links(links: Links, strategy: Strategy) -> Links:
 
 
 def _across(links: Links, group: Links) -> Links:
-    """Return the links between GPUs that hold the same shard, one in each sharding group."""
+    """Return the links between GPUs that hold the same shard, one GPU in each sharding group."""
     layout, own = links.layout, group.layout
     inside = max(layout.gpus_per_node // own.gpus_per_node, 1)
     copies = layout.count // own.count
@@ -498,14 +497,14 @@ def _across(links: Links, group: Links) -> Links:
 
 
 def _gathered_share(trace: Trace, strategy: Strategy) -> float:
-    """Return the size of gathered parameters relative to the parameters, which depends on their dtype."""
+    """Return the size of gathered parameters relative to stored parameters, which depends on their dtypes."""
     own = sum(map(parameter_bytes, trace.parameters))
     elements = sum(prod(one.shape) for one in trace.parameters)
     return 1.0 if strategy.param_dtype is None or not own else elements * DTYPE_BYTES[strategy.param_dtype] / own
 
 
 def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:
-    """Return each unit's last visit in the backward pass of each batch, when its gradients are complete."""
+    """Return each unit's last segment in a micro-batch's backward pass, after which its gradients are complete."""
     last: dict[tuple[int, str], int] = {}
     batch, was_backward = 0, False
     for position, visit in enumerate(stops):
@@ -517,5 +516,5 @@ def _last_visits(stops: Sequence[UnitSegment]) -> set[int]:
 
 
 def _update(work: Sequence[HostOperation]) -> int:
-    """Return the index of the optimizer's first operation, after the last backward operation."""
+    """Return the index of the first optimizer operation after the last backward operation."""
     return max(index for index, operation in enumerate(work) if operation.phase == "backward") + 1

@@ -1,7 +1,7 @@
-"""Predicts the memory of a GPU of a layout, before and after sharding between replicas.
+"""Predicts the memory of each GPU in distributed training (DDP, ZeRO, FSDP), before and after sharding.
 
-Persistent memory follows from the parameters. Tensors that only the optimizer update uses are float32 copies of
-parameters and gradients, which replicas shard like the optimizer state (`memory_on`). For a divided model, the
+Persistent memory follows from the parameters. Some tensors are used only by the optimizer update: float32 copies of
+parameters and gradients. Replicas shard these like the optimizer state (`memory_on`). For a divided model, the
 extension `StageMemory` predicts the memory of a stage. Example::
 
     held_memory(40e9, trace, Strategy()).peak_bytes
@@ -34,18 +34,18 @@ class HeldMemory:
 
     Attributes:
         peak_bytes: Peak of all memory.
-        parameter_bytes: Parameters and buffers.
-        gradient_bytes: Gradients.
-        optimizer_state_bytes: Optimizer state.
-        trainable_bytes: Parameters with a gradient.
+        parameter_bytes: Size of parameters and buffers.
+        gradient_bytes: Size of the gradients.
+        optimizer_state_bytes: Size of the optimizer state.
+        trainable_bytes: Size of the parameters that have a gradient.
         trained_elements: Number of elements of trainable parameters.
-        unit_bytes: Parameters of each FSDP unit.
-        unit_elements: Number of elements of each FSDP unit.
-        activation_bytes: Temporary memory of the forward and backward passes at their peak.
-        early_gradient_bytes: Gradients that exist at that peak; None for all gradients.
-        copy_bytes: Master copies of the parameters, which the optimizer updates.
-        update_bytes: Temporaries of the optimizer update.
-        expert_share: Share of trainable parameters in experts, which fewer replicas hold.
+        unit_bytes: Parameter size of each FSDP unit.
+        unit_elements: Number of parameter elements of each FSDP unit.
+        activation_bytes: Temporary memory at the peak of the forward and backward passes.
+        early_gradient_bytes: Size of the gradients that exist at this peak; None for all gradients.
+        copy_bytes: Size of master copies of the parameters, which the optimizer updates.
+        update_bytes: Temporary memory of the optimizer update.
+        expert_share: Share of the trainable parameters that belong to experts, which fewer replicas hold.
     """
 
     peak_bytes: float
@@ -64,18 +64,18 @@ class HeldMemory:
 
     @property
     def lasting_bytes(self) -> float:
-        """Memory that persists through the step."""
+        """Memory that persists through the whole step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_state_bytes + self.copy_bytes
 
 
 def held_memory(single_bytes: float, trace: Trace, strategy: Strategy) -> HeldMemory:
-    """Predict the memory of the GPU that needs the most."""
+    """Predict the memory of the GPU that needs most."""
     return ModelMemory(trace).held(single_bytes, strategy)
 
 
 @final
 class ModelMemory:
-    """Memory of a step by purpose, from which the memory under many strategies is derived.
+    """Memory of a step by use, from which the memory under many strategies is derived.
 
     Args:
         trace: The step.
@@ -83,9 +83,9 @@ class ModelMemory:
     Attributes:
         trace: The step.
         whole: Persistent memory of a GPU that holds the whole model.
-        copy_bytes: Copies of the parameters that the optimizer updates instead of them.
-        update_bytes: Temporary memory of the update.
-        living_bytes: Live tensors at the peak of the passes.
+        copy_bytes: Size of the copies that the optimizer updates instead of the parameters.
+        update_bytes: Temporary memory of the optimizer update.
+        living_bytes: Size of live tensors at the memory peak of the passes.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -97,9 +97,9 @@ class ModelMemory:
         self.living_bytes = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
-        """Predict the memory of the GPU that needs the most; see `held_memory`."""
+        """Predict the memory of the GPU that needs most; see `held_memory`."""
         whole, written = self.whole, self.update_bytes
-        # With gradient accumulation, gradients of earlier micro-batches already exist.
+        # With gradient accumulation, the gradients of earlier micro-batches exist already.
         late_share = 0.0 if strategy.accumulate > 1 else 1 - self._early
         late = late_share * whole.gradient_bytes
         known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
@@ -117,16 +117,16 @@ class ModelMemory:
 
     @cached_property
     def _stages(self) -> StageMemory:
-        """The same for strategies that divide the model or the batch."""
+        """The same memory, for strategies that divide the model or the batch."""
         made: StageMemory = extension("StageMemory")(self)
         return made
 
 
 def update_memory(trace: Trace) -> tuple[float, float]:
-    """Return the bytes of master copies used only by the optimizer update, and of the update's temporaries.
+    """Return the size of master copies that only the optimizer update uses, and of the update's temporary tensors.
 
     Args:
-        trace: A trace with tensor ids; otherwise both are 0.
+        trace: A trace with tensor ids. Without these, both sizes are 0.
     """
     end = _end_of_passes(trace)
     met, written, given = set[int](), 0.0, 0.0
@@ -142,14 +142,14 @@ def update_memory(trace: Trace) -> tuple[float, float]:
     if not end or trace.memory.peak_bytes is not None:
         return 0.0, 0.0
     copies = given - (trace.memory.optimizer_state_bytes or 0)
-    # Less than one byte per parameter cannot be copies; these are scalars and step counters.
+    # Less than one byte per parameter cannot be copies of parameters; these are scalars and step counters.
     copies = copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0.0
     peak = sum(live_tensors(trace.operations[end:]))
     return copies, min(written, float(peak))
 
 
 def _end_of_passes(trace: Trace) -> int:
-    """Return the index of the first operation after the backward pass; 0 without one."""
+    """Return the index of the first operation after the backward pass; 0 without a backward pass."""
     ends = (
         index + 1 for index in range(len(trace.operations) - 1, -1, -1) if trace.operations[index].phase == "backward"
     )
@@ -157,7 +157,7 @@ def _end_of_passes(trace: Trace) -> int:
 
 
 def _behind_passes(trace: Trace) -> float:
-    """Return by how many bytes the peak of live tensors in the step exceeds the peak in its passes."""
+    """Return the number of bytes by which the peak of live tensors in the step exceeds their peak in the passes."""
     end = _end_of_passes(trace)
     if not end or trace.memory.peak_bytes is not None:
         return 0.0
@@ -166,7 +166,7 @@ def _behind_passes(trace: Trace) -> float:
 
 
 def _early_share(trace: Trace) -> float:
-    """Return the share of the gradients that exist at the peak of the passes; 1 if they were not recorded."""
+    """Return the share of the gradients that exist at the memory peak of the passes; 1 if they were not recorded."""
     gradients = gradient_bytes(trace)
     if not gradients or not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 1.0
@@ -177,7 +177,7 @@ def _early_share(trace: Trace) -> float:
 
 
 def held_by_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
-    """Return the persistent memory of a GPU with the given subset of the trace's parameters."""
+    """Return the persistent memory of a GPU that holds a given subset of the trace's parameters."""
     memory = trace.memory
     everything = memory.parameter_bytes or 0
     gradients = everything if memory.gradient_bytes is None else memory.gradient_bytes
@@ -210,21 +210,21 @@ def share_of(part: float, whole: float) -> float:
 # --- Sharding between replicas
 
 GATHERED_UNITS: Final = 2
-"""Number of FSDP units whose parameters are gathered at once: the current one and the next."""
+"""Number of FSDP units whose parameters are gathered at the same time: the current one and the next one."""
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
     """Predict the peak memory of each GPU of a layout.
 
-    - DDP adds buckets as large as all gradients (torch's default, `gradient_as_bucket_view=False`). Gradients reduced
-      in another dtype are accumulated in a buffer of that dtype, regardless of the number of replicas.
+    - DDP adds buckets of the same size as all gradients (torch's default, `gradient_as_bucket_view=False`). If
+      gradients are reduced in another dtype, a buffer of that dtype accumulates them, with any number of replicas.
     - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP all three (Rajbhandari et al., SC 2020).
-      Under FSDP, parameters of two units at a time are whole, in `param_dtype`.
-    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients,
+      Under FSDP, the parameters of two units at a time are gathered, in `param_dtype`.
+    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients
       in `reduce_dtype`, which are sharded only after the last micro-batch.
-    - Master copies of the parameters are part of the optimizer state; offloaded state takes no GPU memory.
+    - Master copies of the parameters are part of the optimizer state. Offloaded state takes no GPU memory.
 
-    Model parallelism is applied first, see `held_memory`.
+    Model parallelism is applied before this, see `held_memory`.
     """
     if layout.count == 1:
         return single_bytes
@@ -232,10 +232,10 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
 
 
 def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
-    """Return each GPU's peak memory on a layout, given the memory before sharding between replicas."""
+    """Return the peak memory of each GPU on a layout, from the memory before sharding between replicas."""
     strategy.replicas(layout)
     count = strategy.sharded_count(layout)
-    # Expert parallelism divides the number of replicas that hold the same experts.
+    # With expert parallelism, fewer replicas hold the same experts.
     share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
     gradients, parameters, buckets = held.gradient_bytes, held.parameter_bytes, 0.0
     early = gradients if held.early_gradient_bytes is None else held.early_gradient_bytes
@@ -261,7 +261,7 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:
-    """Return the bytes of each FSDP unit when gathered."""
+    """Return the size of each FSDP unit when it is gathered."""
     if strategy.param_dtype is None:
         return list(held.unit_bytes)
     return [elements * float(DTYPE_BYTES[strategy.param_dtype]) for elements in held.unit_elements]

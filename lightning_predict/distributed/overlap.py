@@ -1,12 +1,13 @@
-"""Overlaps computation and communication: segments of a step on one queue, collectives on another.
+"""Overlaps computing and communication: segments of a step on one queue, collectives on another; critical path.
 
-Each queue is in order. A transfer starts when the link is free and the preceding segments are done (a bucket's
-gradients are ready). A segment may wait for a transfer (gathered parameters). Exposed transfers lengthen the step. All
-values are arrays over rows (GPUs, layouts).
+Each queue works in order. A transfer starts when the link is free and the segments before it are done, for example
+because a bucket's gradients are then ready. A segment may wait for a transfer, for example of gathered parameters.
+Transfers that do not overlap with segments ("exposed") lengthen the step. All values are arrays over rows (GPUs,
+layouts).
 
-Distributed training costs more than its collectives: they slow down overlapping computation, and all GPUs wait for the
-slowest one. `StepSplitter` splits the simulated step into segments, and `Links` times collectives on a layout.
-Example::
+Distributed training costs more than its collectives alone: they slow down computing that overlaps with them, and all
+GPUs wait for the slowest one. `StepSplitter` splits the simulated step into segments. `Links` times collectives on a
+layout. Example::
 
     >>> import numpy as np
     >>> backward, update = WorkSegment(np.array([6.0])), WorkSegment(np.array([1.0]), waits_for=1)
@@ -34,12 +35,12 @@ from lightning_predict.timeline.simulation import COMPUTE_STREAM, SimulatedTimel
 @final
 @dataclass(frozen=True, slots=True)
 class WorkSegment:
-    """A segment of the step on the compute queue.
+    """A segment of the step, on the compute queue.
 
     Attributes:
-        seconds: Its time for each row, shape (rows,).
-        waits_for: Index of the transfer that it needs; None without one.
-        name: Description, for `events_of`.
+        seconds: Time of the segment for each row, shape (rows,).
+        waits_for: Index of the transfer that the segment waits for; None if it waits for none.
+        name: Description for `events_of`.
     """
 
     seconds: Array
@@ -50,12 +51,12 @@ class WorkSegment:
 @final
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective on the communication queue.
+    """A collective, on the communication queue.
 
     Attributes:
-        seconds: Its time for each row, shape (rows,).
+        seconds: Time of the collective for each row, shape (rows,).
         after: Number of segments that must be done before it starts.
-        name: Description, for `events_of`.
+        name: Description for `events_of`.
     """
 
     seconds: Array
@@ -66,12 +67,12 @@ class Transfer:
 @final
 @dataclass(frozen=True, slots=True)
 class OverlappedStep:
-    """Times of a step with its transfers.
+    """Times of a step whose transfers overlap with computing.
 
     Attributes:
         seconds: Step time for each row, shape (rows,).
         communication_seconds: Total time of all transfers, shape (rows,).
-        exposed_seconds: Exposed part of the transfer time, shape (rows,).
+        exposed_seconds: Part of the transfer time that does not overlap, so that it lengthens the step, shape (rows,).
     """
 
     seconds: Array
@@ -80,10 +81,10 @@ class OverlappedStep:
 
 
 def overlap_transfers(segments: Sequence[WorkSegment], transfers: Sequence[Transfer]) -> OverlappedStep:
-    """Schedule both queues.
+    """Schedule segments and transfers on their queues.
 
     Args:
-        segments: Segments in order; at least one. Each may wait only for transfers whose `after` is not later.
+        segments: Segments in order, at least one. Each may wait only for transfers whose `after` is not later.
         transfers: Transfers in order, with non-decreasing `after`.
     """
     clock, link, _, _ = _placed(segments, transfers)
@@ -122,12 +123,12 @@ def _placed(
 @final
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A segment or transfer with its place in the step.
+    """A segment or transfer, with its place in the schedule.
 
     Attributes:
         name: Description.
-        is_transfer: Whether it is on the communication queue; otherwise on the compute queue.
-        start_seconds: Start.
+        is_transfer: Whether it is on the communication queue; otherwise it is on the compute queue.
+        start_seconds: Time of its start.
         seconds: Duration.
         is_critical: Whether it is on the critical path.
     """
@@ -143,9 +144,9 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
     """Return a step's segments and transfers with start times and the critical path, ordered by start.
 
     Args:
-        segments: See `walk`.
-        transfers: See `walk`.
-        row: Row of their times.
+        segments: See `overlap_transfers`.
+        transfers: See `overlap_transfers`.
+        row: Index of the row whose times are used.
     """
     clock, link, done, ends = _placed(segments, transfers)
     critical = set[tuple[bool, int]]()
@@ -181,47 +182,49 @@ def events_of(segments: Sequence[WorkSegment], transfers: Sequence[Transfer], ro
 
 
 def slowest_of(count: int) -> float:
-    """Return the expected maximum of n standard normal draws (Blom's approximation); 0 for one."""
+    """Return the expected maximum of `count` standard normal draws (Blom's approximation); 0 for one."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapCosts:
-    """Costs of distributed training in addition to isolated collectives.
+    """Costs of distributed training in addition to the time of isolated collectives.
 
     The slowdown was fitted on a coarse grid to published training throughputs of one to eight GPUs. The accuracy report
     leaves out one GPU at a time (`benchmarks/accuracy/many_gpus.py`).
 
-    Contention was chosen on five sources. The throughputs above (136 rows of V100 and A100 with NVLink) hardly
-    constrain it. Mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. The same holds for MPT's FSDP on up to
-    128 A100. torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. On Hopper, a collective uses a tenth of the SMs. There,
-    torchtitan's FSDP on 64 H200 and NeMo's FSDP and distributed optimizer on 8 and 64 H100 suggest at most 0.2. With
-    either of these two left out, the other selects 0.2, too (`--of torchtitan`, `--of nemo`: training data, these
-    rows).
+    Contention was chosen from five sources. The throughputs above (136 rows of V100 and A100 with NVLink) hardly
+    constrain it: mean errors are 4.5, 4.2 and 4.0 points at 0.2, 0.5 and 0.9. MPT's FSDP on up to 128 A100 hardly
+    constrains it, either. torchtitan's FSDP on 64 A100 suggests 0.4 to 0.6. On Hopper, a collective uses a tenth of the
+    SMs. There, torchtitan's FSDP on 64 H200 suggests at most 0.2, and so do NeMo's FSDP and distributed optimizer on 8
+    and 64 H100. If one of these two is left out, the other selects 0.2, too (`--of torchtitan`, `--of nemo`; these rows
+    are training data).
 
-    A GPU's speed fluctuates, so over a long step the means of GPUs differ less than over a short one. A spread of 0.05
-    to 0.06 fits the throughputs above (steps of 0.1 to 0.5 s). The longer steps of MPT and Megatron need 0.025, each
-    with the other left out (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`). The chosen
-    value lies in between. All three tables are therefore training data.
+    The speed of a GPU fluctuates, so the mean speeds of GPUs differ less over a long step than over a short one. A
+    spread of 0.05 to 0.06 fits the throughputs above (steps of 0.1 to 0.5 s). The longer steps of MPT and Megatron need
+    0.025, each with the other left out (mpt_fsdp.csv, megatron_single_node.csv; `benchmarks/accuracy/large_runs.py`).
+    The chosen value is in between. Therefore all three tables are training data.
 
-    Frameworks that split a model or its batch wrap layers, collectives and checkpoints in Python code. The factor comes
-    from the rows of Megatron-DeepSpeed with small micro-batches (megatron_single_node.csv, half of its shapes). There,
-    the host takes 3.6 to 3.8 ms per layer (forward twice and backward). The comparison is the median host of `host.py`,
-    whose backward overheads are doubled. This is one framework on one machine. `python -m benchmarks.accuracy FOLDER
-    --of many-gpus` prints both values and their errors with each table left out.
+    Frameworks that split a model or its batch wrap layers, collectives and checkpoints in Python code, which makes the
+    host slower. The factor comes from the rows of Megatron-DeepSpeed with small micro-batches
+    (megatron_single_node.csv, half of its shapes). There, the host takes 3.6 to 3.8 ms per layer (forward twice and
+    backward). It is compared with the median host of `host.py`, whose backward overheads are doubled. This is one
+    framework on one machine. `python -m benchmarks.accuracy FOLDER --of many-gpus` prints both values, and their errors
+    with each table left out.
 
     Attributes:
-        slowdown: Time of a collective during a training step relative to the isolated collective.
-        contention: Slowdown of computation in seconds per second of concurrent transfer, since both need memory
+        slowdown: Time of a collective during a training step, relative to the isolated collective.
+        contention: Seconds by which computing is slowed down per second of concurrent transfer, since both need memory
             bandwidth and SMs.
-        hopper_contention: Contention on Hopper and later.
-        straggler_spread: Standard deviation of one GPU's momentary speed, as a share of it. All GPUs wait for the
+        hopper_contention: Contention on Hopper and later generations.
+        straggler_spread: Standard deviation of one GPU's momentary speed, relative to its mean. All GPUs wait for the
             slowest, so n GPUs take as long as the maximum of n draws.
         straggler_seconds: Correlation time of the speed.
-        framework_host: Host time per operation in a split step relative to an ordinary step.
-        pcie_slowdown: Slowdown between cards without NVLink, where few kernels wait for a slow link.
-        pcie_contention: Contention there; such transfers use a few hundredths of a card's memory bandwidth.
+        framework_host: Host time per operation in a split step, relative to an ordinary step.
+        pcie_slowdown: Slowdown of collectives between cards without NVLink, where few kernels wait for a slow link.
+        pcie_contention: Contention between such cards. Their transfers use a few hundredths of a card's memory
+            bandwidth.
     """
 
     slowdown: float = 1.5
@@ -244,7 +247,7 @@ class OverlapCosts:
         return self.hopper_contention if layout.gpu.generation.has_in_network_reduction else self.contention
 
     def speed_deviation(self, seconds: Array) -> Array:
-        """Return the standard deviation of a GPU's mean speed over a step, with exponentially decaying correlation."""
+        """Return the standard deviation of a GPU's mean speed over a step; correlation decays exponentially."""
         times = np.maximum(np.asarray(seconds, dtype=np.float64) / self.straggler_seconds, 1e-6)
         variance = 2 / times * (1 + np.expm1(-times) / times)
         found: Array = self.straggler_spread * np.sqrt(variance)
@@ -253,14 +256,14 @@ class OverlapCosts:
     def seconds(
         self, walked: OverlappedStep, single: Array, layout: Layout, *, replicas: int, spread: Array | float = 1.0
     ) -> Array:
-        """Return the step time.
+        """Return the step time with all costs of distributed training.
 
         Args:
             walked: Times of the two queues.
             single: Step time on one GPU.
             layout: The GPUs.
             replicas: Number of groups of GPUs that wait for each other.
-            spread: Factor on the mean wait for the slowest.
+            spread: Factor on the mean wait for the slowest GPU.
         """
         hidden = np.maximum(walked.communication_seconds - walked.exposed_seconds, 0.0)
         waiting = spread * self.speed_deviation(single) * slowest_of(replicas) * single
@@ -278,19 +281,20 @@ Ends = Array
 """Low end, middle and high end of a 90 % interval, shape (3,)."""
 
 LAYOUT_WIDTH: Final = 0.7
-"""Log-scale width of the interval of computation and launches in a step on many GPUs, relative to a single step. It is
-below 1 because large 16-bit transformers are among the steps with the smallest errors.
+"""Width of the interval of computing and launches in a step on many GPUs, relative to a single step, on a log scale. It
+is below 1 because large 16-bit transformers are among the steps with the smallest errors.
 
-With 1, every published row lies in its interval. A factor of 0.65 on an earlier, slightly wider interval (0.7 on the
+With 1, every published row is in its interval. A factor of 0.65 on an earlier, slightly wider interval (0.7 on the
 current one) covered 92 % of mpt_fsdp.csv. It covered 100 % of megatron_single_node.csv, to which the framework's host
-time was fitted. A coverage of 90 % would need 0.55, and 0.48 for those rows of Megatron that are not host-bound. Both
-tables are therefore training data for this constant. The papers' rows are not, and all of them are covered (`--of
+time was fitted. A coverage of 90 % would need 0.55, or 0.48 for those rows of Megatron that are not host-bound.
+Therefore both tables are training data for this constant. The rows of the papers are not, and all of them are covered
+(`--of many-gpus`).
 many-gpus`).
 """
 
 
 def narrow_interval(ends: Ends) -> Ends:
-    """Narrow the interval of a single step to the interval of a step on many GPUs."""
+    """Narrow the interval of a single step to that of a step on many GPUs."""
     middle = ends[1]
     if middle <= 0:
         return ends
@@ -299,8 +303,8 @@ def narrow_interval(ends: Ends) -> Ends:
 
 
 MACHINE_SPREAD: Final = 2.5
-"""Factor up and down around a collective's time on machines without measurements. It covers 90 % of the published
-machines whose links work at all (`python -m benchmarks.accuracy` prints their bandwidths)."""
+"""Factor up and down for the interval of a collective's time on machines without measurements. It covers 90 % of the
+published machines whose links work properly (`python -m benchmarks.accuracy` prints their bandwidths)."""
 
 
 @final
@@ -311,7 +315,7 @@ class StepSplitter:
         simulated: The step, one row per GPU.
         row: Row of the GPU.
         factors: Factors on the simulated times, shape (3,).
-        exposed: Exposed collectives inside the model, which lengthen the passes; None without.
+        exposed: Time of collectives inside the model that do not overlap, which lengthen the passes; None without any.
         micro_batches: Number of repetitions of the passes.
     """
 
@@ -335,7 +339,7 @@ class StepSplitter:
     def segments(self, cuts: Sequence[int]) -> list[Array]:
         """Return the time between cuts (ascending operation indices), from the start of the step to its end.
 
-        Exposed collectives inside the model are spread over all segments except the last.
+        Collectives inside the model that do not overlap are spread over all segments except the last.
         """
         kernels = np.searchsorted(self._owners, np.asarray(cuts))
         moments = [float(self._ends[count - 1]) if count else 0.0 for count in kernels]
@@ -348,7 +352,7 @@ class StepSplitter:
         return [duration * stretch for duration in durations[:passes]] + durations[passes:]
 
     def busy(self, begin: int) -> Ends:
-        """Return the device time of the operations from `begin` on."""
+        """Return the device time of the operations from index `begin` on."""
         seconds: Ends = float(self._busy[begin:].sum()) * self._factors
         return seconds
 
@@ -361,8 +365,8 @@ class Links:
     Attributes:
         layout: The communicating GPUs.
         interconnect: Known properties of the links.
-        slowdown: Time of a collective during other work relative to the isolated collective.
-        groups_per_node: Number of such groups per machine, which share its network.
+        slowdown: Time of a collective during other work, relative to the isolated collective.
+        groups_per_node: Number of such groups per machine. They share its network.
     """
 
     layout: Layout
@@ -371,7 +375,7 @@ class Links:
     groups_per_node: int = 1
 
     def collective(self, operation: str, sizes: Sequence[float], *, groups_per_node: int = 1) -> list[Ends]:
-        """Return the time of each message: low end, middle and high end."""
+        """Return the time of each message as (low, middle, high)."""
         if not sizes:
             return []
         found = collective_seconds(
@@ -381,7 +385,7 @@ class Links:
             interconnect=self.interconnect,
             groups_per_node=self.groups_per_node * groups_per_node,
         )
-        has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else: spread by machine type
+        has_nvlink = self.layout.gpu.nvlink_bytes_per_second is not None  # else by machine type
         spread = MACHINE_SPREAD if self.interconnect == CATALOGUE and has_nvlink else 1.0
         found = found.widened(spread).scaled(self.slowdown)
         return list(np.stack([found.low, found.middle, found.high], axis=1))  # (3,) for each message

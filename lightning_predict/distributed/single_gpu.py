@@ -1,4 +1,4 @@
-"""Predict the recorded step on one of each GPU, from which the step of every layout follows.
+"""Predicts the recorded step on one GPU of each kind, from which the steps of all layouts are derived.
 
 Example::
 
@@ -25,14 +25,14 @@ from lightning_predict.tracing.trace import Trace
 @final
 @dataclass(frozen=True, slots=True)
 class PredictionContext:
-    """GPUs, models and assumptions shared by all steps of one prediction.
+    """GPUs, models and assumptions that all steps of one prediction share.
 
     Attributes:
-        gpus: The GPUs, each once.
-        origin: GPU that the steps were recorded on; None without CUDA, or if it is not in the catalogue.
-        models: Trained models; None uses rooflines.
+        gpus: The GPUs, each of them once.
+        origin: GPU on which the steps were recorded; None without CUDA, or if it is not in the catalogue.
+        models: Trained kernel models. If None, rooflines are used.
         method: How kernels are predicted, see `kernels/measured_scaling.py`.
-        host: Assumptions about the host of the GPUs.
+        host: Assumptions about the host (CPU) of the GPUs.
         interconnect: Known properties of the links between GPUs.
     """
 
@@ -47,15 +47,16 @@ class PredictionContext:
 @final
 @dataclass(frozen=True, slots=True)
 class SingleSteps:
-    """A recorded step as the step of one process, with predictions for one of each GPU.
+    """A recorded step as the step of one process, with a prediction for one GPU of each kind.
 
     Attributes:
         recorded: The step as recorded.
         trace: The step without communication between processes.
-        timed: Its work with device seconds, corrected by the same-GPU check; rows in the order of the setting's GPUs.
+        timed: Work of the step with device seconds, corrected by the same-GPU check. Rows are in the order of the
+            setting's GPUs.
         host: Assumptions about the host, corrected by the check.
         steps: One StepPrediction per GPU.
-        check: Check with the GPU in use; None without measurements on it.
+        check: Comparison with measurements on the GPU in use; None without such measurements.
     """
 
     recorded: Trace
@@ -67,7 +68,7 @@ class SingleSteps:
 
 
 def single_steps(trace: Trace, setting: PredictionContext) -> SingleSteps:
-    """Predict the step on one of each GPU."""
+    """Predict the step on one GPU of each kind."""
     alone = without_collectives(trace)
     check = same_gpu_check(alone, setting.origin, setting.models)
     timed = predict_work_times(alone, setting.gpus, origin=setting.origin, models=setting.models, method=setting.method)

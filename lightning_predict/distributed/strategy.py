@@ -1,10 +1,10 @@
-"""`Strategy`: how several GPUs share a model, written as a name from Lightning or the papers, plus options.
+"""`Strategy`: parallel strategy of several GPUs (DDP, FSDP, ZeRO, tensor parallelism ...), parsed from a text.
 
-`"ddp"` replicates the model. `"zero1"`, `"zero2"` and `"fsdp"` (`"zero3"`) shard the optimizer state, the gradients and
-the parameters over the GPUs; `"hybrid"` shards inside a machine and replicates over machines. Options follow after a
-comma: `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter of the blocks,
-and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. Options without a name apply to
-`ddp`. Example::
+`"ddp"` replicates the model. `"zero1"` shards the optimizer state over the GPUs, `"zero2"` also the gradients, and
+`"fsdp"` (`"zero3"`) also the parameters. `"hybrid"` shards inside each machine, and replicates over machines. Options
+follow after a comma. `tensor=8` splits every transformer block over 8 GPUs, `pipeline=4` gives each of 4 GPUs a quarter
+of the blocks, and `micro_batches=16` splits a batch. The other options are the fields of `Strategy`. Options without a
+name apply to `ddp`. Example::
 
     >>> parse_strategy("fsdp").name
     'fsdp'
@@ -32,13 +32,14 @@ DATA_STRATEGIES: Final[tuple[DataStrategy, ...]] = get_args(DataStrategy)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplit:
-    """State that data-parallel replicas shard; it determines memory, communication and the strategy search.
+    """State that data-parallel replicas shard. It determines memory, communication and the search for strategies.
 
     Attributes:
-        state: Shard the optimizer state: each GPU updates its shard, and the updated parameters are gathered.
-        gradients: Shard gradients, which are scattered as they become ready.
-        parameters: Shard parameters, which are gathered for each unit.
-        inside_machines: Shard only inside a machine or a group of machines; these groups are replicas.
+        state: Whether the optimizer state is sharded. Each GPU then updates its shard, and the updated parameters are
+            gathered.
+        gradients: Whether gradients are sharded. They are scattered as they become ready.
+        parameters: Whether parameters are sharded. They are gathered for each unit.
+        inside_machines: Whether to shard only inside a machine or a group of machines. These groups are then replicas.
         is_searched: Whether the strategy search considers it.
     """
 
@@ -52,7 +53,7 @@ class DataSplit:
 DATA_SPLITS: Final[Mapping[DataStrategy, DataSplit]] = {
     "ddp": DataSplit(),
     "zero1": DataSplit(state=True),
-    # It communicates as much as ZeRO 1, in the same time; if ZeRO 1 does not fit, the search continues with FSDP.
+    # It communicates as much as ZeRO 1, in the same time. If ZeRO 1 does not fit in memory, FSDP is tried next.
     "zero2": DataSplit(state=True, gradients=True, is_searched=False),
     "fsdp": DataSplit(state=True, gradients=True, parameters=True),
     "hybrid": DataSplit(state=True, gradients=True, parameters=True, inside_machines=True),
@@ -74,7 +75,7 @@ ALIASES: Final[Mapping[str, DataStrategy]] = {
     "single_device": "ddp",
     "zero3": "fsdp",
 }
-"""Equivalent names from Lightning and others; DeepSpeed without a stage means stage 2, as in Lightning."""
+"""Equivalent names from Lightning and other projects. DeepSpeed without a stage means stage 2, as in Lightning."""
 
 PipelineSchedule = Literal["1f1b", "gpipe", "zero_bubble"]
 Recompute = Literal["none", "selective", "operations", "layers", "full"]
@@ -88,56 +89,61 @@ MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A parallel strategy: each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.
+    """A parallel strategy. Each data-parallel group of `tensor x pipeline x context` GPUs processes one batch.
 
     Attributes:
         data: What data-parallel groups shard.
         tensor: Number of GPUs that share every transformer block (Megatron's tensor parallelism).
         pipeline: Number of pipeline stages that share the blocks.
-        micro_batches: Number of micro-batches per batch, whose gradients are accumulated; None: four times `pipeline`,
-            or 1 without a pipeline.
+        micro_batches: Number of micro-batches per batch, whose gradients are accumulated. If None, four times
+            `pipeline`, or 1 without a pipeline.
         accumulate: Number of batches of the recorded size whose gradients are accumulated before an update.
         global_batches: Number of batches per update in all data-parallel groups together; `on` derives `accumulate`
             from it for each layout.
         batch_samples: Samples of a batch that a file was written for; steps with another number are refused.
         bucket_cap_mb: Size of DDP's gradient buckets in MiB, as torch counts them.
         virtual: Stages per GPU of a pipeline (Megatron's interleaved schedule).
-        first_stage: Number of blocks in the first stage, which also has the embedding; None for as many as the other
-            stages have.
-        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; None for as many
-            as the other stages have.
+        first_stage: Number of blocks in the first stage, which also has the embedding; if None, as many as in other
+            stages.
+        last_stage: Number of blocks in the last stage, which also has the output layer and the loss; if None, as many
+            as in other stages.
         schedule: Pipeline schedule: `1f1b`, `gpipe` (all forward, then all backward), or `zero_bubble` (weight
             gradients fill the bubbles: ZB-H1 of Qi et al., 2024).
-        sequence: Also split norms, dropouts and residual connections between tensor-parallel layers (Megatron's
-            sequence parallelism).
-        gather_again: With sequence parallelism, gather the inputs of matmuls again for their gradients, as Megatron
-            does, instead of keeping them, as torch's DTensor does.
-        context: Number of GPUs that share each sequence; keys and values circulate in a ring.
+        sequence: Whether norms, dropouts and residual connections between tensor-parallel layers are also split
+            (Megatron's sequence parallelism).
+        gather_again: With sequence parallelism, whether the inputs of matmuls are gathered again for their gradients,
+            as in Megatron. Otherwise they are kept, as in torch's DTensor.
+        context: Number of GPUs that share each sequence. Keys and values circulate in a ring.
         expert: Number of data-parallel groups over which experts are distributed (expert parallelism).
-        capacity: Tokens per expert relative to balanced routing, including padding. Without padding, the load of the
-            GPU with the most tokens, for which the others wait.
-        expert_launches: Launch the matmuls of a layer's experts, recorded as one, for each expert. In float8, each
-            follows casts of its operands (Transformer Engine's `GroupedLinear`, thus Megatron and NeMo).
-        shard: Number of GPUs in `hybrid`'s sharding groups; None: the GPUs of a machine.
-        groups: Number of data-parallel groups that a file or Lightning object was written for; layouts with another
-            number are refused. None accepts any number.
-        recompute: Activation recomputation in the backward pass, for a step recorded without it. `selective` recomputes
-            the attention between its projections, as in Megatron. `operations` recomputes everything except attention
-            and every second matmul (torchtitan's default), `layers` every second block, and `full` every block.
-        offload: State in host memory: none, or the optimizer state, which the CPU updates.
-        fp8: Run the blocks' matmuls in float8, with one scale per tensor, row, block, or 32 values (`mx`); None
-            disables it.
-        overlap_grad_reduce: Overlap gradient communication with the backward pass; otherwise it follows the pass.
-        overlap_param_gather: Overlap the gathering of parameters updated by ZeRO 1 and 2 with the next forward pass;
-            otherwise it precedes the pass.
-        overlap_tensor: Overlap parts of tensor-parallel collectives with adjacent matmuls (torch's async tensor
-            parallelism, Megatron's tp-comm-overlap); the first part stays exposed.
-        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); None: their own dtype.
-        reduce_dtype: dtype of gradient communication. If each replica holds all gradients, they are also accumulated in
-            it (in a separate buffer, as in Megatron and nanotron). None: their own dtype; under FSDP, `param_dtype`.
+        capacity: Tokens per expert relative to balanced routing, including padding. Without padding, it is the load of
+            the GPU with the most tokens, for which the others wait.
+        expert_launches: Whether each expert's matmuls are launched separately, although the recording has one launch
+            per layer. In float8, casts of the operands precede each launch (Transformer Engine's `GroupedLinear`, used
+            by Megatron and NeMo).
+        shard: Number of GPUs in `hybrid`'s sharding groups; if None, the GPUs of a machine.
+        groups: Number of data-parallel groups that a file or a Lightning object was written for. Layouts with another
+            number are rejected. None accepts any number.
+        recompute: Gradient checkpointing, that is, which activations the backward pass recomputes, for a step recorded
+            without it. `selective` recomputes the attention between its projections, as in Megatron. `operations`
+            recomputes everything except attention and every second matmul (torchtitan's default), `layers` every second
+            block, and `full` every block.
+        offload: State in host memory: none, or the optimizer state, which the CPU then updates.
+        fp8: Scaling of float8 for the blocks' matmuls: one scale per tensor, row, block, or 32 values (`mx`); None for
+            no float8.
+        overlap_grad_reduce: Whether gradient communication overlaps with the backward pass; otherwise it follows the
+            pass.
+        overlap_param_gather: Whether gathering the parameters that ZeRO 1 and 2 updated overlaps with the next forward
+            pass; otherwise it precedes the pass.
+        overlap_tensor: Whether parts of tensor-parallel collectives overlap with adjacent matmuls (torch's async tensor
+            parallelism, Megatron's tp-comm-overlap). The first part never overlaps.
+        param_dtype: dtype in which FSDP gathers parameters (torch's `MixedPrecision`); if None, the parameters' own
+            dtype.
+        reduce_dtype: dtype of gradient communication; if None, the gradients' own dtype, or `param_dtype` under FSDP.
+            If each replica holds all gradients, they are also accumulated in this dtype (in a separate buffer, as in
+            Megatron and nanotron).
         embedding: How embedding tables are sharded: `auto` for the fastest way that fits, `table_wise`, `row_wise`,
-            `column_wise` or `data_parallel` for all of them, or a plan written by `lightning-predict shard`; None
-            replicates them like other layers.
+            `column_wise` or `data_parallel` for all tables, or a plan written by `lightning-predict shard`. If None,
+            tables are replicated like other layers.
 
     Raises:
         InvalidArgumentError: A value is out of range, or values contradict each other.
@@ -193,7 +199,7 @@ class Strategy:
                 raise InvalidArgumentError(f"strategy: {words}")
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield contradictions between options, as (condition, message)."""
+        """Yield contradictions between options, as (whether it is one, message)."""
         split = self.split
         yield (
             self.virtual > 1 and self.pipeline == 1,
@@ -279,7 +285,7 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """Text that `parse_strategy` parses back: the data strategy and the options that differ from their defaults."""
+        """Text that `parse_strategy` can parse: the data strategy, and the options that differ from their defaults."""
         words: list[str] = [self.data]
         for own in fields(self)[1:]:
             value = getattr(self, own.name)
@@ -385,10 +391,10 @@ class Strategy:
         return among_replicas + sum(degree > 1 for degree in degrees)
 
     def sharded_count(self, layout: Layout) -> int:
-        """Return the number of GPUs over which state is sharded, or replicated under `ddp`.
+        """Return the number of GPUs over which state is sharded or, under `ddp`, replicated.
 
         Raises:
-            InvalidArgumentError: The GPUs cannot form hybrid's groups.
+            InvalidArgumentError: The GPUs cannot form the groups of `hybrid`.
         """
         group = layout.count // self.model_parallel
         if not self.split.inside_machines:
@@ -433,14 +439,18 @@ class LightningStrategy(Protocol):
 
     @property
     def root_device(self) -> Any:
-        """Its device."""
+        """Device of the strategy."""
 
 
 def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
+<<<<<<< HEAD
     Files are torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, and
     shell scripts with Megatron's arguments. A strategy object of Lightning is also accepted.
+=======
+    A file is torchtitan's TOML or DeepSpeed's JSON. A strategy object of Lightning is also accepted.
+>>>>>>> 2a7a94fc (Words: rewrite docstrings of distributed, gpus, run and weights)
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.
@@ -473,7 +483,7 @@ def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
 
 
 def _is_foreign(words: str) -> bool:
-    """Return whether words are another project's: arguments of a script, or a file name."""
+    """Return whether a text belongs to another project: arguments of a script, or a file name."""
     first = words.partition(",")[0].replace("=", " = ").split()
     name, value = " ".join(first[:1]), first[1:]
     return len(value) > 2 or not (name in _OPTIONS if value else name in ALIASES or name in DATA_STRATEGIES)

@@ -1,4 +1,4 @@
-"""Loads the GPU catalogue: TOML rows in common units become `Gpu` values in SI units.
+"""Loads the GPU catalogue from TOML files. Rows in common units become `Gpu` values in SI units.
 
 Errors name the row. The folder `catalogue/` holds one file per architecture, `<architecture>.toml`:
 
@@ -8,9 +8,9 @@ Errors name the row. The folder `catalogue/` holds one file per architecture, `<
 * `[gpu.<name>]`: one table per GPU, with the unit in each key (`boost_clock_mhz`, `l2_mib`).
 * `[sources.<id>]`: title, URL and date of a source that only this file cites. Rows cite the ids.
 
-`sources.toml` in the same folder holds sources that several files cite. To add a vendor, add a file there and its
-generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`. A figure
-from another source cites it in `figure_sources`. Example::
+`sources.toml` in the same folder holds sources that several files cite. To add a vendor, add a file there, and its
+generations to `records.py`. A row cites at least two sources that agree, or states `single_source = true`. If a figure
+comes from another source, `figure_sources` cites it. Example::
 
     >>> [gpu.memory_bytes / 2**30 for gpu in load_catalogue() if gpu.name == "T4"]
     [16.0]
@@ -51,7 +51,7 @@ FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "pcie_gb_per_s": ("pcie_bytes_per_second", gigabytes_to_bytes),
     "power_watts": ("power_watts", float),
 }
-"""Required figures: key of the row -> field of `Gpu`, and the unit conversion."""
+"""Required figures: key of the row, with the field of `Gpu` and the unit conversion."""
 
 OPTIONAL_FIGURES: Final[dict[str, tuple[str, Callable[[float], float]]]] = {
     "base_clock_mhz": ("base_clock_hz", megahertz_to_hertz),
@@ -67,12 +67,13 @@ MEMORY_KINDS: Final = (
 """Kinds of device memory that a row may state."""
 
 PEER_ACCESS: Final = "peer_access"
-"""Key that is false if the driver blocks peer access between two such cards in one machine; the default is true."""
+"""Key that is false if the driver blocks peer access between two such cards in one machine. The default is true."""
 
 INLINE_ECC: Final = "inline_ecc"
-"""Key for boards that ship with inline ECC: error-correction codes stored in GDDR itself. These are data-centre boards
-before GDDR7. GeForce boards have no ECC, and workstation boards ship with it disabled. With GDDR7, ECC takes no memory:
-nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a Workstation Edition (ECC off)."""
+"""Key for boards that ship with inline ECC: error-correction codes stored in the GDDR memory itself. These are
+data-centre boards before GDDR7. GeForce boards have no ECC, and workstation boards ship with ECC disabled. With GDDR7,
+ECC takes no memory: nvidia-smi shows 97,887 MiB on an RTX PRO 6000 Server Edition (ECC on) and on a Workstation Edition
+(ECC off)."""
 
 COUNTS: Final = {key: key for key in ("launch_year", "streaming_multiprocessors")}
 
@@ -85,7 +86,7 @@ PEAKS: Final[dict[str, str]] = {
     "float8_tflops": "float8",
     "int8_tops": "int8",
 }
-"""Peaks that a row may state: key of the row -> dtype. Only float32 is required."""
+"""Peaks that a row may state: key of the row, with its dtype. Only float32 is required."""
 
 MEASURED: Final = "measured_tflops"
 """Key of the table of measured rates of large square matmuls, by dtype."""
@@ -97,7 +98,7 @@ CITABLE: Final[Mapping[str, str]] = (
     | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
     | {MEASURED: "measured_flops_per_second"}
 )
-"""Keys that may cite their own sources -> key in `Gpu.sources`."""
+"""Keys that may cite their own sources, with the key in `Gpu.sources`."""
 
 REQUIRED_KEYS: Final = frozenset(
     {*FIGURES, *COUNTS, "compute_capability", "float32_tflops", "memory_kind", "reported_names", "single_source"}
@@ -248,7 +249,7 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
 
 
 def _parse_measured(row: Checked) -> dict[str, float]:
-    """Parse measured rates by dtype; the row must state a peak for each of these dtypes."""
+    """Parse measured rates by dtype. The row must state a peak for each of these dtypes."""
     if not row.has(MEASURED):
         return {}
     table = row.member(MEASURED)
@@ -262,7 +263,7 @@ def _parse_measured(row: Checked) -> dict[str, float]:
 
 
 def _parse_sources(row: Checked, shared: Checked, sources: Mapping[str, Source]) -> dict[str, tuple[Source, ...]]:
-    """Parse sources by field of `Gpu` (by dtype for peaks); `"*"` applies to every figure without its own entry."""
+    """Parse sources by field of `Gpu` (by dtype for peaks). `"*"` applies to every figure without its own entry."""
     cited = {"*": _cited(row, "sources", sources)}
     if len(cited["*"]) < 2 and not row.member("single_source").flag():
         raise row.member("sources").error(

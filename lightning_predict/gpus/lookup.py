@@ -29,16 +29,16 @@ from lightning_predict.units import bytes_to_gibibytes, gibibytes_to_bytes
 SEPARATORS: Final = re.compile(r"[\s_-]+")
 
 _SERIES: Final = re.compile(r"(?:[RG]TX|RX)[\s_-]+(?=\d)", re.IGNORECASE)
-"""Series prefix that users omit: `4090` means RTX-4090, `7900 XTX` means RX-7900-XTX."""
+"""Series prefix that users may omit: `4090` means RTX-4090, `7900 XTX` means RX-7900-XTX."""
 
 _SLICE: Final = re.compile(
     r"\s*(?P<gpu>.*?\S)[\s_-]+MIG[\s_-]+(?P<profile>(?:\d+c\.)?\d+g\.\d+gb)(?:\+\S+)?\s*", re.IGNORECASE
 )
-"""Name that CUDA reports for a MIG slice. An extension such as `+me` adds media engines only."""
+"""Pattern of the names that CUDA reports for MIG slices. An extension such as `+me` only adds media engines."""
 
 _VIRTUAL: Final = re.compile(r"(?:(?:NVIDIA|GRID)\s+)*(?P<gpu>[A-Z]\S*?)-(?P<gib>\d+)(?P<kind>[QCAB])", re.IGNORECASE)
-"""Name that CUDA reports for a time-sliced virtual GPU, such as `NVIDIA A40-48Q` or `GRID T4-16C`. The parts are the
-board, its memory in GB and the licence series (NVIDIA, Virtual GPU Software User Guide)."""
+"""Pattern of the names that CUDA reports for time-sliced virtual GPUs, such as `NVIDIA A40-48Q` or `GRID T4-16C`. The
+parts are the board, its memory in GB and the licence series (NVIDIA, Virtual GPU Software User Guide)."""
 
 _VIRTUAL_BOARDS: Final = {
     "A100X": "A100-SXM-40GB",
@@ -49,7 +49,7 @@ _VIRTUAL_BOARDS: Final = {
     "H800XM": "H800-SXM-80GB",
     "H200X": "H200-SXM-141GB",
 }
-"""Boards whose virtual GPUs have names of their own (NVIDIA, Virtual GPU Software User Guide)."""
+"""Boards whose virtual GPUs have names that differ from the board's (NVIDIA, Virtual GPU Software User Guide)."""
 
 _OTHER_MAKERS: Final = {
     "AMD": re.compile(r"amd|instinct|radeon|rx|mi\d{2,3}[axp]?", re.IGNORECASE),
@@ -59,11 +59,11 @@ _OTHER_MAKERS: Final = {
     "Apple": re.compile(r"apple", re.IGNORECASE),
     "Huawei": re.compile(r"ascend", re.IGNORECASE),
 }
-"""Words in accelerator names, by vendors other than NVIDIA."""
+"""Words that occur in the names of accelerators of vendors other than NVIDIA."""
 
 
 def other_vendor(name: str) -> str | None:
-    """Return the vendor of an accelerator that is not NVIDIA's; None for NVIDIA.
+    """Return the vendor of an accelerator, by its name, if it is not NVIDIA; None for NVIDIA.
 
     >>> other_vendor("AMD Instinct MI300X"), other_vendor("NVIDIA L4")
     ('AMD', None)
@@ -84,17 +84,17 @@ def is_other_vendor(name: str) -> bool:
 _WITHOUT_ROW: Final = {
     "thor": "Thor shares its memory with its processor, which nothing here models yet.",
 }
-"""Explanations for known but unsupported GPUs, by the end of their normalised name."""
+"""Explanations for GPUs that are known but not supported, by the end of their normalised name."""
 
 SMALLEST_REPORTED_SHARE: Final = 0.85
-"""Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver up to 0.6 GiB on small cards."""
+"""Minimum ratio of reported to nominal memory. ECC takes 6 %, and the driver takes up to 0.6 GiB on small cards."""
 
 LARGEST_REPORTED_SHARE: Final = 1.02
 
 NEAREST_NAMES: Final = 5
 
 LISTING: Final = "lightning_predict.gpu_names()"
-"""How to list all names in Python; the command line replaces this text with its own."""
+"""How to list all names in Python. The command line replaces this text with its own."""
 
 
 def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
@@ -106,7 +106,7 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
         memory_bytes: Memory that the device reports (`total_memory`). It distinguishes cards that report the same name.
 
     Raises:
-        UnknownGpuError: No GPU, or more than one, matches. The message lists the nearest names.
+        UnknownGpuError: No GPU matches, or more than one. The message lists the nearest names.
         InvalidArgumentError: `memory_bytes` is not a valid size.
     """
     if memory_bytes is not None and not (math.isfinite(memory_bytes) and memory_bytes > 0):
@@ -124,7 +124,7 @@ def gpu(name: str, *, memory_bytes: float | None = None) -> Gpu:
 
 
 def other_forms(name: str, found: Gpu) -> tuple[str, ...]:
-    """List other cards that a name could mean: `A100` is sold with 40 and 80 GB, as SXM module and PCIe card.
+    """List the other cards that a name could mean: `A100` is sold with 40 and 80 GB, as SXM module and PCIe card.
 
     Args:
         name: The name as the user wrote it.
@@ -152,7 +152,7 @@ def normalise(name: str) -> str:
 
 
 def index_by_name(gpus: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """Index GPUs by normalised name. Several GPUs may share a reported name if their memory sizes differ clearly.
+    """Index GPUs by normalised name. Several GPUs may report the same name, if their memory sizes differ clearly.
 
     Raises:
         CatalogueError: Two GPUs share a name and cannot be distinguished by memory.
@@ -180,10 +180,10 @@ _OWN: Final[dict[str, Gpu]] = {}
 
 
 def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
-    """Add the user's own GPUs. They replace GPUs of the same names that were added before.
+    """Add the user's own GPUs. A GPU replaces one of the same name that was added before.
 
     Raises:
-        InvalidArgumentError: A GPU in the catalogue already has one of the names.
+        InvalidArgumentError: A GPU of the catalogue has one of the names.
     """
     added = {row.name: row for row in gpus}
     try:
@@ -213,7 +213,7 @@ def _catalogue_index() -> Mapping[str, tuple[Gpu, ...]]:
 
 
 def _virtual(whole: Gpu, gib: int, kind: str) -> Gpu:
-    """Return a virtual GPU: the whole card's compute with the profile's memory. Others on the card are assumed idle."""
+    """Return a virtual GPU: the whole card's compute with the profile's memory. Other users are assumed to be idle."""
     memory = gibibytes_to_bytes(gib)
     if memory > whole.memory_bytes:
         raise UnknownGpuError(f"{whole.name} has {bytes_to_gibibytes(whole.memory_bytes):g} GiB, less than {gib} GB.")

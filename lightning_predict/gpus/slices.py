@@ -1,7 +1,7 @@
-"""Derives a MIG slice (Multi-Instance GPU) from the whole GPU: fewer SMs, a share of memory and cache.
+"""MIG slices (Multi-Instance GPU), derived from the whole GPU: fewer SMs, and a share of memory and cache.
 
 `catalogue/mig.toml` has a line for each profile. A slice can be named as CUDA reports it, `NVIDIA A100-SXM4-40GB MIG
-3g.20gb`, or with our name of the GPU before ` MIG `. Example::
+3g.20gb`. Our name of the GPU can also precede ` MIG `. Example::
 
     >>> from lightning_predict.gpus import gpu
     >>> half = gpu("A100-SXM-40GB MIG 3g.20gb")
@@ -55,13 +55,13 @@ def is_slice(gpu: Gpu) -> bool:
 def slice_of(whole: Gpu, profile_name: str) -> Gpu:
     """Derive the GPU that a program in a slice sees.
 
-    Peaks scale with the number of SMs, at the same clock. Slices have no NVLink. The host link is shared with other
-    slices; its full bandwidth is used here.
+    Peaks scale with the number of SMs, at the same clock. Slices have no NVLink. The slice shares the host link with
+    other slices, but its full bandwidth is assumed here.
 
     Args:
-        whole: The GPU.
-        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance with one of its three
-            compute slices, and all of its memory.
+        whole: The whole GPU.
+        profile_name: The profile, for example `3g.20gb`. `1c.3g.20gb` is a compute instance, with one of its three
+            compute slices and all of its memory.
 
     Raises:
         UnknownGpuError: The GPU has no such profile.

@@ -1,4 +1,4 @@
-"""GPUs that the user describes in a TOML file, each as the difference from a GPU in the catalogue.
+"""GPUs that the user describes in a TOML file, each by its differences from a GPU in the catalogue.
 
 Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`, `bfloat16_tflops`, ...; see
 `catalogue.py`). `measured_tflops` holds measured rates of large matmuls, by dtype. `reported_names` holds the name that
@@ -41,12 +41,12 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
         path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Returns:
-        Their names.
+        Names of the added GPUs.
 
     Raises:
         InvalidArgumentError: The file is not in this format, a name is already in the catalogue, or a figure is
             impossible.
-        UnknownGpuError: `like` names no GPU.
+        UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
     rows = read_gpus(path)
@@ -62,7 +62,7 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
 
     Raises:
         InvalidArgumentError: The file is not in this format, or a figure is impossible.
-        UnknownGpuError: `like` names no GPU.
+        UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
     document = read_toml(Path(path), InvalidArgumentError)
@@ -89,7 +89,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
     measured = _measured(row, {*whole.peak_flops_per_second, *peaks})
     boost = figures.get("boost_clock_hz", whole.boost_clock_hz)
     multiprocessors = figures.get("streaming_multiprocessors", whole.streaming_multiprocessors)
-    # Figures that the file omits scale with SMs x clock, since lanes, tensor cores and L2 ports belong to the SMs.
+    # Figures that the file omits scale with SMs x clock, because lanes, tensor cores and L2 ports belong to the SMs.
     share = multiprocessors * boost / (whole.streaming_multiprocessors * whole.boost_clock_hz)
     figures.setdefault("l2_bytes_per_second", share * whole.l2_bytes_per_second)
     figures["highest_clock_hz"] = max(boost, figures.get("highest_clock_hz", whole.highest_clock_hz))
@@ -100,7 +100,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
         aliases=row.optional("aliases", Checked.texts, ()),
         reported_names=row.optional("reported_names", Checked.texts, ()),
         peak_flops_per_second={d: share * peak for d, peak in whole.peak_flops_per_second.items()} | peaks,
-        # A measured rate of the similar card does not apply to a dtype with a new peak.
+        # The measured rate of the similar card does not apply to a dtype for which the file states a new peak.
         measured_flops_per_second={
             dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
         }
@@ -112,7 +112,7 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
 
 
 def _measured(row: Checked, peaks: Collection[str]) -> dict[str, float]:
-    """Parse measured matmul rates by dtype; each dtype must have a peak."""
+    """Parse measured matmul rates by dtype. The GPU must have a peak for each of these dtypes."""
     found = row.member(MEASURED).members() if row.has(MEASURED) else {}
     for dtype, value in found.items():
         if dtype not in peaks:

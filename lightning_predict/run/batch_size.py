@@ -1,8 +1,8 @@
-"""Fit step time and memory linearly over the batch size, and find the largest batch size that fits.
+"""Linear fits of step time and memory over the batch size, and the largest batch size that fits in memory.
 
-Part of a step's work grows with the number of samples; weights, optimizer and kernel launches stay constant. GPU time
-and memory are therefore linear in the batch size, as long as larger batches do not use the GPU better than the captured
-ones. Example::
+Part of a step's work grows with the number of samples. Weights, optimizer and kernel launches stay constant. So GPU
+time and memory are linear in the batch size, as long as larger batches do not use the GPU better than the captured
+batches. Example::
 
     >>> line = line_through({8: 1.0, 16: 1.5})
     >>> line.at(32)
@@ -24,11 +24,11 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Trace
 
 LARGEST: Final = 2**30
-"""Largest batch size considered; the limit if memory does not grow with the batch size."""
+"""Largest batch size to consider. It is returned if memory does not grow with the batch size."""
 
 
 def samples_per_batch(trace: Trace) -> int:
-    """Return the samples of one batch of a step; 1 if unknown."""
+    """Return the number of samples in one batch of a step; 1 if unknown."""
     return max((trace.samples or 1) // trace.batches, 1)
 
 
@@ -53,14 +53,14 @@ class BatchSizeOption:
     Attributes:
         gpu: Name of the GPU.
         batch_size: Largest batch size that fits (for linear fits: the largest power of two); None if not even 1 fits.
-        step_seconds: Seconds of a step at that batch size.
+        step_seconds: Seconds of a step at this batch size.
         memory_bytes: Memory that the step needs.
         samples_per_second: Throughput.
         usd_per_hour: Price of the GPU; None if unknown.
         offer: Source and date of the price; None if unknown.
-        usd_per_million_samples: Cost of training on a million samples; None if no price is known.
-        is_extrapolated: Whether the batch size is larger than those that were captured.
-        fit_probability: Probability that it fits in memory; None for linear fits.
+        usd_per_million_samples: Cost of training on a million samples; None if the price is unknown.
+        is_extrapolated: Whether the batch size is larger than all captured ones.
+        fit_probability: Probability that the step fits in memory; None for linear fits.
     """
 
     gpu: str
@@ -76,13 +76,13 @@ class BatchSizeOption:
 
 
 def line_through(values: Mapping[int, float]) -> StraightLine:
-    """Return the least-squares line through values by batch size (exact for two values), with a slope of at least 0.
+    """Return the least-squares line through values by batch size, with a slope of at least 0 (exact for two values).
 
     Args:
-        values: Batch size -> value; at least two entries.
+        values: Value by batch size, with at least two entries.
 
     Raises:
-        InvalidArgumentError: Fewer than two batch sizes, or one below 1.
+        InvalidArgumentError: There are fewer than two batch sizes, or one is below 1.
     """
     if len(values) < 2 or min(values) < 1:
         given = ", ".join(map(str, sorted(values))) or "none"
@@ -102,6 +102,6 @@ def largest_power_of_two(memory: StraightLine, available_bytes: float) -> int | 
     if memory.at(LARGEST) <= available_bytes:
         return LARGEST
     exponent = int(math.log2((available_bytes - memory.constant) / memory.per_sample))
-    # Rounding the logarithm may be off by one at an exact power of two.
+    # At an exact power of two, rounding of the logarithm may be off by one.
     near: list[int] = [2**power for power in range(max(0, exponent - 1), exponent + 2)]
     return max(size for size in near if memory.at(size) <= available_bytes)

@@ -1,4 +1,4 @@
-"""History of earlier runs of the same model, on disk, used to correct later predictions.
+"""History file of the user's finished runs, which corrects later predictions of the same model.
 
 Each finished run appends one JSON line: a fingerprint of its step's operations, the GPU, the measured step time, and
 the predicted and actual time of the run. Example::
@@ -38,30 +38,32 @@ HISTORY_VARIABLE: Final = "LIGHTNING_PREDICT_HISTORY"
 """Environment variable with the path of the history file, or of a folder that a team shares."""
 
 RUNS_THAT_COUNT: Final = 10
-"""Number of latest runs of a model on a GPU that enter the median."""
+"""Number of latest runs of a model on a GPU whose median is used."""
 
 MAX_EXTRAPOLATION: Final = 2.0
-"""Largest extrapolation of the line through step times: this factor beyond the batch sizes of earlier runs."""
+"""Maximum extrapolation of the line through step times: a batch size of this factor beyond those of earlier runs."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRecord:
-    """One finished run.
+    """One finished run, a line of the history.
 
     Attributes:
         fingerprint: Fingerprint of the step's operations, from `fingerprint_of`.
         gpu: Name of the GPU in the catalogue.
-        samples: Samples of a step; None if unknown.
+        samples: Number of samples of a step; None if unknown.
         step_seconds: Measured step time, without waits for the loader.
         predicted_seconds: Predicted time of the run.
         actual_seconds: Actual time of the run.
         date: ISO date.
-        model: Fingerprint of the model at any batch size, from `model_fingerprint_of`; None in files of version 0.1.
-        num_gpus: GPUs that shared the run.
-        architecture: Fingerprint of the model under any settings, from `own_gains.architecture_of`; None if unknown.
+        model: Fingerprint of the model, independent of the batch size, from `model_fingerprint_of`; None in files of
+            version 0.1.
+        num_gpus: Number of GPUs of the run.
+        architecture: Fingerprint of the model, independent of its settings, from `own_gains.architecture_of`; None if
+            unknown.
         settings: Settings of the step, from `own_gains.settings_of`; empty if unknown.
-        foretold: Speed-ups that advice predicted for changes of the step, by name: low, middle, high.
+        foretold: Speed-up that the advice predicted for each change of the step, by name, as (low, middle, high).
     """
 
     fingerprint: str
@@ -79,21 +81,22 @@ class HistoryRecord:
 
     @property
     def layout(self) -> str:
-        """GPU name, with the count if there are several, as in predictions: `T4`, `8xT4`."""
+        """Name of the GPU, with the number if there are several, as in predictions: `T4`, `8xT4`."""
         return self.gpu if self.num_gpus == 1 else f"{self.num_gpus}x{self.gpu}"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Correction factors for a prediction, learnt from earlier runs.
+    """Correction factors for a prediction, derived from earlier runs.
 
     Attributes:
-        step: Factor for the step time; 1 if the step was measured in this run.
-        run: Factor for the run time, for effects that a measured step does not show (throttling, pauses); else 1.
-        runs: Number of runs behind the factors.
+        step: Factor on the step time; 1 if the step was measured in this run.
+        run: Factor on the run time, for effects that a measured step does not show (throttling, pauses); 1 if there are
+            none.
+        runs: Number of runs from which the factors are derived.
         run_spread: Factor by which `run` is uncertain, up and down (90 %).
-        batch_sizes: Batch sizes of those runs if none matches the current one and a line through them was used.
+        batch_sizes: Batch sizes of these runs, if none equals the current one and a line through them was used.
     """
 
     step: float
@@ -113,9 +116,9 @@ class Correction:
 
 
 def fingerprint_of(trace: Trace) -> str:
-    """Return a hash of a step's operations with their shapes and dtypes, and of the size of the optimizer's state.
+    """Return a hash of a step's operations with shapes and dtypes, and of the size of the optimizer state.
 
-    The optimizer's operations are left out because they differ between a GPU and other devices.
+    The operations of the optimizer are excluded, because they differ between a GPU and other devices.
     """
     digest = hashlib.sha256()
     for operation in trace.operations:
@@ -131,7 +134,7 @@ def fingerprint_of(trace: Trace) -> str:
 
 
 def model_fingerprint_of(trace: Trace) -> str | None:
-    """Return a hash of the model at any batch size: parameters and precision; None if the trace has no module."""
+    """Return a hash of the model, independent of batch size: parameters and precision; None if no module is known."""
     if not trace.parameters:
         return None
     parameters = [(list(one.shape), one.dtype, one.requires_grad) for one in trace.parameters]
@@ -146,17 +149,17 @@ def history_path(path: str | Path | None = None) -> Path:
 
 
 def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path:
-    """Append a run to the history file in a single write, so that runs that end together do not mix their lines.
+    """Append a run to the history file in a single write, so that runs that end at the same time do not mix lines.
 
     Returns:
-        The file that was written.
+        Path of the file that was written.
 
     Raises:
         OSError: The file cannot be written.
     """
     target = history_path(path)
     reject_irregular(target)
-    if target.is_dir():  # one file per machine: appends over a network file system are not atomic
+    if target.is_dir():  # one file per machine, because appends over a network file system are not atomic
         target = target / f"{platform.node() or 'unnamed'}.jsonl"
     target.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(record)).encode() + b"\n"
@@ -173,7 +176,7 @@ def append_record(record: HistoryRecord, path: str | Path | None = None) -> Path
 def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
     """Read the runs in a history file, or in all files of a folder, oldest first; empty if there is no history.
 
-    Warns about each damaged line and skips it.
+    A damaged line is skipped with a warning.
 
     Raises:
         OSError: A file exists but cannot be read.
@@ -184,7 +187,7 @@ def read_history(path: str | Path | None = None) -> tuple[HistoryRecord, ...]:
 
 
 def history_files(path: str | Path | None = None) -> tuple[Path, ...]:
-    """List the history files: one file, or all of a shared folder; empty if nothing was recorded.
+    """List the history files: one file, or all files of a shared folder; empty if nothing was recorded.
 
     Raises:
         OSError: The path is neither a file nor a folder.
@@ -207,16 +210,16 @@ def correction_for(
 ) -> Correction | None:
     """Compute a correction from earlier runs of the same model on the step's GPU or layout; None without such runs.
 
-    Runs of exactly this step come first. Without any, the step follows from a linear regression over runs at two or
-    more other batch sizes, up to a factor `MAX_EXTRAPOLATION` beyond them.
+    Runs of exactly this step are preferred. If there are none, the step time follows from a linear regression over runs
+    at two or more other batch sizes, up to a factor `MAX_EXTRAPOLATION` beyond these.
 
     Args:
-        records: Runs, oldest first.
+        records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
         step: The current prediction of the step.
-        is_measured: Whether the step was measured on this GPU; if so, only the run factor is corrected.
-        model: From `model_fingerprint_of`; None if unknown.
-        samples: Samples of the step; None if unknown.
+        is_measured: Whether the step was measured on this GPU. If so, only the run factor is used.
+        model: Fingerprint from `model_fingerprint_of`; None if unknown.
+        samples: Number of samples of the step; None if unknown.
     """
     there = [one for one in records if one.layout == step.gpu]
     alike = [one for one in there if one.fingerprint == fingerprint][-RUNS_THAT_COUNT:]
@@ -238,7 +241,7 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
     half. Its spread is the standard error of that mean, which becomes smaller with more runs that agree.
 
     Args:
-        records: Runs, oldest first.
+        records: Runs of the history, oldest first.
         fingerprint: Fingerprint of the trace.
         layout: The GPUs in use, on which the steps were measured.
     """
@@ -256,9 +259,9 @@ def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: s
 
 
 def _between_batch_sizes(records: Sequence[HistoryRecord], step: StepPrediction, samples: int) -> Correction | None:
-    """Correct a step by a linear fit over other batch sizes.
+    """Correct a step by a line through its times at other batch sizes.
 
-    None with fewer than two sizes or beyond `MAX_EXTRAPOLATION`.
+    The result is None with fewer than two batch sizes, or beyond `MAX_EXTRAPOLATION`.
     """
     times: dict[int, list[float]] = {}
     for one in records:

@@ -1,7 +1,8 @@
-"""Progress file of a run, rewritten each minute, so that a plan can be recomputed while its jobs run.
+"""Progress file of a run, rewritten every minute, so that a plan can be recomputed while its jobs run.
 
-The scripts of an exported plan set environment variables with the file's path and the job's place in the plan.
-`RuntimePredictor` writes the file; `lightning-predict plan --state FOLDER` reads all files of a folder. Example::
+The scripts of an exported plan set environment variables with the path of this file, and with the job's place in the
+plan. `RuntimePredictor` writes the file. `lightning-predict plan --state FOLDER` reads all such files in a folder.
+Example::
 
     keeper = ProgressKeeper(batches=1000, place=place_in_use())
     progress = keeper.after(12)            # once a minute; None in between
@@ -32,22 +33,22 @@ PLACE_VARIABLE: Final = "LIGHTNING_PREDICT_PLACE"
 """Environment variable with the job and its place in a plan, as JSON: job, node, machine, num_gpus."""
 
 RENEWED_SECONDS: Final = 60.0
-"""Interval between two writes."""
+"""Seconds between two writes."""
 
 PACE_SECONDS: Final = 60.0
-"""Minimum training time after the first batch before the run's pace is estimated."""
+"""Minimum seconds of training after the first batch before the speed of the run is estimated."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A job of a plan and the machine it runs on.
+    """A job of a plan, and the machine on which it runs.
 
     Attributes:
         job: Name of the job.
         node: Number of the node.
         machine: Type of the machine.
-        num_gpus: Number of its GPUs that the job uses.
+        num_gpus: Number of GPUs of the machine that the job uses.
     """
 
     job: str
@@ -62,14 +63,14 @@ class Progress:
     """Contents of a progress file.
 
     Attributes:
-        place: Job and place in the plan; None outside of a plan.
+        place: Job and its place in the plan; None outside of a plan.
         done: Completed share of the work, from 0 to 1.
-        has_ended: Whether training ended by itself.
-        whole_seconds: Time of the whole run at the pace of this process; None until the pace is known.
+        has_ended: Whether training has ended by itself.
+        whole_seconds: Time of the whole run at the current speed of this process; None until the speed is known.
         beside_seconds: Part of `whole_seconds` outside the steps (waits for data, validation, checkpoints); None if no
             step was timed.
         began: Start of training in this process, as Unix time.
-        written: Time of writing, as Unix time.
+        written: Time of this write, as Unix time.
     """
 
     place: Place | None
@@ -82,7 +83,7 @@ class Progress:
 
 
 def place_in_use() -> Place | None:
-    """Read the job and place from the environment; None if the variable is not set.
+    """Read the job and its place from the environment; None if the variable is not set.
 
     Raises:
         InvalidArgumentError: The variable is malformed.
@@ -136,10 +137,10 @@ class ProgressKeeper:
     """Tracks the progress of a run, batch by batch.
 
     Attributes:
-        batches: Batches of the whole run; None if unknown, in which case nothing is written.
-        place: Job and place in the plan.
-        clock: Monotonic clock, in seconds.
-        wall_clock: Unix time, in seconds.
+        batches: Number of batches of the whole run. If None (unknown), nothing is written.
+        place: Job and its place in the plan.
+        clock: Returns seconds of a monotonic clock.
+        wall_clock: Returns Unix time in seconds.
     """
 
     batches: int | None
@@ -161,7 +162,7 @@ class ProgressKeeper:
         Args:
             batches_done: Batches done in the whole run, including those before a resume.
             has_ended: Whether the run is over.
-            batch_seconds: Returns the time of a batch from its start to its end; None before one was timed.
+            batch_seconds: Returns the time of a batch from its start to its end; None before a batch was timed.
         """
         if not self.batches:
             return None

@@ -1,11 +1,11 @@
-"""Remaining work of a run (`Workload`) and how long it takes (`Run`), from one step on one GPU (`predict_run`).
+"""Time of the rest of a run: the remaining work (`Workload`), and how long it takes (`Run`, from `predict_run`).
 
-**Data parallelism.** Each replica processes its own samples. n replicas need n times fewer steps for the same samples,
-and each step has n times as many. Choosing a suitable learning rate is up to the user.
+**Data parallelism.** Each replica processes its own samples. With n replicas, a step has n times as many samples, so n
+times fewer steps process the same samples. The user must choose a suitable learning rate.
 
-**CPU cores shared by loaders.** A loader worker needs a fixed CPU time per batch. While every worker has a core, the
-loader of each GPU is as fast as on a node with one GPU. With more workers than cores, all workers slow down equally,
-and the cores limit the batches per second of the node, even with faster GPUs. Example::
+**CPU cores shared by loaders.** A loader worker needs a fixed CPU time per batch. As long as every worker has a core,
+the loader of each GPU is as fast as on a node with one GPU. If there are more workers than cores, all workers slow down
+equally. Then the cores limit the batches per second of the node, even with faster GPUs. Example::
 
     >>> step = StepPrediction(gpu="T4", interval=Interval(0.4, 0.5, 0.6), device_seconds=0.5, host_seconds=0.1,
     ...                  coverage={"roofline": 1.0}, forward_seconds=0.2)
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """The wait for a batch from the data loader; the same on every GPU because the host loads the data.
+    """The wait for a batch from the data loader. It is the same on every GPU, because the host loads the data.
 
     A Trainer shows only the wait between the end of one batch and the start of the next. Without workers, this wait is
-    the loader's full time and adds to each step. With workers, batches are loaded during the step. A wait then means
-    that the loader is slower than the step: it needs the step plus the wait for one batch. Without a wait, the loader's
-    speed is hidden behind the step and unknown, so a much faster GPU may still have to wait for it.
+    the loader's full time, and it adds to each step. With workers, batches are loaded during the step. If there is a
+    wait, the loader is slower than the step: the time to load a batch is the step plus the wait. If there is no wait,
+    the loader's speed is unknown, because the step hides it. A much faster GPU may then have to wait for it.
 
     Attributes:
-        seconds_per_batch: Wait for a batch; if `overlaps`, the time in which the workers load one.
+        seconds_per_batch: Wait for a batch. If `overlaps`, it is the time in which the workers load one batch.
         overlaps: Whether batches are loaded during the step, so that the longer of the two times counts, not their sum.
         spread: Ends of the interval of `seconds_per_batch`, as factors.
         is_reliable: Whether enough waits were measured to call the loader a bottleneck.
@@ -54,7 +54,7 @@ class Loader:
     is_reliable: bool = True
 
     def with_loading(self, seconds: float, *, batches: float) -> float:
-        """Return the time of a number of batches that compute for `seconds`, including the loader."""
+        """Return the time of a number of batches whose computing takes `seconds`, with the wait for the loader."""
         loading = self.seconds_per_batch * batches
         return max(seconds, loading) if self.overlaps else seconds + loading
 
@@ -62,13 +62,13 @@ class Loader:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Training batches and optimizer steps, including shorter ones at the ends of epochs.
+    """Training batches and optimizer steps, with the shorter ones at the ends of epochs.
 
     Attributes:
-        windows: Optimizer steps (accumulation windows), including short ones at the ends of epochs.
-        batches: Batches, including the uneven ones.
-        uneven: Batches at the ends of epochs with fewer samples.
-        partial_share: Samples of such a batch, as a share of a full batch.
+        windows: Optimizer steps (gradient accumulation windows), including short ones at the ends of epochs.
+        batches: Batches, including the smaller ones.
+        uneven: Batches with fewer samples, at the ends of epochs.
+        partial_share: Samples of such a batch, relative to a full batch.
     """
 
     optimizer_steps: int
@@ -78,19 +78,19 @@ class Batches:
 
     @property
     def full_batches(self) -> float:
-        """Number of full batches with the same number of samples."""
+        """Number of full batches that have the same number of samples."""
         return self.batches - self.partial_batches * (1.0 - self.partial_share)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Remaining checkpoints; the host writes them, so they take the same time on every GPU.
+    """Remaining checkpoints. The host writes them, so they take the same time on every GPU.
 
     Attributes:
-        count: Number of files; None if unknown.
-        seconds: Time to write one; None if unknown.
-        is_estimated: Whether `seconds` is estimated from the size of the state because none was timed.
+        count: Number of checkpoint files; None if unknown.
+        seconds: Time to write one file; None if unknown.
+        is_estimated: Whether `seconds` is estimated from the size of the state, because none was timed.
     """
 
     count: int | None = 0
@@ -111,17 +111,19 @@ class Workload:
     """Remaining work of a run.
 
     Attributes:
-        training_iterations: Remaining training steps (accumulation windows); None if the length is unknown.
-        training: The same, counting short windows and uneven batches; None if all steps are full.
+        training_iterations: Remaining training steps (optimizer steps with gradient accumulation); None if unknown.
+        training: The same steps, with short accumulation windows and smaller batches counted; None if all steps are
+            full.
         epoch: One epoch, counted in the same way; None if unknown.
         validation_iterations: Remaining validation batches; None if unknown.
         samples_per_iteration: Samples of one training step on one GPU; None if unknown.
         loader: Waits for batches.
-        loader_workers: Workers of each GPU's loader; None if unknown.
+        loader_workers: Number of workers of each GPU's loader; None if unknown.
         checkpoints: Remaining checkpoints.
-        validation_wait_seconds: Wait for a validation batch; the same on every GPU because the host loads it.
-        between_seconds: Remaining seconds between epochs and before validation runs, such as the start of workers; the
-            same on every GPU.
+        validation_wait_seconds: Wait for a validation batch. It is the same on every GPU, because the host loads the
+            batch.
+        between_seconds: Remaining seconds between epochs and before validation runs, for example to start workers. They
+            are the same on every GPU.
         at_most: Whether the run may end earlier (early stopping, a time limit).
         time_limit_seconds: Seconds until the Trainer's time limit ends the run; None without a limit.
     """
@@ -149,20 +151,20 @@ class Run:
         gpu: Name of the GPU.
         iterations: Remaining training steps; None if unknown.
         samples_per_iteration: Samples of one training step on all GPUs; None if unknown.
-        training_seconds: Seconds of all remaining training steps, including waits for the loader; None if their number
-            is unknown.
-        validation_seconds: Seconds of all remaining validation batches, including waits; None if their number or time
-            is unknown.
+        training_seconds: Seconds of all remaining training steps, with waits for the loader; None if their number is
+            unknown.
+        validation_seconds: Seconds of all remaining validation batches, with waits; None if their number or time is
+            unknown.
         total: Known seconds of the whole rest; None if the number of training steps is unknown.
         cycle_seconds: Time from the start of one step to the start of the next: the step and its wait for the loader.
         epoch_seconds: Training time of one epoch; None if its length is unknown.
-        loader_seconds: Loader time for the batches of one step; hidden behind the step if the loader overlaps with it.
+        loader_seconds: Loader time for the batches of one step. The step hides it if the loader overlaps with the step.
         loader_is_reliable: Whether enough waits were measured to call the loader a bottleneck.
         checkpoint_seconds: Seconds of all remaining checkpoints; None if unknown.
-        checkpoint_is_estimated: Whether no checkpoint was timed.
-        validation_is_estimated: Whether the validation time is estimated from the forward share of a training step.
+        checkpoint_is_estimated: Whether the checkpoint time is estimated, because no checkpoint was timed.
+        validation_is_estimated: Whether the validation time is estimated from the forward part of a training step.
         at_most: Whether the run may end earlier.
-        is_cut_off: Whether the Trainer's time limit ends the run; the totals then stop at the limit.
+        is_cut_off: Whether the Trainer's time limit ends the run. The totals then end at the limit.
     """
 
     gpu: str
@@ -200,7 +202,7 @@ class Run:
         return replace(self, total=None if self.total is None else self.total.widened(spread))
 
     def cut_off(self, time_limit_seconds: float | None) -> Run:
-        """Clip the run at the Trainer's time limit; a run of unknown length lasts until the limit.
+        """Cut the run off at the Trainer's time limit. A run of unknown length then lasts until the limit.
 
         Args:
             time_limit_seconds: Seconds left until the limit; None without a limit.
@@ -226,13 +228,13 @@ def predict_run(
     """Predict the time of the rest of a run on the GPU of the step.
 
     Training and validation scale with the step's interval. Host times (loader, checkpoints, ends of epochs) were
-    measured or do not depend on the GPU, and are added unchanged.
+    measured or do not depend on the GPU. They are added unchanged.
 
     Args:
-        step: One training step.
+        step: Prediction of one training step.
         workload: The remaining work.
-        validation: One validation batch; None uses the forward share of a training batch instead.
-        batches: Batches of one training step.
+        validation: Prediction of one validation batch. If None, the forward part of a training batch is used.
+        batches: Number of batches in one training step.
         replicas: Number of data-parallel replicas.
     """
     samples, loader = workload.samples_per_iteration, workload.loader
@@ -243,7 +245,7 @@ def predict_run(
     added = waiting + workload.between_seconds + (writing or 0.0)
     training = _training(workload, batches)
 
-    # Validation runs the same kernels, so we assume the relative error of the step.
+    # Validation runs the same kernels, so the same relative error as for the step is assumed.
     total = None
     if training is not None:
         sides = zip((low, 1.0, high), (loader.spread[0], 1.0, loader.spread[1]), strict=True)
@@ -273,8 +275,8 @@ def predict_run(
 def training_seconds(step: StepPrediction, work: Batches, *, batches_per_step: int) -> float:
     """Return the compute time of training batches.
 
-    Each optimizer step takes the optimizer's share of a full step, even in a short window; the rest scales with the
-    batches. A smaller batch takes its share of the GPU time, but at least the host's launch time.
+    Each optimizer step takes as long as in a full step, even in a short accumulation window. The rest of the time
+    scales with the batches. A smaller batch takes its share of the GPU time, but at least the host's launch time.
     """
     update = step.seconds * min(1.0, step.optimizer_seconds / step.device_seconds) if step.device_seconds > 0 else 0.0
     batch = (step.seconds - update) / batches_per_step
@@ -291,7 +293,7 @@ def _paced(
 
 
 def _training(workload: Workload, batches: int) -> Batches | None:
-    """Return the remaining batches; assume full windows if nothing else is known."""
+    """Return the remaining batches. If nothing else is known, full accumulation windows are assumed."""
     if workload.training is not None or workload.training_iterations is None:
         return workload.training
     return Batches(optimizer_steps=workload.training_iterations, batches=workload.training_iterations * batches)
@@ -309,7 +311,7 @@ def _validation_seconds(
 
 
 def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1) -> Workload:
-    """Return one replica's share of the remaining work; a partial last step counts as a step."""
+    """Return one replica's share of the remaining work. A partial last step counts as a step."""
     if replicas == recorded:
         return workload
 
@@ -334,7 +336,7 @@ def workload_per_replica(workload: Workload, *, replicas: int, recorded: int = 1
 
 
 def accumulated_workload(workload: Workload, times: int) -> Workload:
-    """Accumulate gradients over `times` as many batches: fewer optimizer steps, unchanged batches and validation."""
+    """Accumulate gradients over `times` as many batches: fewer optimizer steps, but the same batches and validation."""
     if times == 1:
         return workload
 
@@ -357,9 +359,9 @@ def workload_with_shared_cores(
 
     Args:
         workload: Remaining work of each GPU.
-        gpus_per_node: GPUs of a machine.
-        recorded: GPUs of the recorded machine; unless it is 1, the loader stays as measured.
-        cores_per_node: CPU cores of a machine; None if unknown: no slowdown.
+        gpus_per_node: Number of GPUs of a machine.
+        recorded: Number of GPUs of the recorded machine. If it is not 1, the loader stays as measured.
+        cores_per_node: Number of CPU cores of a machine. If None (unknown), the loader is not slowed down.
     """
     if cores_per_node is None or workload.loader_workers is None or recorded != 1:
         return workload
@@ -372,20 +374,20 @@ def workload_with_shared_cores(
 
 
 def loader_with_shared_cores(loader: Loader, *, gpus_per_node: int, cores: int, workers_per_gpu: int) -> Loader:
-    """Slow down the loader of each GPU on a node with several, given the loader measured with one GPU in use.
+    """Slow down the loader of each GPU on a node with several GPUs, from the loader measured with one GPU in use.
 
     For one GPU, the loader is unchanged, even if its workers lacked cores. A loader without a measured wait (0 seconds)
     stays at 0, because it is unknown how much faster than the step it is.
 
     Args:
-        loader: As measured with one GPU in use and `workers_per_gpu` workers.
-        gpus_per_node: GPUs that share the cores.
-        cores: CPU cores of the node that loaders can use; the processes that launch kernels need some, too.
-        workers_per_gpu: Workers of each GPU's loader; with 0, the training process loads the batches.
+        loader: Loader as measured with one GPU in use and `workers_per_gpu` workers.
+        gpus_per_node: Number of GPUs that share the cores.
+        cores: Number of CPU cores of the node that loaders can use. Processes that launch kernels also need cores.
+        workers_per_gpu: Number of workers of each GPU's loader. With 0, the training process loads the batches.
     """
 
     def slowdown(gpus: int) -> float:
-        """Return each worker's slowdown compared to a core of its own."""
+        """Return the slowdown of each worker, relative to a worker that has a core of its own."""
         return max(1.0, gpus * max(1, workers_per_gpu) / cores)
 
     return replace(loader, seconds_per_batch=loader.seconds_per_batch * (slowdown(gpus_per_node) / slowdown(1)))

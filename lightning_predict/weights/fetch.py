@@ -1,6 +1,6 @@
-"""Downloads weights from a configured HTTP(S) address, with limits on time and size, and verifies them.
+"""Downloads weights from a configured HTTP(S) address, with limits on time and size, and verifies their checksums.
 
-Nothing is written to disk here: downloads stay in memory until all of them are verified. Example::
+Nothing is written to disk here. Downloads stay in memory until all of them are verified. Example::
 
     download = Download(address_of("https://example.org/weights"), seconds=20.0)
     manifest = download.manifest()
@@ -31,14 +31,14 @@ CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 10.0
 ATTEMPTS: Final = 3
 PAUSE_SECONDS: Final = 0.5
-"""Delay before the first retry; it doubles before the second."""
+"""Seconds before the first retry. The pause doubles before the second."""
 
 REDIRECTS: Final = 3
 MAX_MANIFEST_BYTES: Final = 1 << 22
-"""Maximum manifest size; the shipped manifest has 100 kB."""
+"""Maximum size of a manifest. The shipped manifest has 100 kB."""
 
 MAX_FILE_BYTES: Final = 1 << 27
-"""Maximum file size; the largest shipped file has 1 MB."""
+"""Maximum size of a file. The largest shipped file has 1 MB."""
 
 CHUNK_BYTES: Final = 1 << 16
 
@@ -63,7 +63,7 @@ class Download:
     Args:
         address: Address of the folder.
         seconds: Time limit for all downloads together.
-        allow_http: Follow redirects to unencrypted addresses of other machines.
+        allow_http: Whether to follow redirects to unencrypted addresses of other machines.
         error: Exception class for failed downloads.
         remedy: Advice to the user, appended to error messages.
         clock: Returns the current time in seconds.
@@ -88,17 +88,17 @@ class Download:
         self._end = clock() + seconds
 
     def manifest(self) -> Manifest:
-        """Download `<address>/manifest.json` and check it."""
+        """Download `<address>/manifest.json`, and check it."""
         content = self.content(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         where = f"{self._address.shown}/{MANIFEST_NAME}"
         return parse_manifest(content.decode("utf-8", errors="replace"), where=where)
 
     def file(self, name: str, entry: ManifestEntry) -> bytes:
-        """Download a file and check its size and hash.
+        """Download a file, and verify its size and checksum (SHA-256).
 
         Raises:
             WeightsDownloadError: The download failed, or the file is larger than the manifest states.
-            WeightsHashError: The hash differs from the manifest's.
+            WeightsHashError: The checksum differs from the manifest's.
         """
         if entry.bytes > MAX_FILE_BYTES:
             raise WeightsDownloadError(
@@ -114,10 +114,13 @@ class Download:
         return content
 
     def content(self, name: str, limit: int) -> bytes:
-        """Download a file without checking its hash; retry until `ATTEMPTS` or the deadline.
+        """Download a file without verifying its checksum.
+
+        Failed downloads are retried, until `ATTEMPTS` or the deadline.
 
         Raises:
-            LightningPredictError: The download failed, or the file exceeds `limit` bytes; an instance of `error`.
+            LightningPredictError: The download failed, or the file has more than `limit` bytes. It is an instance of
+                `error`.
         """
         attempts, reason = 0, ""
         while attempts < ATTEMPTS:
@@ -183,7 +186,7 @@ class Download:
         return joined
 
     def _body(self, response: Any, limit: int) -> bytes:
-        """Return the response body, decompressed; fail as soon as it exceeds `limit`."""
+        """Return the response body, decompressed. Fail as soon as it exceeds `limit` bytes."""
         too_long = _RefusedError(f"it has more than the {limit:,} bytes that it may have")
         promised = response.headers.get("Content-Length", "")
         encoding = response.headers.get("Content-Encoding", "identity").lower()

@@ -1,8 +1,8 @@
-"""Weights files: safetensors with a header that describes the content, checked on reading. Never pickle.
+"""Reads and writes weights files (safetensors, never pickle), and verifies their checksum (SHA-256) and content.
 
 The file's metadata has one entry, `lightning_predict`, a JSON object (see `write_weights`). The tensors of family `f`
 are `f/mean`, `f/scale`, `f/low`, `f/high` and, for layer i, `f/layer<i>/weight` (members, inputs, outputs) and
-`f/layer<i>/bias` (members, outputs). Weights are stored as float16, all other tensors as float32; all are used as
+`f/layer<i>/bias` (members, outputs). Weights are stored as float16, and all other tensors as float32. All are used as
 float32. Example::
 
     write_weights(weights, "T4.safetensors")
@@ -28,7 +28,7 @@ from lightning_predict.weights.records import Float32Array, GpuWeights, Layer, M
 FORMAT_VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 27
-"""Maximum size of a weights file; the largest shipped one has 1 MB."""
+"""Maximum size of a weights file. The largest shipped file has 1 MB."""
 
 METADATA_KEY: Final = "lightning_predict"
 VECTORS: Final = ("mean", "scale", "low", "high")
@@ -41,12 +41,12 @@ _Tensors = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 def sha256(content: bytes) -> str:
-    """Compute the SHA-256 as hexadecimal text."""
+    """Compute the checksum (SHA-256) as hexadecimal text."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_weights(weights: GpuWeights, path: Path) -> None:
-    """Write a weights file; the output is deterministic."""
+    """Write a weights file. The same weights give the same bytes."""
     tensors: _Tensors = {}
     families: dict[str, Any] = {}
     for name, network in sorted(weights.families.items()):
@@ -74,7 +74,7 @@ def read_weights(path: Path, *, expected_sha256: str | None = None) -> GpuWeight
     """Read and check a weights file.
 
     Raises:
-        WeightsHashError: The hash is not the expected one.
+        WeightsHashError: The checksum differs from the expected one.
         WeightsFormatError: The file is truncated, has another format version, or its tensors do not match the header.
         OSError: The file cannot be read.
     """
@@ -148,7 +148,7 @@ def _header(content: bytes, path: Path | str) -> Checked:
 
 
 def _network(name: str, description: Checked, tensors: _Tensors, path: Path | str) -> NetworkWeights:
-    """Build the network of a family; its tensors are removed from `tensors`."""
+    """Build the network of a family, and remove its tensors from `tensors`."""
     features = tuple(feature.text() for feature in description.member("features").items())
     widths = [width.integer(minimum=1) for width in description.member("layers").items()]
     members = description.member("members").integer(minimum=1)

@@ -1,6 +1,6 @@
-"""The manifest: lists the weights files, with their hashes and training data.
+"""The manifest of weights files: their checksums (SHA-256), sizes, training data and held-out errors.
 
-`manifest.json` lies next to the files that it lists::
+`manifest.json` is in the same folder as the files that it lists::
 
     {"format_version": 1, "files": {"T4.safetensors": {"sha256": "...", "bytes": 12345, "gpu": "T4", ...}}}
 
@@ -26,13 +26,13 @@ from lightning_predict.weights.files import FORMAT_VERSION
 
 MANIFEST_NAME: Final = "manifest.json"
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9.-]+\.safetensors")
-"""Allowed file names. Folders are excluded, so that a download cannot write outside its own."""
+"""Allowed file names. They contain no folder, so a download cannot write outside its own folder."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutError:
-    """Errors on held-out problems of one operation and dtype.
+    """Errors on held-out measurements of one operation and dtype.
 
     Attributes:
         rows: Number of held-out measurements.
@@ -53,15 +53,15 @@ class ManifestEntry:
     """A weights file in the manifest.
 
     Attributes:
-        sha256: SHA-256 of the file.
-        bytes: File size.
+        sha256: Checksum (SHA-256) of the file.
+        bytes: Size of the file.
         gpu: GPU that the weights are for, or `base`.
         operations: Operations in the training data.
         dtypes: dtypes in the training data.
         trained_on: Sources of the measurements, with their licences.
         rows: Number of training measurements.
-        held_out_error: Errors by "operation/dtype". For the base, by "operation/dtype/GPU", with a base that was
-            trained without that GPU.
+        held_out_error: Errors by "operation/dtype". For the base weights, they are by "operation/dtype/GPU", where the
+            base weights were trained without that GPU.
     """
 
     sha256: str
@@ -84,16 +84,16 @@ class Manifest:
     files: Mapping[str, ManifestEntry]
 
     def to_json(self) -> str:
-        """Serialise to the text of `manifest.json`; the output is deterministic."""
+        """Serialise to the text of `manifest.json`. The same manifest gives the same text."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
 
 def file_name(gpu: str) -> str:
-    """Return the name of the weights file of a GPU (or of the base)."""
+    """Return the file name of the weights of a GPU, or of the base weights."""
     return f"{gpu}.safetensors"
 
 
-@lru_cache(maxsize=8)  # parsed again for each file of the manifest
+@lru_cache(maxsize=8)  # the manifest is parsed again for each of its files
 def parse_manifest(text: str, *, where: str) -> Manifest:
     """Parse a manifest.
 

@@ -1,8 +1,9 @@
-"""Weights as plain arrays: small networks that predict utilisation from features.
+"""Weights of the small neural networks that predict utilisation, as plain arrays.
 
-A `GpuWeights` is the content of one file: the base, or the weights of one GPU. It has a `NetworkWeights` for each
-family of operations (`matmul_half`, `attention`, ...). This is an ensemble of small networks with their input scaling,
-a lower bound on utilisation, and interval widths. Example::
+A `GpuWeights` is the content of one file: the weights for one GPU, or the base weights, which serve unmeasured GPUs. It
+has a `NetworkWeights` for each family of operations (`matmul_half`, `attention`, ...). A `NetworkWeights` is an
+ensemble of small networks, with the scaling of their inputs, a lower bound on utilisation, and interval widths.
+Example::
 
     >>> import numpy as np
     >>> layer = Layer(weight=np.zeros((2, 3, 1), np.float32), bias=np.zeros((2, 1), np.float32))
@@ -25,13 +26,13 @@ FEATURE_TOLERANCE: Final = 1e-3
 """Features that differ by less than this are treated as equal."""
 
 CROSS_GPU: Final = "base"
-"""The `gpu` of the file that is used for every GPU without weights of its own."""
+"""Name in place of a GPU in the base file, whose weights are used for every GPU without weights of its own."""
 
 
 @final
 @dataclass(frozen=True)
 class Layer:
-    """One layer, for all members of an ensemble.
+    """One layer of a neural network, for all members of an ensemble.
 
     Attributes:
         weight: Shape (members, inputs, outputs).
@@ -60,19 +61,19 @@ class Layer:
 @final
 @dataclass(frozen=True)
 class NetworkWeights:
-    """Model of one family of operations.
+    """Neural networks (an ensemble) for one family of operations.
 
     Attributes:
         family: Name of the family.
-        trained: (operation, dtype) pairs in the training data.
+        trained: (operation, dtype) pairs that occur in the training data.
         features: Names of the inputs, in order.
-        mean: Subtracted from each feature, shape (features,).
-        scale: Divisor of each feature after the subtraction, shape (features,).
+        mean: Value that is subtracted from each feature, shape (features,).
+        scale: Value by which each feature is then divided, shape (features,).
         low: Minimum of each feature in the training data, shape (features,). Smaller values are clamped to it.
-        high: Maximum of each feature in the training data, shape (features,).
+        high: Maximum of each feature in the training data, shape (features,). Larger values are clamped to it.
         lowest_utilisation: Lower bound on predicted utilisation, in (0, 1).
-        layers: Layers in order; the last has one output.
-        interval: Half width of the 90 % interval in log(seconds), by "operation/dtype", and "*" for all others.
+        layers: Layers in order. The last one has one output.
+        interval: Half width of the 90 % interval in log(seconds), by "operation/dtype"; "*" for all others.
     """
 
     family: str
@@ -87,9 +88,10 @@ class NetworkWeights:
     interval: Mapping[str, float]
 
     def knows(self, rows: Float32Array) -> npt.NDArray[np.bool_]:
-        """Return which problems match the training data in every feature that was constant there.
+        """Return which operations match the training data in every feature that is constant there.
 
-        For example, if all convolutions in the training data of a GPU were 3 x 3, its network cannot predict 1 x 1.
+        For example, if all convolutions in the training data of a GPU are 3 x 3, its network cannot predict a 1 x 1
+        one.
 
         Args:
             rows: Features, shape (rows, features).
@@ -109,12 +111,12 @@ class NetworkWeights:
 @final
 @dataclass(frozen=True, slots=True)
 class MeasuredFactor:
-    """Measured over predicted time of an operation in one dtype on one GPU, for operations without a tuned network.
+    """Measured over predicted time of one operation and dtype on one GPU, for operations without a tuned network.
 
     Attributes:
-        factor: Multiplier of the predicted time.
+        factor: Factor on the predicted time.
         half_width: Half width of the 90 % interval in log(seconds), with this factor.
-        rows: Number of measurements that it was taken from.
+        rows: Number of measurements from which the factor was computed.
     """
 
     factor: float
@@ -129,11 +131,11 @@ class GpuWeights:
 
     Attributes:
         gpu: Name of the GPU, or `CROSS_GPU`.
-        families: Networks by family name.
+        families: Neural networks by family name.
         recipe: Name of the training recipe.
         seed: Random seed of the training.
-        sources: Titles of the measurements' sources, with their licences.
-        factors: Corrections of operations without a tuned network, by "operation/dtype".
+        sources: Titles of the sources of measurements, with their licences.
+        factors: Correction factors of operations without a tuned network, by "operation/dtype".
     """
 
     gpu: str
@@ -150,8 +152,8 @@ class LoadedWeights:
     """Weights for a set of GPUs.
 
     Attributes:
-        base: Used for every GPU, and every operation, without weights of its own.
-        gpus: Weights trained on one GPU, by its name.
+        base: Weights that are used for every GPU, and for every operation, without weights of its own.
+        gpus: Weights that were trained for one GPU, by its name.
         notes: Notes for the user about missing weights.
     """
 

@@ -1,6 +1,6 @@
-"""`WeightsSource`: where to look for weights.
+"""`WeightsSource`: where to look for weights (file, folder or download address).
 
-A file, a folder or an address can be passed for any `weights` argument. Example::
+Every `weights` argument accepts a file, a folder or an address. Example::
 
     >>> weights_source("https://user:secret@example.org/weights").address.shown
     'https://example.org/weights'
@@ -27,7 +27,7 @@ VARIABLES: Final = (URL_VARIABLE, HTTP_VARIABLE, CACHE_VARIABLE)
 """Environment variables that affect which weights are found."""
 
 DEADLINE_SECONDS: Final = 20.0
-"""Default time limit for all downloads together."""
+"""Default time limit in seconds for all downloads together."""
 
 
 @final
@@ -36,7 +36,7 @@ class Address:
     """Address of a folder that has a manifest.
 
     Attributes:
-        parts: Parts of the URL; its path has no trailing slash.
+        parts: Parts of the URL. The path has no trailing slash.
     """
 
     parts: SplitResult
@@ -57,11 +57,12 @@ class WeightsSource:
     """Search path, download address and cache for weights.
 
     Attributes:
-        path: A weights file, or a folder of them, which takes precedence.
-        url: Address of a folder with a manifest; None: `LIGHTNING_PREDICT_WEIGHTS_URL`.
-        cache_dir: Folder for downloads; None: `LIGHTNING_PREDICT_CACHE`, else the platform's cache folder.
-        offline: Never use the network, even if an address is configured.
-        allow_http: Allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does.
+        path: A weights file, or a folder of such files, which takes precedence.
+        url: Address of a folder with a manifest. If None, `LIGHTNING_PREDICT_WEIGHTS_URL` is used.
+        cache_dir: Folder for downloads. If None, `LIGHTNING_PREDICT_CACHE` is used, or else the platform's cache
+            folder.
+        offline: Whether to avoid the network, even if an address is configured.
+        allow_http: Whether to allow unencrypted addresses of other machines, as `LIGHTNING_PREDICT_ALLOW_HTTP=1` does.
         deadline_seconds: Time limit for all downloads together.
     """
 
@@ -77,13 +78,13 @@ class WeightsSource:
         """The parsed address of `url`.
 
         Raises:
-            InvalidArgumentError: `url` is not an address, or not encrypted.
+            InvalidArgumentError: `url` is not an address, or is not encrypted.
         """
         return address_of(self.url, allow_http=self.allow_http)
 
 
 AnyWeights = str | PathLike[str] | WeightsSource | None
-"""Accepted types of `weights`: a file, a folder, an address or a WeightsSource; None uses the configuration."""
+"""Accepted types of `weights`: a file, a folder, an address or a WeightsSource. If None, the configuration is used."""
 
 
 def weights_source(weights: AnyWeights) -> WeightsSource:
@@ -93,7 +94,7 @@ def weights_source(weights: AnyWeights) -> WeightsSource:
         weights: A file, a folder, an address that begins with http:// or https://, or a WeightsSource.
 
     Raises:
-        InvalidArgumentError: It has another type, or is an invalid address.
+        InvalidArgumentError: The argument has another type, or is an invalid address.
     """
     if weights is None:
         return WeightsSource()
@@ -122,12 +123,12 @@ def address_of(
 
     Args:
         url: Address of a folder that has a manifest.
-        allow_http: Allow unencrypted addresses of other machines.
+        allow_http: Whether to allow unencrypted addresses of other machines.
         what: Name of the address in error messages.
         expected: Expected target of the address, for error messages.
 
     Raises:
-        InvalidArgumentError: Not an http or https address, or an unencrypted one of another machine.
+        InvalidArgumentError: The URL is not an http or https address, or is unencrypted and on another machine.
     """
     try:
         if not isinstance(url, str):
@@ -151,7 +152,7 @@ def address_of(
 
 
 def shown_url(parts: SplitResult) -> str:
-    """Return an address for messages: without user, password, query and fragment."""
+    """Return an address for messages, without user, password, query and fragment."""
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 

@@ -1,13 +1,13 @@
-"""Finds weights: at an explicit path, an address, in the user's cache, or bundled with the package.
+"""Finds and loads weights: from an explicit path, a download address, the user's cache, or the package's own files.
 
-Each file comes from the first place that has it, in that order. The bundled files cover every GPU with public
-measurements, so nothing is downloaded unless an address is configured (see `source`).
+Each file is taken from the first place that has it, in this order. The bundled files cover every GPU with public
+measurements. So nothing is downloaded unless an address is configured (see `source`).
 
-If an address is configured, its manifest is read first. A file is downloaded if it is not bundled, or if its hash
-differs from the bundled one. Files that the manifest does not list come from the bundled files. Downloads are all
-verified before any is used. The cache names files by their hash, so a manifest and its files change together. If the
-address fails, files of an earlier download are used, else the bundled ones; `notes` report it. A GPU without a file
-uses the base. Example::
+If an address is configured, its manifest is read first. A file is downloaded if it is not bundled, or if its checksum
+differs from the bundled one. Files that the manifest does not list are the bundled ones. All downloads are verified
+before any of them is used. The cache names files by their checksum, so files and manifest always belong together. If
+the download fails, files of an earlier download are used, or else the bundled ones, and `notes` report this. A GPU
+without its own file uses the base weights. Example::
 
     >>> weights = load_weights(["T4", "a-GPU-without-measurements"])
     >>> weights.base.gpu, list(weights.gpus)
@@ -40,7 +40,7 @@ class AbstractPlace(Protocol):
     """A place that may have weights files."""
 
     def find(self, name: str) -> GpuWeights | None:
-        """Read and check a file; None if this place does not have it."""
+        """Read and verify a file; None if this place does not have it."""
         ...
 
     def describe(self) -> str:
@@ -51,7 +51,7 @@ class AbstractPlace(Protocol):
 @final
 @dataclass(frozen=True)
 class FolderPlace:
-    """A folder of weights files. If it has a manifest, each file must be listed there with a matching hash."""
+    """A folder of weights files. If it has a manifest, this must list each file with a matching checksum."""
 
     folder: Path
     title: str
@@ -80,7 +80,7 @@ class FolderPlace:
 @final
 @dataclass(frozen=True)
 class FilePlace:
-    """A single weights file given by the user; its file name does not matter."""
+    """A single weights file that the user gave. Its file name does not matter."""
 
     path: Path
     weights: GpuWeights
@@ -97,7 +97,7 @@ class FilePlace:
 @final
 @dataclass(frozen=True)
 class DownloadPlace:
-    """Verified downloads from a configured address, without files identical to a bundled one.
+    """Verified downloads from a configured address. Files that are identical to bundled ones are not downloaded.
 
     Attributes:
         title: The address, for messages.
@@ -119,7 +119,7 @@ class DownloadPlace:
 @final
 @dataclass(frozen=True)
 class CachePlace:
-    """Earlier downloads, named by their hashes, with their manifest. Damaged files count as missing.
+    """Earlier downloads with their manifest; files are named by their checksum. A damaged file counts as missing.
 
     Attributes:
         folder: Folder of this release's downloads.
@@ -140,7 +140,7 @@ class CachePlace:
         return f"cache {self.folder}"
 
     def is_there(self) -> bool:
-        """Return whether the cache has a manifest; an unreadable folder counts as damaged."""
+        """Return whether the cache has a manifest. An unreadable folder counts as damaged."""
         try:
             return (self.folder / MANIFEST_NAME).is_file()
         except OSError as error:
@@ -165,11 +165,11 @@ class CachePlace:
             return None
 
     def path(self, sha256: str) -> Path:
-        """Return the path of the file with this hash."""
+        """Return the path of the file with this checksum."""
         return self.folder / f"{sha256}.safetensors"
 
     def keep(self, manifest: Manifest, contents: Mapping[str, bytes]) -> None:
-        """Write files, then the manifest that lists them; each write is atomic."""
+        """Write files, and then the manifest that lists them. Each write is atomic."""
         for sha256, content in contents.items():
             _write_atomically(self.path(sha256), content)
         _write_atomically(self.folder / MANIFEST_NAME, manifest.to_json().encode())
@@ -181,17 +181,17 @@ class CachePlace:
 def load_weights(
     gpu_names: Sequence[str], weights: AnyWeights = None, *, optional_gpus: Sequence[str] = ()
 ) -> LoadedWeights:
-    """Find, check and read the base and the weights of these GPUs.
+    """Find, verify and read the base weights and the weights of these GPUs.
 
     Args:
-        gpu_names: Catalogue names; GPUs without a file use the base.
+        gpu_names: Catalogue names. A GPU without a file uses the base weights.
         weights: A weights file, a folder or an address, which takes precedence, or a WeightsSource.
-        optional_gpus: Additional GPUs; their weights are loaded only if that needs no download.
+        optional_gpus: Further GPUs. Their weights are loaded only if no download is needed.
 
     Raises:
-        WeightsNotFoundError: The path does not exist, or no place has the base.
-        WeightsFormatError: A file of the path, or a bundled one, is truncated or does not match its header.
-        WeightsHashError: A file's hash is not its manifest's.
+        WeightsNotFoundError: The path does not exist, or no place has the base weights.
+        WeightsFormatError: A file at the path, or a bundled file, is truncated or does not match its header.
+        WeightsHashError: The checksum of a file differs from its manifest's.
         InvalidArgumentError: The address is invalid.
     """
     notes: list[str] = []
@@ -218,7 +218,7 @@ def load_weights(
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
     """Return the folder of this release's downloads."""
-    from lightning_predict import __version__  # an installed distribution is not required
+    from lightning_predict import __version__  # works without an installed distribution
 
     root = cache_dir or os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lightning-predict")
     return Path(root).expanduser() / __version__
@@ -235,7 +235,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> list[AbstractPlace]:
-    """Return the places to search, in order; failures are added to `notes`."""
+    """Return the places to search, in order. Failures are added to `notes`."""
     places: list[AbstractPlace] = []
     if source.path is not None:
         places.append(_explicit(Path(source.path).expanduser()))
@@ -254,7 +254,7 @@ def _places(source: WeightsSource, wanted: Sequence[str], notes: list[str]) -> l
 
 
 def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None:
-    """Return the source with the address of the environment; None if it is unset or invalid."""
+    """Return the source with the address from the environment; None if the variable is unset or invalid."""
     url = os.environ.get(URL_VARIABLE)
     if not url:
         return None
@@ -268,8 +268,8 @@ def _configured(source: WeightsSource, notes: list[str]) -> WeightsSource | None
 
 
 def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, notes: list[str]) -> DownloadPlace:
-    """Download the wanted files that are not bundled or cached; verify all, then add them to the cache."""
-    from lightning_predict.weights.fetch import Download  # slow import: only when needed
+    """Download the wanted files that are neither bundled nor cached. If all are valid, add them to the cache."""
+    from lightning_predict.weights.fetch import Download  # slow import, needed only here
 
     address = source.address
     download = Download(address, seconds=source.deadline_seconds, allow_http=source.allow_http)
@@ -286,7 +286,7 @@ def _download(source: WeightsSource, wanted: Sequence[str], cache: CachePlace, n
             known = parse_weights(contents[entry.sha256], f"{address.shown}/{name}")
         weights[name] = known
         _check_gpu(name, known, address.shown)
-    cache.damaged.clear()  # damaged files have been downloaded again
+    cache.damaged.clear()  # damaged files were downloaded again
     try:
         cache.keep(manifest, contents)
     except OSError as error:
