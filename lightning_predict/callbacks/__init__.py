@@ -1,10 +1,11 @@
-"""Callbacks for a Trainer of either Lightning package. Only this folder depends on the Trainer.
+"""Callbacks `RuntimePredictor` and `CostBudget` for a Trainer. Only this folder depends on Lightning.
 
 * `RuntimePredictor` predicts, after the first steps, the time and cost of the run on other GPUs.
 * `CostBudget` stops a run that will exceed its budget.
 
-The hooks are thin. They call `observe`, which records steps, times the fit, counts the remaining work, forecasts and
-judges the budget. `trainer_state` reads the Trainer; `guard` keeps our errors away from it. Example::
+The hooks are thin. They call `observe`, which records steps, times the fit, counts the remaining work, makes forecasts
+and checks the budget. `trainer_state` reads the Trainer. `guard` keeps errors of this package away from the Trainer.
+Example::
 
     from lightning_predict.callbacks import CostBudget, RuntimePredictor
 

@@ -1,7 +1,8 @@
-"""Optimization advice below the table of predictions: `RuntimePredictor(advice=True)`.
+"""Prints optimization advice below the table of predictions, for `RuntimePredictor(advice=True)`.
 
-On a GPU the profiler does not see the data flow between operations. The window after the recorded one is therefore
-followed by the dispatch recorder, so that advice can cover compilation, other batch sizes and more.
+On a GPU, the profiler does not record the data flow between operations. Therefore the accumulation window after the
+recorded one is recorded again by the dispatch recorder, with its data flow. Then advice can cover compilation, other
+batch sizes and more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def print_advice(
     trainer: Trainer, trace: Trace, question: PredictionRequest, *, iterations: int | None
 ) -> Advice | None:
-    """Print at most three lines of advice and log the gains, on rank zero; None on other ranks and after a warning.
+    """Print at most three lines of advice and log the gains, on rank zero; None on other ranks, or after a warning.
 
     Args:
         trainer: The Trainer.
@@ -46,7 +47,7 @@ def print_advice(
     assumptions = replace(question.assumptions, strategy=question.strategy or Strategy(), history=history)
     try:
         advice: Advice = extension("advice_for")(trace, question.layouts, assumptions, iterations=iterations)
-    except LightningPredictError as error:  # the predictions remain valid
+    except LightningPredictError as error:  # the predictions are still valid
         warn(f"RuntimePredictor could not advise: {error}")
         return None
     print_on_rank_zero(trainer, lambda: "\n".join(extension("short_lines")(advice)) + "\n")
@@ -58,11 +59,11 @@ def print_advice(
 
 @final
 class DataFlowRecorder:
-    """Follows the tensors of the next window, for a step with measured kernels.
+    """Records the data flow of the next accumulation window, for a recorded step with measured kernels.
 
     Args:
         trainer: The Trainer.
-        pl_module: Its module.
+        pl_module: Module that the Trainer trains.
         trace: The recorded step.
         count: Window counter of the fit.
     """
@@ -79,11 +80,11 @@ class DataFlowRecorder:
 
     @staticmethod
     def is_useful(trace: Trace) -> bool:
-        """Return whether following the next window adds information to the recorded step."""
+        """Return whether the data flow of the next window would add information to the recorded step."""
         return trace.has_measured_kernels and not trace.compiled and not trace.other_steps
 
     def on_batch_start(self, batch: Any) -> None:
-        """Record the batch, from the beginning of a window on, unless an equal batch was recorded."""
+        """Record the batch, if a window has begun here, and no equal batch was recorded yet."""
         if self._is_over or (self._window is None and not self._count.between_windows):
             return
         if self._window is None:
@@ -97,7 +98,7 @@ class DataFlowRecorder:
             self._ends(error)
 
     def on_batch_end(self) -> bool:
-        """End the batch; return True once the window is over, whether or not `trace` could get its tensors."""
+        """End the batch. Return whether the window is over, whether or not `trace` could get its data flow."""
         if self._is_in_batch:
             self.stop()
             self._batches.ends(autograd_nodes() - self._nodes_at_start)

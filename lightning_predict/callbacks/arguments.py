@@ -1,4 +1,4 @@
-"""Checks of the callbacks' arguments; each error names the given value, the expected one and a remedy.
+"""Checks of the callbacks' arguments. Each error names the given value, the expected value and a remedy.
 
 Example::
 
@@ -18,7 +18,7 @@ from lightning_predict.units import seconds_to_hours
 from lightning_predict.weights.source import AnyWeights, WeightsSource, weights_source
 
 MetaStep = Callable[[int], Callable[[], object]]
-"""Function from a batch size to a step on the meta device."""
+"""Function that makes a step on the meta device from a batch size."""
 
 
 def check_steps(name: str, steps: int) -> None:
@@ -28,7 +28,7 @@ def check_steps(name: str, steps: int) -> None:
 
 
 def amount_of(name: str, amount: object) -> float:
-    """Convert an int, float, Decimal, Fraction or numpy number to a positive float."""
+    """Convert a positive number (int, float, Decimal, Fraction or numpy number) to a float."""
     number = positive_number(amount)
     if number is None:
         raise InvalidArgumentError(f"{name}={shown(amount)} is not a limit; expected a number above 0, or None.")
@@ -43,13 +43,13 @@ def hours_of(name: str, hours: object) -> float:
 
 
 def check_name(name: str, text: object, example: str) -> None:
-    """Reject a name that is not a string; None means no name."""
+    """Reject a name that is not a string. None means that there is no name."""
     if text is not None and not isinstance(text, str):
         raise InvalidArgumentError(f"{name}={shown(text)} is not a name; expected a string, for example {example!r}.")
 
 
 def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) -> None:
-    """Reject epoch lengths below 1, and two lengths at once."""
+    """Reject an epoch length below 1, and two lengths at the same time."""
     for name, length in (("batches_per_epoch", batches_per_epoch), ("samples_per_epoch", samples_per_epoch)):
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
             raise InvalidArgumentError(f"{name}={length!r} is not a length; expected a whole number of at least 1.")
@@ -61,7 +61,7 @@ def check_epoch(batches_per_epoch: int | None, samples_per_epoch: int | None) ->
 
 
 def check_weights(weights: AnyWeights) -> WeightsSource:
-    """Reject a missing file or folder of weights; None takes the weights that come with the package."""
+    """Reject a missing file or folder of weights. None means the weights of the package."""
     source = weights_source(weights)
     if source.path is not None and not Path(source.path).expanduser().exists():
         raise WeightsNotFoundError(
@@ -74,7 +74,7 @@ def check_weights(weights: AnyWeights) -> WeightsSource:
 def check_file(
     name: str, path: str | PathLike[str] | None, *, endings: tuple[str, ...] = (".json", ".json.gz"), example: str
 ) -> None:
-    """Reject a path that cannot be an output file; None means no file. Missing folders will be created."""
+    """Reject a path that cannot be an output file. None means no file. Missing folders will be created."""
     if path is None:
         return
     if not isinstance(path, (str, PathLike)):
@@ -92,16 +92,16 @@ def check_file(
 
 
 def check_choice(name: str, choice: str, choices: Sequence[str]) -> None:
-    """Reject a value that is not among the choices."""
+    """Reject a value that is not one of the choices."""
     if not isinstance(choice, str) or choice not in choices:
         raise InvalidArgumentError(f"{name}={choice!r} is not known; expected one of {', '.join(map(repr, choices))}.")
 
 
 def future_time(name: str, time: object) -> datetime:
-    """Parse a time in the future; without a time zone, it is local time.
+    """Parse a time in the future. Without a time zone, it is local time.
 
     Args:
-        name: The argument.
+        name: Name of the argument, for errors.
         time: An ISO text, for example `2030-01-31T18:00` or `2030-01-31T18:00+01:00`, or a datetime.
     """
     try:

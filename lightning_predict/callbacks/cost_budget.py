@@ -1,8 +1,8 @@
-"""`CostBudget`: stop a run that will exceed its budget, before it has cost much.
+"""`CostBudget`: callback that stops a run that will exceed its budget, before it has cost much.
 
-The first steps are timed. If the forecast from them exceeds the budget, the run stops with a checkpoint. From then on
-the actual use is checked, also across resumes. The final checkpoint stores the used amounts and the reason for the
-stop. Example::
+The first steps are timed. If the forecast from these steps exceeds the budget, the run stops with a checkpoint. From
+then on, the used amounts are checked, also across resumes. The final checkpoint stores the used amounts and the reason
+for the stop. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import CostBudget
@@ -96,10 +96,10 @@ CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
 @final
 @dataclass(frozen=True, slots=True)
 class RentedMachine:
-    """Machine of a fit.
+    """Machine on which a fit runs.
 
     Attributes:
-        device: Catalogue name of the GPU, otherwise the type of the device.
+        device: Catalogue name of the GPU, or the type of the device if it is no GPU of the catalogue.
         world_size: Number of processes.
     """
 
@@ -114,7 +114,7 @@ class RentedMachine:
 
     @staticmethod
     def of_state(state: dict[str, Any]) -> RentedMachine | None:
-        """Return the machine stored in a checkpoint; None if there is no machine in it."""
+        """Return the machine that a checkpoint stores; None if it stores none."""
         return RentedMachine(state["device"], state["world_size"]) if {"device", "world_size"} <= state.keys() else None
 
     def __str__(self) -> str:
@@ -122,14 +122,14 @@ class RentedMachine:
 
 
 def _say_state_is_lost(budget: CostBudget, error: Exception) -> None:
-    """Warn once per fit that checkpoints are written without the used amounts."""
+    """Warn, once per fit, that checkpoints are written without the used amounts."""
     if "state" not in budget._warned:
         budget._warned.add("state")
         warn(f"CostBudget: this checkpoint lacks the used amounts: {type(error).__name__}: {error}")
 
 
 def _say_state_is_unread(_: CostBudget, error: Exception) -> None:
-    """Warn that the used amounts of a checkpoint are ignored."""
+    """Warn that the used amounts in a checkpoint are ignored."""
     warn(
         "CostBudget cannot read the used amounts from the checkpoint and counts from here: "
         f"{type(error).__name__}: {error}"
@@ -142,16 +142,16 @@ class _Fit:
 
     Attributes:
         meetings: Exchange between the ranks, for joint decisions.
-        schedule: The batches after which the ranks decide; None for one process.
-        failure: Error on this rank, as text.
-        has_ended: The run was told to end.
-        is_saving: The budget's own checkpoint is being written.
-        overrun: Reason to stop the run after the current validation.
-        validation_interval: Validation batches between two checks; None: no checks.
-        validated_batches: Batches of the current validation.
-        kept_seconds: When the ledger file was last written.
-        clock: Clock of the fit; on rank zero only, like the next two.
-        watch: The limits to check.
+        schedule: Decides after which batches the ranks decide; None for one process.
+        failure: Error on this rank as text; None without an error.
+        has_ended: Whether the run was told to end.
+        is_saving: Whether the budget's own checkpoint is being written.
+        overrun: Reason to stop the run after the current validation; None without one.
+        validation_interval: Number of validation batches between two checks; None for no checks.
+        validated_batches: Number of batches of the current validation so far.
+        kept_seconds: Time at which the ledger file was last written.
+        clock: Clock of the fit. It exists only on rank zero, like `watch` and `judge`.
+        watch: Checks the limits.
         judge: Returns a verdict; None if there is nothing to check.
     """
 
@@ -169,52 +169,56 @@ class _Fit:
 
 
 class CostBudget(Callback):
-    """Keep a run within dollars, hours, a deadline or kilograms of CO2.
+    """Keep a run within a budget of dollars, hours or kilograms of CO2, or before a deadline.
 
-    The used amounts are checked after every batch. There is a warning at 80 % of the budget, and a stop at 100 % minus
-    the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
-    `lightning_predict_budget.json` in `default_root_dir`. A killed run therefore counts them when it is resumed from
-    its checkpoint or restarted in the same cluster job.
+    The used amounts are checked after every batch. There is a warning at 80 % of the budget. The run stops at 100 %
+    minus the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
+    `lightning_predict_budget.json` in `default_root_dir`. So a killed run counts them when it is resumed from its
+    checkpoint, or restarted in the same cluster job.
 
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. It is repeated each
     time the number of steps has doubled. If even the low end of the forecast exceeds the budget, the run stops before
-    the next batch. If only the middle does, there is one warning. In between, a forecast every minute may also warn.
-    All ranks decide together, at agreed batches, at most half a minute apart. Rank zero judges; an error on any rank
-    turns the budget off on all.
+    the next batch. If only the middle does, there is one warning. Between these forecasts, one forecast per minute may
+    also warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank zero makes the decision.
+    An error on any rank turns the budget off on all ranks.
 
-    A run that is stopped within an accumulation window loses the gradients of that window's batches, because no
+    If a run is stopped within an accumulation window, the gradients of that window's batches are lost, because no
     checkpoint contains them.
 
     A stopped run leaves its checkpoint `lightning_predict_budget.ckpt` in `default_root_dir`. Lightning validates once
-    more before `fit` returns, as after early stopping. The budget reserves time for that validation, and the checkpoint
-    includes its forecast cost. A validation that uses up the budget is finished if it exceeds the budget by at most 5
+    more before `fit` returns, as after early stopping. The budget reserves time for this validation, and the checkpoint
+    includes its forecast cost. If a validation uses up the budget, it is finished if it exceeds the budget by at most 5
     %. Otherwise the run ends with a BudgetExceededError after its checkpoint, because metrics of a partial validation
-    would be misleading. To continue, pass that checkpoint and a larger budget to `fit`.
+    would be misleading. To continue, pass the checkpoint and a larger budget to `fit`.
 
     Args:
-        usd: US dollars.
-        hours: Hours, or a timedelta.
-        deadline: A time in ISO format, local without a zone, for example `2030-01-31T18:00`, or a datetime.
-        usd_per_hour: Your price of all machines of this run; None takes the listed offers for the GPU in use.
+        usd: Budget in US dollars.
+        hours: Budget in hours, or a timedelta.
+        deadline: A time in ISO format, local without a time zone, for example `2030-01-31T18:00`, or a datetime.
+        usd_per_hour: Your price of all machines of this run. If None, the listed offers for the GPU in use.
         offer: The listed offer that you pay for, for example `AWS g5.xlarge`.
-        scope: Include the amounts used before a resume (`cumulative`), or count this fit only (`run`).
-        on_exceed: Action if the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
-        warmup_steps: Minimum number of steps before the first forecast, however long they take.
-        kg_co2: Kilograms of CO2-equivalent; requires `grid`.
+        scope: Whether to include the amounts used before a resume (`cumulative`), or to count only this fit (`run`).
+        on_exceed: What to do if the budget is exceeded: `stop`, `warn` once, or `raise` a BudgetExceededError.
+        warmup_steps: Minimum number of steps before the first forecast, even if they take long.
+        kg_co2: Budget in kilograms of CO2-equivalent. It requires `grid`.
         grid: The electric grid: grams of CO2 per kWh, a place (`Frankfurt`) or a country (`France`, `FR`).
-        watts: Power of all machines of this run; None takes the power limits of its GPUs, an upper estimate.
-        pue: Power usage effectiveness of the data centre, a factor on the power; 1: the machines alone.
+        watts: Power of all machines of this run. If None, the power limits of its GPUs, an upper estimate.
+        pue: Power usage effectiveness of the data centre, a factor on the power; 1 for the machines alone.
         setup_minutes: Minutes of paid machine time before training.
+<<<<<<< HEAD
         storage_usd: Dollars for storage and data transfer; they count as used from the start.
         webhook: An https address that gets a JSON notice at 80 % and at the stop, for example of Slack or Discord.
+=======
+        storage_usd: Dollars for storage and data transfer, which count as used from the start.
+>>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
 
     Attributes:
         terms: The limits and prices as given.
-        stopping_reason: Why the run was stopped; None if it was not.
+        stopping_reason: Reason why the run was stopped; None if it was not stopped.
 
     Raises:
-        InvalidArgumentError: No limit, a limit that is not positive or has passed, or an unknown choice.
-        UnknownOfferError: No offer of that name is listed.
+        InvalidArgumentError: There is no limit, a limit is not positive or has passed, or a choice is unknown.
+        UnknownOfferError: No offer with this name is listed.
     """
 
     def __init__(
@@ -268,16 +272,17 @@ class CostBudget(Callback):
         return {name: value for name, value in vars(self).items() if name not in LIGHTNINGS_OWN} | {"_fit": None}
 
     state_key = "lightning_predict.CostBudget"
-    """The same for every budget, so that a run can be resumed with a larger one."""
+    """Key in checkpoints. It is the same for every budget, so that a run can be resumed with a larger budget."""
 
     @fallback_on_error(dict, _say_state_is_lost)
     def state_dict(self) -> dict[str, Any]:
         """Return the used amounts, the machine and the reason for a stop, as plain values.
 
-        If this fails, the checkpoint is written without our state, with a warning: it is worth more than our state.
+        If this fails, the checkpoint is written without our state, with a warning, because it is worth more than our
+        state.
         """
         machine, fit = {} if self._machine is None else asdict(self._machine), self._fit
-        # The final validation comes after the run's last checkpoint.
+        # The final validation comes after the run's last checkpoint, so its cost is added.
         later = fit.watch.end_seconds if fit is not None and fit.is_saving and fit.watch is not None else 0.0
         used = {
             "seconds": self._ledger.seconds + later,
@@ -287,39 +292,39 @@ class CostBudget(Callback):
 
     @fallback_on_error(lambda: None, _say_state_is_unread)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the used amounts of a checkpoint, unless each fit counts alone."""
+        """Restore the used amounts from a checkpoint, unless each fit counts alone."""
         seconds, usd = (amount_before(state_dict, name) for name in ("seconds", "usd"))
         if self.scope == "cumulative":
             self._ledger.resume(seconds=seconds, usd=usd)
         self._machine = RentedMachine.of_state(state_dict)
-        run = state_dict.get("run")  # absent in checkpoints of version 0.3 and before
+        run = state_dict.get("run")  # absent in checkpoints of version 0.3 and earlier
         self._run = run if isinstance(run, str) and run else self._run
 
     @log_exceptions
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset for a new fit; time counts from here."""
+        """Reset for a new fit. Time counts from here."""
         if stage != "fit":
             return
         self._fit = self.stopping_reason = None
         self._warned = set()
         mode = inactive_mode(trainer)
         if mode is None:
-            self._fit = _Fit(rank_agreement(trainer))  # before any code that may fail on one rank only
+            self._fit = _Fit(rank_agreement(trainer))  # before any code that may fail on a single rank
         self._ledger.open(forget=self.scope == "run")
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
         elif trainer.is_global_zero:
-            import_module("lightning_predict.timeline.step_prediction")  # for forecasts: no step waits for it
+            import_module("lightning_predict.timeline.step_prediction")  # for forecasts, so that no step waits
             self._fit.clock = run_clock_of(trainer, device=trainer.strategy.root_device)
 
     @property
     def _clock(self) -> RunClock | None:
-        """Clock of the fit; None on ranks other than zero."""
+        """Clock of the fit; None on other ranks than zero."""
         return None if self._fit is None else self._fit.clock
 
     @log_exceptions
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the start of the validation loader's workers."""
+        """Time the start of the validation loader's worker processes."""
         if (clock := self._clock) is not None:
             clock.on_sanity_check_start()
 
@@ -341,9 +346,9 @@ class CostBudget(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Stop timing a validation batch; end the run if the validation would exceed the budget by far.
+        """Stop timing a validation batch. End the run if the validation would exceed the budget by far.
 
-        The run ends with an exception. A validation that is cut short would report means over a few batches, which
+        The run then ends with an exception. A validation that is cut short would report means over a few batches, which
         could select a wrong best checkpoint.
 
         Raises:
@@ -364,7 +369,7 @@ class CostBudget(Callback):
             return
         decision = self._agree(fit, lambda: self._judge_validation(trainer, fit))
         if decision["action"] == "warn":
-            fit.overrun = decision["reason"]  # the run ends after this validation
+            fit.overrun = decision["reason"]  # the run will end after this validation
         elif decision["action"] == "stop":
             self._end_within_validation(trainer, fit, decision["reason"])
 
@@ -385,7 +390,7 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude the start of workers from the wait for a batch."""
+        """Exclude the start of worker processes from the wait for a batch."""
         if (clock := self._clock) is not None:
             clock.on_epoch_start()
 
@@ -403,7 +408,7 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude validation from the loader's wait; it is timed separately."""
+        """Exclude validation from the wait for the loader, because it is timed separately."""
         if self._fit is not None:
             self._fit.validated_batches = 0
         if (clock := self._clock) is not None:
@@ -411,7 +416,7 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Use its time to forecast later validations; end the run if it used up the budget."""
+        """Forecast later validations from the time of this one. End the run if it used up the budget."""
         fit = self._fit
         if fit is None:
             return
@@ -430,7 +435,7 @@ class CostBudget(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Check the used amounts and, if due, the forecast."""
+        """Check the used amounts and, if a forecast is due, the forecast."""
         fit = self._fit
         if fit is None or fit.has_ended:
             return
@@ -454,18 +459,19 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Record the used amounts; teardown is not called after an exception."""
+        """Store the used amounts, because `teardown` is not called after an exception."""
         self._close(trainer)
 
     @log_exceptions
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Record the used amounts."""
+        """Store the used amounts."""
         self._close(trainer)
 
     def give_up(self, error: Exception) -> None:
-        """Warn once and do nothing until the next fit.
+        """Warn once, and do nothing until the next fit.
 
-        With several ranks, this rank only stores its error; the next joint decision turns the budget off on all ranks.
+        With several ranks, this rank only stores its error. The next joint decision then turns the budget off on all
+        ranks.
         """
         failure, fit = f"{type(error).__name__}: {error}", self._fit
         if fit is None or isinstance(fit.meetings, SingleProcess):
@@ -476,7 +482,7 @@ class CostBudget(Callback):
             fit.watch = fit.clock = fit.judge = None
 
     def _close(self, trainer: Trainer) -> None:
-        """End the fit; report an error that was not shared with the other ranks."""
+        """End the fit. Report an error that was not yet shared with the other ranks."""
         fit, self._fit = self._fit, None
         self._ledger.close()
         if fit is not None and fit.failure is not None:
@@ -484,7 +490,7 @@ class CostBudget(Callback):
             say(f"CostBudget was off at the end of this fit: {fit.failure}")
 
     def _on_rank_zero(self, fit: _Fit, is_due: bool, look: Callable[[], None]) -> None:
-        """Run `look` on rank zero; if the ranks decide now, its error becomes part of the exchange."""
+        """Run `look` on rank zero. If the ranks decide now, an error in it is part of the exchange."""
         if fit.clock is None or fit.failure is not None:
             return
         try:
@@ -495,14 +501,17 @@ class CostBudget(Callback):
             self.give_up(error)
 
     def _agree(self, fit: _Fit, ask: Callable[[], Decision], alike: int | None = None) -> Decision:
-        """Decide together with the other ranks; an error on any rank is raised on all, which turns all off."""
+        """Decide together with the other ranks.
+
+        An error on any rank is raised on all, which turns the budget off on all.
+        """
         try:
             return fit.meetings.agree(ask, failure=fit.failure, alike=None if alike is None else str(alike))
         except Exception:
             self._fit = None
             raise
 
-    # Rank zero only:
+    # --- Only on rank zero
 
     def _open(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
         """Determine the limits of this fit, and check the amounts used by earlier fits."""
@@ -536,7 +545,7 @@ class CostBudget(Callback):
         return self._decide(trainer, fit)
 
     def _find_ledger(self, trainer: Trainer) -> None:
-        """Restore the used amounts from the ledger file, if they exceed the checkpoint's."""
+        """Restore the used amounts from the ledger file, if they exceed those of the checkpoint."""
         path, job = self._ledger_path(trainer), job_in_use()
         try:
             kept = in_hook(path, lambda: read_ledger(path), seconds=wait_seconds(trainer, FILE_SECONDS))
@@ -571,7 +580,7 @@ class CostBudget(Callback):
         return Path(trainer.default_root_dir) / LEDGER_NAME
 
     def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
-        """Count a batch and prepare the next check; always prepare one if the ranks decide now."""
+        """Count a batch, and prepare the next check. If the ranks decide now, always prepare one."""
         watch, clock = fit.watch, fit.clock
         if watch is None or clock is None:
             return
@@ -585,7 +594,7 @@ class CostBudget(Callback):
             fit.judge = lambda: self._judge_now(trainer, watch, clock, question or "use")
 
     def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: DueCheck) -> BudgetVerdict:
-        """Judge the used amounts and, if asked for, the rest of the run."""
+        """Check the used amounts and, if requested, the forecast of the rest of the run."""
         rest: RestOfRun | None = None
         if question != "use":
             clock.buffered = prefetched_batches(trainer)
@@ -608,7 +617,7 @@ class CostBudget(Callback):
         return verdict
 
     def _decide(self, trainer: Trainer, fit: _Fit) -> dict[str, Any]:
-        """Judge, report, and decide for every rank."""
+        """Check the budget, report the result, and decide for all ranks."""
         clock, judge, fit.judge = fit.clock, fit.judge, None
         if fit.watch is None or clock is None:
             raise LightningPredictError("nothing was watched")
@@ -628,7 +637,7 @@ class CostBudget(Callback):
             return decision
         if self.on_exceed == "warn":
             warn(f"CostBudget: {verdict.reason}.")
-            return decision | {"action": "off"}  # everything has been reported
+            return decision | {"action": "off"}  # everything was reported already
         lost = batches_without_step(trainer, clock.windows)
         return decision | {"action": "stop", "reason": verdict.reason, "lost": lost}
 
@@ -639,7 +648,7 @@ class CostBudget(Callback):
             self._keep_ledger(trainer, fit, self._ledger.elapsed_seconds)
 
     def _validation_ends(self, trainer: Trainer, fit: _Fit) -> None:
-        """Update the forecast of the final validation from the last one."""
+        """Update the forecast of the final validation from the last validation."""
         if fit.clock is None:
             return
         fit.clock.on_validation_end()
@@ -649,7 +658,7 @@ class CostBudget(Callback):
             )
 
     def _judge_validation(self, trainer: Trainer, fit: _Fit) -> Decision:
-        """Judge the used amounts during a validation."""
+        """Check the used amounts during a validation."""
         validation, batches = None if fit.clock is None else fit.clock.validation.times(), _validation_batches(trainer)
         rest = None
         if validation is not None and validation.batch is not None and batches is not None:
@@ -659,7 +668,7 @@ class CostBudget(Callback):
             send_notices(trainer, self.webhook, verdict)
         return {"action": verdict.action, "reason": verdict.reason}
 
-    # On every rank:
+    # --- On every rank
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -667,7 +676,7 @@ class CostBudget(Callback):
         return {"on_exceed": self.on_exceed, "warmup_steps": self.warmup_steps}
 
     def _follow(self, decision: Decision) -> None:
-        """Adopt the settings of rank zero, and log if this rank had others."""
+        """Adopt the settings of rank zero. Log a message if this rank had other settings."""
         own, common = self._settings, {name: decision[name] for name in self._settings}
         if own == common:
             return
@@ -679,7 +688,7 @@ class CostBudget(Callback):
 
     def _act(self, trainer: Trainer, fit: _Fit, decision: Decision, *, can_save: bool) -> None:
         """Carry out a decision."""
-        # Ranks that validate different numbers of batches would deadlock.
+        # If ranks validated different numbers of batches, they would deadlock.
         fit.validation_interval = decision.get("validation_interval") if decision.get("alike") else None
         if decision["action"] == "off":
             self._fit = None
@@ -687,14 +696,14 @@ class CostBudget(Callback):
             self._end(trainer, fit, decision["reason"], can_save=can_save, lost=decision["lost"])
 
     def _end(self, trainer: Trainer, fit: _Fit, reason: str, *, can_save: bool, lost: int = 0) -> None:
-        """End the run, with a checkpoint; errors on the way do not keep it running.
+        """End the run with a checkpoint. Errors in this do not keep the run alive.
 
         Args:
             trainer: The Trainer.
-            fit: The fit.
-            reason: The reason.
-            can_save: A checkpoint can be written now.
-            lost: Batches since the last optimizer step; their gradients are lost.
+            fit: State of the fit.
+            reason: Reason for the end.
+            can_save: Whether a checkpoint can be written now.
+            lost: Number of batches since the last optimizer step, whose gradients are lost.
         """
         self.stopping_reason, fit.has_ended = reason, True
         if self.on_exceed == "stop":
@@ -707,12 +716,12 @@ class CostBudget(Callback):
         rank_zero_info(f"CostBudget ends this run: {reason}.{saved}")
 
     def _end_within_validation(self, trainer: Trainer, fit: _Fit, reason: str) -> None:
-        """End the run, with a checkpoint, by an exception.
+        """End the run within a validation, with a checkpoint, by an exception.
 
         Raises:
             BudgetExceededError: Always.
         """
-        saved = "" if fit.has_ended else self._save(trainer, fit)  # already saved if the run was told to stop
+        saved = "" if fit.has_ended else self._save(trainer, fit)  # already saved, if the run was told to stop
         self.stopping_reason, fit.has_ended = self.stopping_reason or reason, True
         batches = _validation_batches(trainer)
         of = "" if batches is None else f" of {batches:,}"
@@ -722,19 +731,19 @@ class CostBudget(Callback):
         )
 
     def _save(self, trainer: Trainer, fit: _Fit) -> str:
-        """Write a checkpoint; return a sentence with its path and the order of data after a resume.
+        """Write a checkpoint. Return a sentence with its path, and with the order of data after a resume.
 
-        Must be called on every rank. If any rank fails to write, the result is empty and a warning is shown.
+        This must be called on every rank. If any rank fails to write, the result is empty, and a warning is shown.
         """
         path, problem = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME), ""
         try:
             fit.is_saving = not trainer.validating
             try:
                 trainer.save_checkpoint(path, weights_only=False)
-            except Exception as error:  # a full disk must not keep the run alive
+            except Exception as error:  # an error such as a full disk must not keep the run alive
                 problem = f"{type(error).__name__}: {error}"
                 try:
-                    trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this one there
+                    trainer.strategy.barrier("Trainer.save_checkpoint")  # the other ranks wait for this rank there
                 except Exception as another:
                     problem += f"; then {type(another).__name__}: {another}"
             fit.meetings.agree(dict, failure=problem or None)
@@ -757,7 +766,7 @@ def amount_before(state: dict[str, Any], name: str) -> float:
     """Read a used amount from a checkpoint.
 
     Raises:
-        InvalidArgumentError: It is not a number of at least 0.
+        InvalidArgumentError: The value is not a number of at least 0.
     """
     amount = state.get(name)
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
@@ -766,7 +775,7 @@ def amount_before(state: dict[str, Any], name: str) -> float:
 
 
 def _validation_batches(trainer: Trainer) -> int | None:
-    """Return the batches of a validation run; None if unknown or without validation."""
+    """Return the number of batches of a validation run; None if unknown, or without validation."""
     batches = sum(trainer.num_val_batches) if trainer.num_val_batches else 0
     return int(batches) if 0 < batches < math.inf else None
 
@@ -774,12 +783,12 @@ def _validation_batches(trainer: Trainer) -> int | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emissions:
-    """Budget of emissions, and the inputs to compute them.
+    """Budget of CO2 emissions, with the inputs to compute the emissions.
 
     Attributes:
-        kg_co2: Kilograms of CO2-equivalent.
-        grid: The grid that feeds the machines.
-        watts: Power of all machines; None takes the limits of the GPUs.
+        kg_co2: Budget in kilograms of CO2-equivalent.
+        grid: Electric grid that feeds the machines.
+        watts: Power of all machines. If None, the power limits of the GPUs.
         pue: Power usage effectiveness of the data centre.
     """
 
@@ -792,10 +801,10 @@ class Emissions:
     def checked(
         *, kg_co2: float | Decimal | Fraction | None, grid: str | float | None, watts: float | None, pue: float
     ) -> Emissions | None:
-        """Parse the arguments of `CostBudget`; None without a limit.
+        """Parse the CO2 arguments of `CostBudget`; None without such a limit.
 
         Raises:
-            InvalidArgumentError: A limit without a grid, or a number out of its range.
+            InvalidArgumentError: There is a limit without a grid, or a number is out of its range.
         """
         if kg_co2 is None:
             if grid is not None or watts is not None or pue != 1:
@@ -818,7 +827,10 @@ class Emissions:
         )
 
     def per_second(self, trainer: Trainer) -> float | None:
-        """Return kilograms per second of this fit; if the machines' power is unknown, warn and return None."""
+        """Return kilograms of CO2 per second of this fit.
+
+        If the power of the machines is unknown, warn and return None.
+        """
         watts, name = self.watts, gpu_name_in_use(trainer.strategy.root_device)
         if watts is None and name is not None:
             watts = find_gpu(name).power_watts * trainer.world_size
@@ -834,15 +846,15 @@ class Emissions:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Terms of a budget; None means no limit.
+    """Terms of a budget: its limits and prices; None for no limit.
 
     Attributes:
-        usd: US dollars.
-        hours: Hours.
-        deadline: A time with a time zone.
+        usd: Limit in US dollars.
+        hours: Limit in hours.
+        deadline: Deadline, a time with a time zone.
         usd_per_hour: The user's own price of all machines of the run.
         offer: The offer that the user named.
-        emissions: The limit in CO2.
+        emissions: Limit in CO2.
         charges: Costs other than training time.
     """
 
@@ -868,8 +880,8 @@ class Terms:
         """Parse and check the arguments of `CostBudget`.
 
         Raises:
-            InvalidArgumentError: No limit, or a limit that is not positive or has passed.
-            UnknownOfferError: No offer of that name is listed.
+            InvalidArgumentError: There is no limit, or a limit is not positive or has passed.
+            UnknownOfferError: No offer with this name is listed.
         """
         if usd is None and hours is None and deadline is None and emissions is None:
             raise InvalidArgumentError("CostBudget got no limit; give at least one of usd, hours, deadline and kg_co2.")
@@ -886,7 +898,7 @@ class Terms:
         )
 
     def limits_of(self, trainer: Trainer, ledger: Ledger) -> tuple[Limit, ...]:
-        """Return the limits of a fit that begins, and set the price in the ledger."""
+        """Return the limits of a fit that begins. Also set the price in the ledger."""
         if self.usd is not None:
             price = price_of_run(
                 usd_per_hour=self.usd_per_hour,
@@ -913,15 +925,20 @@ class Terms:
 
 
 def batches_between_checks(clock: RunClock) -> int:
-    """Return the batches until the ranks decide again: as many as trained so far, at most `CHECK_SECONDS`."""
+    """Return the number of batches until the ranks decide again: as many as so far, but at most `CHECK_SECONDS`."""
     if clock.batches == 0:
         return 1
     return max(1, min(clock.batches, math.ceil(CHECK_SECONDS * clock.batches / max(clock.training_seconds, 1e-9))))
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
+<<<<<<< HEAD
     """Log the used, allowed and forecast amounts, and the reason if the budget is exceeded."""
     refusals = log_values(trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)})
+=======
+    """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""
+    refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
+>>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
     if exceeded:
         refusals += log_event(trainer, BUDGET_GROUP, "exceeded", reason)
     for refusal in refusals:
@@ -938,7 +955,7 @@ def send_notices(trainer: Trainer, webhook: str | None, verdict: BudgetVerdict) 
 
 
 def warn_and_log(trainer: Trainer, reason: str) -> None:
-    """Warn, and log the event."""
+    """Show a warning, and log it as an event."""
     warn(f"CostBudget: {reason}.")
     refusals = log_values(trainer, BUDGET_GROUP, {"warned": 1.0})
     for refusal in refusals + log_event(trainer, BUDGET_GROUP, "warned", reason):

@@ -1,12 +1,12 @@
-"""`FitRecording`: recordings of one fit: its training step and one validation batch.
+"""`FitRecording`: records the training step and one validation batch of a fit.
 
-It connects a Trainer's hooks to the two recorders, which know no Trainer. Example::
+It calls the two recorders, which do not depend on a Trainer, from a Trainer's hooks. Example::
 
     recording = FitRecording(trainer, pl_module, clock=device_clock(device))
     recording.on_train_start(trainer, pl_module, warmup_steps=3, capture_steps=1, count=run_clock.windows)
     recording.on_batch_start(trainer, batch)
     # ... the batch is trained ...
-    trace = recording.on_batch_end(batch)   # None until the last step was recorded
+    trace = recording.on_batch_end(batch)   # None before the last step was recorded
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @final
 class FitRecording:
-    """Recorders of one fit.
+    """Recorders of one fit: of the training step, and of a validation batch.
 
     Attributes:
-        window_size: Observed size of the accumulation windows until the step was recorded.
+        window_size: Observed size of the accumulation windows, until the step was recorded.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, *, clock: Callable[[], float]) -> None:
@@ -49,7 +49,7 @@ class FitRecording:
         self._clock = clock
         self._compiled_before = compilations()
         if trainer.strategy.root_device.type == "cuda":
-            import_module("lightning_predict.tracing.kineto")  # reads the profile: no step waits for it
+            import_module("lightning_predict.tracing.kineto")  # imported now, so that no step waits
         self._steps: StepRecorder | None = None
         self._validation: ValidationRecorder | None = ValidationRecorder(
             clock=clock,
@@ -64,7 +64,7 @@ class FitRecording:
 
     @property
     def validation_is_done(self) -> bool:
-        """A validation batch was recorded."""
+        """Whether a validation batch was recorded."""
         return self._validation is not None and self._validation.is_done
 
     def on_train_start(
@@ -76,7 +76,10 @@ class FitRecording:
         capture_steps: int,
         count: StepCounter,
     ) -> None:
-        """Make the step recorder; not in on_train_epoch_start, which a run resumed within an epoch does not call."""
+        """Create the step recorder.
+
+        `on_train_epoch_start` would not do: a run that resumes within an epoch skips it.
+        """
         self._steps = StepRecorder(
             warmup_steps=warmup_steps,
             capture_steps=capture_steps,
@@ -90,12 +93,12 @@ class FitRecording:
         )
 
     def pause(self) -> None:
-        """Exclude the time until the next batch: it is not a loader wait."""
+        """Exclude the time until the next batch, because it is no loader wait."""
         if self._steps is not None:
             self._steps.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch: another callback may write the checkpoint before the batch's end is reported here."""
+        """Stop timing the batch, because another callback may write a checkpoint before this recorder sees its end."""
         if self._steps is not None:
             self._steps.checkpoint_is_collected()
 
@@ -103,7 +106,7 @@ class FitRecording:
         """Time or record the next batch.
 
         Returns:
-            Whether this batch is recorded, and so takes longer than others.
+            Whether this batch is recorded, so that it takes longer than others.
         """
         if self._steps is None:
             return False
@@ -117,12 +120,12 @@ class FitRecording:
         return self._steps.is_recording
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Note that an optimizer's update is due."""
+        """Record that an optimizer is to update parameters."""
         if self._steps is not None:
             self._steps.optimizer_steps(optimizer)
 
     def on_batch_end(self, batch: Any) -> Trace | None:
-        """End the batch; return the trace once every kind is recorded, and again if a new kind appears later."""
+        """End the batch. Return the trace when every kind of step is recorded, and again if a new kind occurs later."""
         if self._steps is None:
             return None
         samples = None if self._steps.is_idle else samples_of(batch)
@@ -141,7 +144,7 @@ class FitRecording:
         return trace
 
     def on_validation_start(self) -> None:
-        """Note that a validation run or the sanity check begins."""
+        """Record that a validation run or the sanity check begins."""
         self.pause()
         if self._validation is not None:
             self._validation.on_run_start()
@@ -150,7 +153,7 @@ class FitRecording:
         """Record a batch of the sanity check, or of the first validation without a sanity check.
 
         Returns:
-            Whether this batch is recorded, and so takes longer than others.
+            Whether this batch is recorded, so that it takes longer than others.
         """
         if self._validation is None:
             return False
@@ -164,7 +167,7 @@ class FitRecording:
             self._validation.on_batch_end(samples=samples_of(batch))
 
     def validation_trace(self) -> Trace | None:
-        """Return the recorded validation batch; without one, validation is estimated, and the table has a note."""
+        """Return the recorded validation batch; None if none was recorded, in which case validation is estimated."""
         if self._validation is None or not self._validation.is_done:
             return None
         try:
@@ -179,7 +182,7 @@ class FitRecording:
         self._validation = None
 
     def unfinished_steps(self) -> tuple[int, int] | None:
-        """Return the numbers of batches and steps seen without any recording; None if a step was recorded."""
+        """Return the numbers of batches and steps that were seen without a recording; None if a step was recorded."""
         if self._steps is None or self._steps.has_returned_trace:
             return None
         return self._steps.count.batches, self._steps.count.windows
@@ -188,7 +191,7 @@ class FitRecording:
         """Stop and discard all recordings in progress."""
         recorders = (self._steps, self._validation)
         self._steps = self._validation = None
-        with ExitStack() as parts:  # each stops even if the other raises
+        with ExitStack() as parts:  # each stops even if the other raises an error
             for recorder in recorders:
                 if recorder is not None:
                     parts.callback(recorder.stop)

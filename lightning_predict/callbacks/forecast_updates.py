@@ -71,7 +71,7 @@ class ForecastUpdates:
     with the actual time.
 
     Attributes:
-        foretold: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
+        predicted_gains: Gain that the advice predicts for each suggested change, by name, as (low, middle, high).
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class ForecastUpdates:
 
     def _update_clock(self, trainer: Trainer, trace: Trace) -> None:
         """Copy the recorded step's memory, prefetched batches and device time to the run's clock."""
-        # A checkpoint has its full size once every optimizer has stepped.
+        # Only after all optimizers have stepped, a checkpoint has its full size.
         self.run_clock.memory = max(
             (kind.trace.memory for kind in trace.kinds), key=lambda one: one.optimizer_state_bytes or 0
         )

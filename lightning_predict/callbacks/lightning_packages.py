@@ -1,8 +1,8 @@
-"""Base classes and utilities imported from the installed Lightning package.
+"""Base classes and utilities from the Lightning package in use (`lightning` or `pytorch_lightning`).
 
-`lightning` and `pytorch_lightning` ship the same Trainer under two names, and their `Callback` classes are unrelated.
-A class that inherits both is accepted by either Trainer and either LightningCLI. Ours inherits from the packages that
-the program uses. Example::
+Both packages contain the same Trainer under two names, but their `Callback` classes are unrelated. A class that
+inherits from both is accepted by either Trainer and by either LightningCLI. Our callbacks inherit from the packages
+that the program uses. Example::
 
     class Greeter(Callback):
         def on_fit_start(self, trainer, pl_module):
@@ -28,7 +28,7 @@ def installed_packages() -> tuple[ModuleType, ...]:
     """List the `PACKAGES` that can be imported.
 
     Raises:
-        MissingDependencyError: None of them can be imported.
+        MissingDependencyError: Neither package can be imported.
     """
     modules = []
     for name in PACKAGES:
@@ -45,12 +45,12 @@ def installed_packages() -> tuple[ModuleType, ...]:
 
 
 def packages_in_use() -> tuple[ModuleType, ...]:
-    """List the `PACKAGES` that are already imported, or all installed ones if none is.
+    """List the `PACKAGES` that are already imported; if none is, list all that are installed.
 
     Importing a package that the program does not use would nearly double the import time of the callbacks.
 
     Raises:
-        MissingDependencyError: None of them can be imported.
+        MissingDependencyError: Neither package can be imported.
     """
     return tuple(sys.modules[name] for name in PACKAGES if name in sys.modules) or installed_packages()
 
@@ -75,7 +75,7 @@ else:
         """Base class of our callbacks: the `Callback` of every Lightning package in use."""
 
         def __new__(cls, *_: Any, **__: Any) -> Callback:
-            """Make a callback that also inherits from a package imported after this module."""
+            """Create a callback that also inherits from a package that was imported after this module."""
             bases = tuple(package.Callback for package in packages_in_use())
             if Callback.__bases__ != bases:
                 Callback.__bases__ = bases
@@ -86,15 +86,16 @@ else:
 
 
 LIGHTNINGS_OWN: Final = frozenset({"log", "log_dict"})
-"""Attributes that a Trainer sets on each callback: bound methods of the module, which copies its weights if copied."""
+"""Attributes that a Trainer sets on each callback. They are bound methods of the module, so copying one copies its
+weights."""
 
 
 class LightningPredictWarning(UserWarning):
-    """Warning of a callback: an action that failed, or an exceeded budget. Training is not affected."""
+    """Warning of a callback: an action failed, or a budget is exceeded. Training is not affected."""
 
 
 def warn(message: str) -> None:
-    """Show a `LightningPredictWarning` on rank zero; if a filter turns it into an exception, log it instead."""
+    """Show a `LightningPredictWarning` on rank zero. If a filter turns warnings into exceptions, log it instead."""
     try:
         rank_zero_warn(message, category=LightningPredictWarning, stacklevel=5)
     except Exception:
@@ -102,7 +103,7 @@ def warn(message: str) -> None:
 
 
 def samples_of(batch: Any) -> int | None:
-    """Return the batch size: the first size that all tensors share; None if they differ.
+    """Return the batch size, which is the first size that all tensors share; None if tensors differ.
 
     Args:
         batch: A batch of a loader: a tensor, or tensors in tuples, lists, mappings and dataclasses.
@@ -128,10 +129,10 @@ def _members(value: Any) -> dict[str, object]:
 
 
 def shapes_of(batch: Any) -> tuple[object, ...] | None:
-    """Return the shapes and dtypes of a batch's arrays, and its integers; None if a part cannot be read.
+    """Return shapes and dtypes of the arrays in a batch, and its integers; None if a part cannot be read.
 
     Args:
-        batch: A batch of a loader: tensors or arrays in tuples, lists, mappings and dataclasses.
+        batch: A batch of a loader: tuples, lists, mappings and dataclasses with tensors or arrays.
     """
     found = tuple(_shapes(batch))
     return None if None in found else found

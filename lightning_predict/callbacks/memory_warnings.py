@@ -1,6 +1,6 @@
-"""Memory warnings for later parts of a run, from a Trainer's loaders and optimizers.
+"""Warnings that later parts of a run may not fit in GPU memory, from a Trainer's loaders and optimizers.
 
-The loaders' batches are not read. The size of a validation batch is the loader's `batch_size`. The longest sequence
+No batches of the loaders are read. The size of a validation batch is the loader's `batch_size`. The longest sequence
 comes from `lengths` of a dataset or a sampler, or from the column `length` of a Hugging Face dataset. Example::
 
     ahead = MemoryWarnings()
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @final
 class MemoryWarnings:
-    """Facts about the rest of one fit, and the warnings shown so far."""
+    """Facts about the rest of one fit that determine its memory, and the warnings that were shown."""
 
     def __init__(self) -> None:
         self._length: int | None = None
@@ -42,12 +42,12 @@ class MemoryWarnings:
         self._length = sequence_length(batch)
 
     def warn(self, trainer: Trainer, trace: Trace, *, validation: Trace | None = None) -> None:
-        """Warn about each later part of the run that may not fit on the GPU in use, once.
+        """Warn about each later part of the run that may not fit on the GPU in use, once per part.
 
         Args:
             trainer: A Trainer that is fitting.
             trace: The recorded step.
-            validation: A recorded validation batch; None keeps the one before.
+            validation: A recorded validation batch. If None, the previous one is kept.
         """
         self._validation = validation or self._validation
         ahead = MemoryFacts(
@@ -64,7 +64,7 @@ class MemoryWarnings:
 
 
 def largest_validation_batch(trainer: Any) -> int | None:
-    """Return the samples of the largest validation batch; None if unknown or before its loaders exist."""
+    """Return the number of samples of the largest validation batch; None if unknown, or if no loader exists yet."""
     sizes = []
     for loader in leaves_of(trainer.val_dataloaders):
         size = getattr(loader, "batch_size", None) or getattr(
@@ -77,7 +77,7 @@ def largest_validation_batch(trainer: Any) -> int | None:
 
 
 def sequence_length(batch: Any) -> int | None:
-    """Return the sequence length of a batch: the second size of its integer tensors; None without any."""
+    """Return the sequence length of a batch, the second size of its integer tensors; None if it has none."""
     return max((int(one.shape[1]) for one in _tensors(batch) if one.dim() == 2 and _is_whole(one)), default=None)
 
 

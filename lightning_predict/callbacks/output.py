@@ -1,4 +1,4 @@
-"""Output of predictions in a running fit: next to the progress bar, in the loggers, and optionally in a file.
+"""Prints, logs and stores predictions during a fit: next to the progress bar, in loggers, and in a JSON file.
 
 Example::
 
@@ -47,14 +47,14 @@ BUDGET_GROUP: Final = "run_budget"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """Output options for predictions.
+    """Options for the output of predictions.
 
     Attributes:
-        with_table: Print the table and the ranking.
-        verbose: Also print the methods, the sources of prices and every note.
+        with_table: Whether to print the table and the ranking.
+        verbose: Whether to print also methods, sources of prices and every note.
         deadline_hours: Time that the run may take, for the ranking; None for no limit.
-        logs_in_full: Log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
-        json_file: File for all of it; None writes none.
+        logs_in_full: Whether to log every quantity of every GPU, not only step, total and cost of the relevant GPUs.
+        json_file: File for all predictions as JSON; None for no file.
     """
 
     with_table: bool = True
@@ -72,7 +72,7 @@ def print_predictions(
     reason: str | None = None,
     advises: bool = True,
 ) -> None:
-    """Print the table and, if there are enough steps, the ranking; log both at the current step."""
+    """Print the table and, if there are enough steps, the ranking. Log both at the current step."""
     ranking = rank(predictions, deadline_hours=output_options.deadline_hours)
     if output_options.with_table:
         print_on_rank_zero(trainer, lambda: table_text(predictions, verbose=output_options.verbose, reason=reason))
@@ -96,10 +96,10 @@ def log_and_save(predictions: Predictions, ranking: Ranking, trainer: Trainer, o
 
 
 def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    """Log to loggers with a timeout, because their server may hang.
+    """Run a function that logs to loggers, with a timeout, because the server of a logger may not answer.
 
     Returns:
-        A sentence for every value that was not logged.
+        A sentence about every value that was not logged.
     """
     names = " and ".join(type(logger).__name__ for logger in trainer.loggers)
     if not names:
@@ -111,7 +111,7 @@ def logged(trainer: Trainer, log: Callable[[], Iterable[str]]) -> tuple[str, ...
 
 
 def write_file(predictions: Predictions, trainer: Trainer, output_options: OutputOptions) -> None:
-    """Write the JSON file if requested; warn once if it cannot be written."""
+    """Write the JSON file, if requested. Warn once if it cannot be written."""
     file = output_options.json_file
     if file is None:
         return
@@ -124,7 +124,7 @@ def write_file(predictions: Predictions, trainer: Trainer, output_options: Outpu
 
 
 def print_sentence(trainer: Trainer, sentence: str) -> None:
-    """Print a sentence next to the progress bar, through the bar so that it is not broken; without a bar, log it."""
+    """Print a sentence with the progress bar's own print method, so that the bar stays intact; without one, log it."""
     if shown_bar(trainer) is None:
         rank_zero_info(sentence)
     else:
@@ -134,7 +134,7 @@ def print_sentence(trainer: Trainer, sentence: str) -> None:
 def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
     """Print on rank zero next to the progress bar; `LightningModule.print` fails with a bar without `is_enabled`.
 
-    If printing fails, warn once: predictions are logged, too.
+    If printing fails, warn once. Predictions are also logged.
     """
     if not trainer.is_global_zero:
         return
@@ -145,7 +145,7 @@ def print_on_rank_zero(trainer: Trainer, text: Callable[[], str]) -> None:
 
 
 def shown_bar(trainer: Trainer) -> ProgressBar | None:
-    """Return the visible progress bar; a bar of the user's own may lack `is_enabled`."""
+    """Return the visible progress bar. A user's own bar may lack `is_enabled`."""
     bar = trainer.progress_bar_callback
     return bar if bar is not None and getattr(bar, "is_enabled", True) else None
 
@@ -154,7 +154,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
     """Log values at the current step to every logger, on rank zero.
 
     Returns:
-        A sentence for every logger that failed.
+        A sentence about every logger that failed.
     """
     step = trainer.global_step
 
@@ -163,7 +163,7 @@ def log_values(trainer: Trainer, group: str, values: Mapping[str, float]) -> lis
             named = {f"{group}{logger.group_separator}{name}": value for name, value in values.items()}
             try:
                 logger.log_metrics(named, step=step)
-            except Exception as error:  # loggers are other people's code, and often use a network
+            except Exception as error:  # loggers are foreign code, and often use a network
                 yield f"{type(logger).__name__} could not log {group}: {type(error).__name__}: {error}"
 
     return list(logged(trainer, lambda: list(log())))
@@ -173,7 +173,7 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
     """Log an event with its reason to the loggers that accept text, on rank zero.
 
     Returns:
-        A sentence for every logger that failed.
+        A sentence about every logger that failed.
     """
     table = LoggedTable(
         key=f"{group}/{event}",
@@ -190,7 +190,8 @@ def log_event(trainer: Trainer, group: str, event: str, reason: str) -> list[str
 def table_text(predictions: Predictions, *, verbose: bool = False, reason: str | None = None) -> str:
     """Return the output of `print_table` for this standard output, including colours, as one text.
 
-    A progress bar redraws its line; only the bar itself can print above it without breaking it, and it takes text.
+    A progress bar redraws its line. Only the bar itself can print above this line without breaking it, and it prints
+    texts.
     """
     from rich.console import Console
 
@@ -205,7 +206,7 @@ def table_text(predictions: Predictions, *, verbose: bool = False, reason: str |
 
 @final
 class _LikeStandardOutput(io.StringIO):
-    """Stand-in for standard output: rich ends the program if nothing reads the real one any more."""
+    """Substitute for standard output. rich ends the program if the reader of the real one is gone."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

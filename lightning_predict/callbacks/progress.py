@@ -1,8 +1,8 @@
-"""`ProgressFile`: writes the progress of a run (`run/progress.py`) to a file, from a Trainer's hooks.
+"""`ProgressFile`: writes the progress of a run to a file (`run/progress.py`), called by a Trainer's hooks.
 
 Example::
 
-    progress_file = ProgressFile.wanted(None, trainer)     # the file that the environment names
+    progress_file = ProgressFile.wanted(None, trainer)     # the path is in an environment variable
     progress_file.on_batch_end(trainer)
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 class ProgressFile:
-    """Progress file, written once a minute; if writing fails, it warns once and does not try again."""
+    """Progress file, written once a minute. If writing fails, it warns once and does not try again."""
 
     def __init__(self, path: Path, keeper: ProgressKeeper) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class ProgressFile:
 
     @classmethod
     def wanted(cls, path: str | None, trainer: Trainer) -> ProgressFile | None:
-        """Return a progress file for the given path, or the path in the environment; None without either."""
+        """Return a progress file for the given path, or for the path in the environment; None if neither exists."""
         name = path or os.environ.get(FILE_VARIABLE)
         if name is None:
             return None
@@ -46,7 +46,7 @@ class ProgressFile:
         return cls(Path(name), ProgressKeeper(batches=batches_of_fit(trainer), place=place))
 
     def on_batch_end(self, trainer: Trainer, clock: RunClock, *, has_ended: bool = False) -> None:
-        """Write, if it is due."""
+        """Write the file, if the last write is a minute ago."""
 
         def batch_seconds() -> float | None:
             batch_times = clock.batch_times(batches_per_window=trainer.accumulate_grad_batches)

@@ -1,7 +1,8 @@
-"""Remaining time of the whole run in Lightning's progress bar, whose own estimate covers only the epoch.
+"""Shows the remaining time of the whole run in Lightning's progress bar, whose own estimate covers only the epoch.
 
-A bar shows the items that its `get_metrics` returns; Lightning documents overriding it. We add `left` in front, in this
-bar instance only and until the fit ends. Logged values and other callbacks are not affected. Example::
+A bar shows the items that its `get_metrics` returns, and Lightning documents how to override this. We add `left` in
+front, only in this instance of the bar, until the fit ends. Logged values and other callbacks are not affected.
+Example::
 
     shown = show_in_bar(trainer, lambda: "3 h 12 min (2 h 50 min to 3 h 40 min), $5.70")
     shown.remove()
@@ -19,25 +20,25 @@ from lightning_predict.reports.format import duration, duration_interval, usd
 from lightning_predict.units import seconds_to_hours
 
 RENEWED_SECONDS: Final = 1.0
-"""Minimum seconds between two updates of the text: a bar may ask after each batch."""
+"""Minimum seconds between two updates of the text, because a bar may request it after each batch."""
 
 WIDE_COLUMNS: Final = 120
-"""Minimum terminal width to show the interval, too; output that is not a terminal counts as this wide."""
+"""Minimum terminal width for which the interval is also shown. Output that is not a terminal counts as this wide."""
 
 NARROW_COLUMNS: Final = 100
-"""Minimum terminal width to show the cost: of 80 columns, Rich's bar leaves 19 for all items."""
+"""Minimum terminal width for which the cost is shown. Of 80 columns, Rich's bar leaves 19 for all items."""
 
 
 def left_in_words(
     left: Interval[float] | None, *, usd_per_hour: float | None, at_most: bool = False, columns: int | None = None
 ) -> str | None:
-    """Format the rest of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; shorter in a narrow terminal.
+    """Format the rest of a run: `3 h 12 min (2 h 50 min to 3 h 40 min), $5.70`; shorter for a narrow terminal.
 
     Args:
-        left: Seconds.
+        left: Remaining seconds.
         usd_per_hour: Price of the machine; None if unknown.
-        at_most: The run may end earlier.
-        columns: Width of the terminal; None detects it.
+        at_most: Whether the run may end earlier.
+        columns: Width of the terminal. If None, it is detected.
 
     Returns:
         The text; None if the rest is unknown.
@@ -53,11 +54,11 @@ def left_in_words(
 
 @final
 class ShownInBar:
-    """Text among the items of a progress bar.
+    """Text among the items of a progress bar, until it is removed.
 
     Args:
         bar: The bar, of any class with `get_metrics`.
-        text: Returns the text; None for no text. Called at most once a second.
+        text: Returns the text; None for no text. It is called at most once a second.
         clock: Returns seconds.
     """
 
@@ -70,9 +71,9 @@ class ShownInBar:
         bar.get_metrics = self.get_metrics
 
     def get_metrics(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Return the items of the bar with `left` first; a logged item of that name takes precedence."""
+        """Return the items of the bar, with `left` first. If a logged item has this name, it takes precedence."""
         items = self._metrics(*args, **options)
-        with suppress(Exception):  # a bar must not stop the training
+        with suppress(Exception):  # an error in a bar must not stop the training
             now = self._clock()
             if now >= self._next:
                 self._said, self._next = self._text(), now + RENEWED_SECONDS
@@ -80,9 +81,9 @@ class ShownInBar:
         return items
 
     def remove(self) -> None:
-        """Restore the bar."""
+        """Restore the bar's own `get_metrics`."""
         if vars(self._bar).get("get_metrics") != self.get_metrics:
-            return  # other code has replaced it since
+            return  # other code has replaced it in the meantime
         if self._own is None:
             del self._bar.get_metrics
         else:
@@ -90,6 +91,6 @@ class ShownInBar:
 
 
 def show_in_bar(trainer: Any, text: Callable[[], str | None], *, clock: Callable[[], float]) -> ShownInBar | None:
-    """Show a text in the Trainer's progress bar; None if it has no bar with items."""
+    """Show a text in the Trainer's progress bar; None if the Trainer has no bar with items."""
     bar = trainer.progress_bar_callback
     return ShownInBar(bar, text, clock=clock) if hasattr(bar, "get_metrics") else None

@@ -1,9 +1,9 @@
-"""`RankAgreement`: joint decisions of all ranks, by exchanging values with a timeout.
+"""`RankAgreement`: joint decisions of all ranks (processes) of a fit, through a key-value store, with a timeout.
 
-All ranks count batches in the same way and decide at agreed batches. Each rank reports whether it failed; rank zero
-judges, and every rank reads its decision or the error. The values are stored in the key-value store of the process
-group, not sent through the collectives of the training. A compare-and-set makes one of several proposals the decision.
-Waiting for a missing rank ends with a timeout.
+All ranks count batches in the same way, and decide at agreed batches. Each rank reports whether it failed. Rank zero
+decides, and every rank reads its decision or the error. The values are in the key-value store of the process group, so
+they do not interfere with the collectives of the training. If ranks make several proposals, a compare-and-set makes one
+of them the decision. Waiting for a missing rank ends with a timeout.
 
 Example::
 
@@ -24,10 +24,10 @@ from typing import Any, Final, Protocol, final
 from lightning_predict.errors import LightningPredictError
 
 WAIT_SECONDS: Final = 60.0
-"""Timeout for all ranks to arrive, and for the decision; less if collectives have a shorter timeout."""
+"""Maximum seconds until all ranks arrive, and until the decision. It is less if collectives have a shorter timeout."""
 
 TIMEOUT_SHARE: Final = 1 / 3
-"""Share of the process group's timeout that a joint decision may wait."""
+"""Share of the process group's timeout for which a joint decision may wait."""
 
 SHORTEST_POLL_SECONDS: Final = 2e-4
 LONGEST_POLL_SECONDS: Final = 0.05
@@ -38,7 +38,7 @@ _NUMBERS = count()
 
 
 class Store(Protocol):
-    """Subset of `torch.distributed.Store` that joint decisions need."""
+    """The part of `torch.distributed.Store` that joint decisions need."""
 
     def set(self, key: str, value: str) -> None:
         """Write a value."""
@@ -50,10 +50,10 @@ class Store(Protocol):
         """Add to a counter and return its new value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all of the keys exist."""
+        """Return whether all of these keys exist."""
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write a value if the key has the expected one ("" if unset); return the value afterwards."""
+        """Write a value if the key has the expected value ("" if unset). Return the value afterwards."""
 
     def delete_key(self, key: str) -> bool:
         """Delete a key."""
@@ -63,16 +63,16 @@ class RankAgreement(Protocol):
     """Joint decisions of the ranks of a fit."""
 
     def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """Return the decision of rank zero on every rank; must be called on all of them.
+        """Return the decision of rank zero. This must be called on every rank.
 
         Args:
-            ask: Makes the decision; called on rank zero. The values must be JSON values.
+            ask: Makes the decision. It is called on rank zero. Its values must be JSON values.
             failure: Error on this rank since the last decision; None without an error.
-            alike: A value to compare between the ranks. The decision's `alike` says whether it is the same on all
-                ranks; None counts as different.
+            alike: A value to compare between the ranks. The decision's `alike` states whether it is the same on all
+                ranks. None counts as different.
 
         Raises:
-            LightningPredictError: A rank failed, or did not arrive in time; raised on every rank.
+            LightningPredictError: A rank failed, or did not arrive in time. This is raised on every rank.
         """
 
 
@@ -92,11 +92,12 @@ class StoreAgreement:
     """Joint decisions through a key-value store.
 
     Args:
-        store: Shared by all ranks.
+        store: Key-value store that all ranks share.
         rank: Rank of this process.
         world_size: Number of ranks.
-        name: Prefix of the keys; the same on every rank, and unique in the store.
-        wait_seconds: Timeout of rank zero for the others; theirs is twice as long, because rank zero may judge first.
+        name: Prefix of the keys. It is the same on every rank, and unique in the store.
+        wait_seconds: Timeout of rank zero, which waits for the other ranks. Their timeout is twice as long, because
+            rank zero may take time to decide.
         clock: Returns seconds.
         sleep: Waits for a number of seconds.
     """
@@ -161,11 +162,11 @@ class StoreAgreement:
             return store.get(f"{place}/decision").decode()
         else:
             proposal = {"failure": f"rank 0 did not decide within {2 * self._wait_seconds:.0f} s"}
-        # The first writer decides: a rank whose wait timed out, or rank zero.
+        # The first writer decides. This is rank zero, or a rank whose wait timed out.
         return store.compare_set(f"{place}/decision", "", json.dumps(proposal)).decode()
 
     def _comes(self, key: str, seconds: float) -> bool:
-        """Poll for a key: the store's own wait would block other threads."""
+        """Wait for a key by polling, because the store's own wait would block other threads."""
         end, pause = self._clock() + seconds, SHORTEST_POLL_SECONDS
         while not self._store.check([key]):
             if self._clock() >= end:
@@ -176,7 +177,7 @@ class StoreAgreement:
 
     def _forget(self, place: str, alike: str | None) -> None:
         for part in ("arrived", "all", "decision", f"alike/{alike}"):
-            with suppress(Exception):  # not every store supports deletion, and a few bytes do no harm
+            with suppress(Exception):  # some stores cannot delete, and a few bytes do no harm
                 self._store.delete_key(f"{place}/{part}")
 
 
@@ -184,14 +185,14 @@ class StoreAgreement:
 class BroadcastAgreement:
     """Joint decisions of processes without a store (TPUs), through the strategy's broadcast.
 
-    The timeout is the strategy's.
+    The timeout is that of the strategy.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def agree(self, ask: Callable[[], Decision], *, failure: str | None = None, alike: str | None = None) -> Decision:
-        """See `RankAgreement`; an error on a rank other than zero is not shared, because only rank zero broadcasts."""
+        """See `RankAgreement`. An error is shared only if it occurs on rank zero, because only rank zero broadcasts."""
         decision: Decision | None = None
         if self._trainer.is_global_zero and failure is None:
             try:
@@ -205,7 +206,7 @@ class BroadcastAgreement:
 
 
 def rank_agreement(trainer: Any) -> RankAgreement:
-    """Return the `RankAgreement` for the ranks of a fit; must be called on every rank."""
+    """Return the `RankAgreement` for the ranks of a fit. This must be called on every rank."""
     number = next(_NUMBERS)
     if trainer.world_size == 1:
         return SingleProcess()
@@ -222,13 +223,13 @@ def rank_agreement(trainer: Any) -> RankAgreement:
 
 
 def wait_seconds(trainer: Any, longest: float = WAIT_SECONDS) -> float:
-    """Return the seconds that a rank may keep the others waiting: part of the collectives' timeout."""
+    """Return the seconds that a rank may let other ranks wait, which is a share of the collectives' timeout."""
     timeout = getattr(trainer.strategy, "_timeout", None)
     return min(longest, TIMEOUT_SHARE * timeout.total_seconds()) if isinstance(timeout, timedelta) else longest
 
 
 def _store_of_processes() -> Store | None:
-    """Return the store of the default process group of `torch.distributed`; None without one."""
+    """Return the store of the default process group of `torch.distributed`; None if there is none."""
     import torch.distributed
 
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -239,7 +240,7 @@ def _store_of_processes() -> Store | None:
 
 @final
 class AgreementSchedule:
-    """Counter that tells, identically on all ranks, after which batches to decide: the first, then as agreed."""
+    """Decides after which batches the ranks decide, identically on all ranks: after the first, then as agreed."""
 
     def __init__(self) -> None:
         self._left = 1
@@ -252,7 +253,7 @@ class AgreementSchedule:
         """Count a batch.
 
         Returns:
-            Whether the ranks decide now.
+            Whether the ranks must decide now.
         """
         self._left -= 1
         return self._left <= 0

@@ -1,4 +1,4 @@
-"""Prediction of the rest of a fit from the measured steps, and the expected time on the machine in use.
+"""Predicts the rest of a fit from its measured steps, on other GPUs and on the machine in use.
 
 Example::
 
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 
 PREDICTION_SECONDS: Final = 60.0
-"""Maximum delay of the training by a prediction; less if the ranks' collectives have a shorter timeout."""
+"""Maximum seconds by which a prediction delays the training. It is less if collectives have a shorter timeout."""
 
 _BY_CLASS: Final[dict[str, DataStrategy]] = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp"}
-"""Sharding by class name: both packages use the same names, and some classes cannot be imported without an extra."""
+"""Sharding by the class name of the strategy. Both Lightning packages use these names. Some classes cannot be imported
+without an extra."""
 
 _ZERO_STAGES: Final[dict[int, DataStrategy]] = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}
 
@@ -53,13 +54,13 @@ _MIXED_PRECISIONS: Final[dict[str, GatheredDtype]] = {"bf16-mixed": "bfloat16", 
 
 
 def load_prediction() -> None:
-    """Import what a prediction needs, so that no step of the fit waits for it."""
+    """Import the modules that a prediction needs, so that no step of the fit waits for this."""
     for name in ("lightning_predict.prediction", "lightning_predict.kernels.families"):
         import_module(name)
 
 
 def strategy_of_trainer(trainer: Any) -> Strategy:
-    """Return the strategy that the Trainer would use on several GPUs; DDP if it trains on one."""
+    """Return the strategy that the Trainer would use on several GPUs; DDP if it trains on one GPU."""
     strategy = trainer.strategy
     names = [parent.__name__ for parent in type(strategy).__mro__]
     if "DeepSpeedStrategy" in names:
@@ -84,7 +85,7 @@ def _is_hybrid(strategy: Any) -> bool:
 
 
 def _degree(strategy: Any) -> int:
-    """Return the degree of tensor parallelism of a strategy; 1 without it."""
+    """Return the tensor-parallel degree of a strategy; 1 if it has none."""
     degree = getattr(strategy, "_tensor_parallel_size", 1)
     return degree if isinstance(degree, int) else 1
 
@@ -92,14 +93,14 @@ def _degree(strategy: Any) -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """Prediction request of the user.
+    """What the user asks RuntimePredictor to predict.
 
     Attributes:
         layouts: GPUs and layouts to predict.
-        assumptions: The assumptions; strategy and history are filled in when predicting.
-        batches_per_epoch: Epoch length for a loader without a length; None if not given.
-        samples_per_epoch: The same in samples, over all processes.
-        learns: Use earlier runs of the same model.
+        assumptions: The assumptions. Strategy and history are added for each prediction.
+        batches_per_epoch: Number of batches per epoch, for a loader without a length; None if not given.
+        samples_per_epoch: Number of samples per epoch over all processes; None if not given.
+        learns: Whether to use earlier runs of the same model.
         strategy: How several GPUs share the work; None for the Trainer's strategy.
     """
 
@@ -114,13 +115,13 @@ class PredictionRequest:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestPrediction:
-    """Predictions of the rest of a fit, with their inputs.
+    """Predictions for the rest of a fit, with their inputs.
 
     Attributes:
-        predictions: For the GPUs.
-        expected: For the machine in use; None if no step was timed.
-        rest: Measured times and remaining counts.
-        batches_per_epoch: Epoch length given by the user; None if the loader has one.
+        predictions: Predictions for the GPUs.
+        expected: Expected time on the machine in use; None if no step was timed.
+        rest: Measured times and remaining numbers.
+        batches_per_epoch: Number of batches per epoch that the user gave; None if the loader has a length.
     """
 
     predictions: Predictions
@@ -141,7 +142,7 @@ def predict_rest(
     is_renewed: bool = False,
     is_rough: bool = False,
 ) -> RestPrediction:
-    """Predict the rest of a fit; `is_rough` marks too few steps for a recommendation."""
+    """Predict the rest of a fit. `is_rough` means that there are too few steps for a recommendation."""
     given = _batches_per_epoch(trainer, question, trace)
     facts = forecast_inputs(
         trainer, window_size=window_size, moment=moment, batches_per_epoch=given or clock.batches_per_epoch
@@ -205,13 +206,13 @@ def of_processes(step: Trace, trainer: Trainer) -> Trace:
 def earlier_runs(
     trainer: Trainer, question: PredictionRequest, trace: Trace, *, is_renewed: bool
 ) -> Sequence[HistoryRecord]:
-    """Read earlier runs; a renewed prediction excludes runs on the layout in use, which correct only first ones."""
+    """Read earlier runs. Those on the layout in use correct only the first prediction, so later ones exclude them."""
     if not question.uses_history:
         return ()
     try:
         records = in_hook(history_path(), read_history, seconds=wait_seconds(trainer, FILE_SECONDS))
     except OSError as error:
-        if not is_renewed:  # warned already otherwise
+        if not is_renewed:  # otherwise, the user was warned already
             warn(f"RuntimePredictor predicts without earlier runs: {type(error).__name__}: {error}")
         return ()
     from lightning_predict.step_predictor import layout_in_use
@@ -222,7 +223,7 @@ def earlier_runs(
 
 
 def _batches_per_epoch(trainer: Trainer, question: PredictionRequest, trace: Trace) -> int | None:
-    """Return the user's epoch length, if the loader has none."""
+    """Return the user's number of batches per epoch, if the loader has no length."""
     if not math.isinf(trainer.num_training_batches):
         return None
     if question.batches_per_epoch is not None or question.samples_per_epoch is None or trace.samples is None:
@@ -231,7 +232,7 @@ def _batches_per_epoch(trainer: Trainer, question: PredictionRequest, trace: Tra
 
 
 def _notes(trainer: Trainer, given: int | None, clock: RunClock, work: Workload) -> tuple[str, ...]:
-    """Return notes about the basis of the total and the costs missing from it."""
+    """Return notes about the basis of the total, and about costs that the total lacks."""
     notes = []
     if given is not None:
         notes.append(f"The loader has no length. Assumed: {given:,} batches per epoch, as given.")

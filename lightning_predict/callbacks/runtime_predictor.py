@@ -1,7 +1,7 @@
-"""`RuntimePredictor`: time and cost of the running fit on other GPUs, shown while it trains.
+"""`RuntimePredictor`: callback that predicts time and cost of the running fit on other GPUs, after its first steps.
 
-The first steps are timed, one is recorded, and before the next batch the predictions are logged and printed. After
-that the callback only updates the forecast, and compares it with the actual time at the end. Example::
+The first steps are timed, and one step is recorded. Before the next batch, predictions are printed and logged. After
+that, the callback only updates the forecast, and compares it with the actual time at the end. Example::
 
     from lightning.pytorch import Trainer
     from lightning_predict.callbacks import RuntimePredictor
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @final
 class _Fit:
-    """State of one fit, on rank zero; None for parts that have not begun, were not requested, or are over."""
+    """State of one fit, on rank zero. Parts that have not begun, were not requested, or have ended are None."""
 
     def __init__(self, updates: ForecastUpdates, recording: FitRecording) -> None:
         self.updates, self.recording = updates, recording
@@ -91,63 +91,63 @@ class _Fit:
 class RuntimePredictor(Callback):
     """Predict this run's time and cost on GPUs, once, after its first steps.
 
-    A step is everything between two optimizer updates: one batch, or several under gradient accumulation. Steps of
-    several kinds may alternate (a generator that steps every fifth batch, lazy regularisation). Then one of each is
-    recorded within the first 64 batches, and their mean is predicted. Training is not changed: weights and random
-    numbers are the same with and without this callback, and any error in it becomes one warning.
+    A step is everything between two optimizer updates: one batch, or several batches with gradient accumulation. Steps
+    of several kinds may alternate (a generator that steps every fifth batch, lazy regularisation). Then one step of
+    each kind is recorded within the first 64 batches, and their mean is predicted. Training is not changed: weights and
+    random numbers are the same with and without this callback. If the callback has an error, it shows one warning.
 
     Args:
-        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; the table shows
-            the best of them. Or names of GPUs; our, torch's and cloud providers' spellings are understood.
-        warmup_steps: Number of steps to time before one is recorded. It is extended if they have not settled, and
-            shortened for a short run or the warm-up of a CostBudget.
-        capture_steps: Number of consecutive steps to record; the one of median length is used.
+from lightning_predict.gpus.layouts import layout_of
+from lightning_predict.guard import log_exceptions, own_error
         weights: See `Assumptions`.
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.
-        print_table: Print the table of predictions and the ranking below it.
-        verbose: Also print the methods, the sources of prices and every note.
-        log_all: Log every quantity (intervals, memory) of every GPU. By default, only step, total and cost are logged.
-            Of more than three GPUs, only the one in use, the cheapest, the fastest and the best within the deadline are
-            logged.
-        json_file: File for all predictions as JSON, `.json`; rewritten with each prediction. None writes none.
-        deadline_hours: Hours (or a timedelta) that the rest of the run may take; the ranking names the cheapest GPU
-            within it.
-        batches_per_epoch: Batches of an epoch on one process, if the loader has no length.
-        samples_per_epoch: The same in samples, over all processes.
-        learn_from_history: Use earlier runs of the same model on the same GPU to correct predictions, and store this
-            run (in the file `LIGHTNING_PREDICT_HISTORY`, or the platform's data folder).
-        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...); None: the Trainer's strategy.
+        print_table: Whether to print the table of predictions, and the ranking below it.
+        verbose: Whether to print also methods, sources of prices and every note.
+        log_all: Whether to log every quantity (intervals, memory) of every GPU. By default, only step, total and cost
+            are logged. If there are more than three GPUs, only these are logged: the one in use, the cheapest, the
+            fastest, and the best within the deadline.
+        json_file: File for all predictions as JSON (`.json`), rewritten with each prediction. If None, none is written.
+        deadline_hours: Hours (or a timedelta) that the rest of the run may take. The ranking names the cheapest GPU
+            within this time.
+        batches_per_epoch: Number of batches per epoch on one process, if the loader has no length.
+        samples_per_epoch: Number of samples per epoch over all processes, if the loader has no length.
+        learn_from_history: Whether to correct predictions by earlier runs of the same model on the same GPU, and to
+            store this run (in the file `LIGHTNING_PREDICT_HISTORY`, or in the platform's data folder).
+        strategy: How the GPUs of a layout share the work (`ddp`, `fsdp`, `zero2`, ...). If None, the Trainer's
+            strategy.
         interconnect: See `Assumptions`.
         cores_per_node: See `Assumptions`.
         release: See `Assumptions`.
         host: See `Assumptions`.
         meta_step: Function that makes a training step on the meta device from a batch size (see
-            `callbacks/batch_sizes.py`). It is used to find the largest batch size that fits on each GPU; None skips
-            this.
-        save_trace: File for the recorded step, `.json` or `.json.gz`, to predict later or elsewhere with
-            `lp.Trace.load` and the command line. Rank zero writes it after the capture. None writes none.
+            `callbacks/batch_sizes.py`). With it, the largest batch size that fits on each GPU is found. If None, this
+            is skipped.
+        save_trace: File for the recorded step (`.json` or `.json.gz`), to predict later or elsewhere with
+            `lp.Trace.load` and the command line. Rank zero writes it after the capture. If None, none is written.
         gpus_file: TOML file with your own GPUs (see `gpus/user_gpus.py`).
-        advice: Print at most three lines of optimization advice with predicted gains below the first table, and log the
-            gains. It takes a few seconds more and, on a GPU, another step in which tensors are followed.
-        progress_bar: Show the remaining time and cost of the whole run in the Trainer's progress bar; logged values are
-            not affected.
-        progress_file: File for the progress and speed of the run, `.json`, updated each minute, which
-            `lightning-predict plan --state` reads. None: the file in `LIGHTNING_PREDICT_PROGRESS`, which the scripts of
-            an exported plan set; without the variable, none is written.
+        advice: Whether to print at most three lines of optimization advice with predicted gains below the first table,
+            and to log the gains. This takes a few seconds more. On a GPU, it also records another step with its data
+            flow.
+        progress_bar: Whether to show the remaining time and cost of the whole run in the Trainer's progress bar. Logged
+            values are not affected.
+        progress_file: File for the progress and speed of the run (`.json`), updated every minute, which
+            `lightning-predict plan --state` reads. If None, the environment variable `LIGHTNING_PREDICT_PROGRESS` names
+            the file, which the scripts of an exported plan set. Without this variable, none is written.
         charges: See `Assumptions`.
 
     Attributes:
-        advice: Advice for the recorded step, as from `lp.advise`; None before the capture or if not requested.
+        advice: Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested.
         predictions: The predictions; None before the capture.
-        trace: The recorded step, with other kinds in `other_steps`; None before the capture.
-        batch_sizes: The largest batch sizes; empty before the capture, and without `meta_step`.
-        outcome: Predicted and actual time; None before the end of training.
+        trace: The recorded step, with other kinds of steps in `other_steps`; None before the capture.
+        batch_sizes: Largest batch size on each GPU; empty before the capture, and without `meta_step`.
+        outcome: Comparison of predicted and actual time; None before the end of training.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not contain.
-        InvalidArgumentError: No GPUs, a number of steps below 1, an unknown method, a price or a deadline that is not
-            positive, two lengths of an epoch, or a `save_trace` or `json_file` that cannot name a file.
+        UnknownGpuError: The catalogue does not contain one of the names.
+        InvalidArgumentError: There are no GPUs, a number of steps is below 1, the method is unknown, a price or a
+            deadline is not positive, two lengths of an epoch are given, or `save_trace` or `json_file` cannot be the
+            name of a file.
         WeightsNotFoundError: `weights` does not exist.
     """
 
@@ -163,7 +163,7 @@ class RuntimePredictor(Callback):
     def remaining(self) -> Interval[float] | None:
         """Remaining seconds of the fit on the machine in use, with their 90 % interval; None if unknown.
 
-        If early stopping or a loader without a length may end the fit earlier, they are an upper bound.
+        If early stopping or a loader without a length may end the fit earlier, these seconds are an upper bound.
         """
         return None if self._fit is None else self._fit.updates.remaining
 
@@ -262,7 +262,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset for a new fit; stay off if there is nothing to predict."""
+        """Reset for a new fit. Do nothing in this fit if there is nothing to predict."""
         if stage != "fit":
             return
         self._deactivate()
@@ -283,7 +283,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time the start of the validation loader's workers."""
+        """Time the start of the validation loader's worker processes."""
         if self._fit is not None:
             self._fit.clock.on_sanity_check_start()
 
@@ -302,7 +302,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Exclude the start of workers from the wait for a batch."""
+        """Exclude the start of worker processes from the wait for a batch."""
         if self._fit is not None:
             self._fit.clock.on_epoch_start()
             self._fit.recording.pause()
@@ -337,7 +337,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        """Note which optimizers step together."""
+        """Store which optimizers step in the same step."""
         if self._fit is not None:
             self._fit.recording.optimizer_steps(optimizer)
 
@@ -345,7 +345,7 @@ class RuntimePredictor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the batch; predict once every kind of step is recorded."""
+        """End the batch. Predict when every kind of step is recorded."""
         fit = self._fit
         if fit is None:
             return
@@ -376,7 +376,7 @@ class RuntimePredictor(Callback):
             return
         fit.clock.on_validation_start(is_check=trainer.sanity_checking)
         fit.recording.on_validation_start()
-        if self.trace is not None:  # its loaders may be made only now
+        if self.trace is not None:  # its loaders may exist only now
             fit.memory_ahead.warn(trainer, self.trace)
 
     @log_exceptions
@@ -409,7 +409,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict again if validation was estimated before and has now been recorded."""
+        """Predict again if validation was only estimated before, and has now been recorded."""
         fit = self._fit
         if fit is None:
             return
@@ -419,7 +419,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Predict from the recordings if the run ended early, warn if it was too short, and compare the times."""
+        """Predict from what was recorded if the run ended early, warn if it was too short, and compare the times."""
         fit = self._fit
         if fit is None:
             return
@@ -443,7 +443,7 @@ class RuntimePredictor(Callback):
 
     @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the profiler after an error; teardown is not called then."""
+        """Close the profiler after an error, because `teardown` is not called then."""
         self._deactivate()
 
     @log_exceptions
@@ -452,8 +452,8 @@ class RuntimePredictor(Callback):
         self._deactivate()
 
     def give_up(self, error: Exception) -> None:
-        """Stop everything, warn once and do nothing until the next fit."""
-        with contextlib.suppress(Exception):  # an error while stopping is a consequence of the first one
+        """Stop everything, warn once, and do nothing until the next fit."""
+        with contextlib.suppress(Exception):  # an error while stopping is a consequence of the first error
             self._deactivate()
         warn(f"RuntimePredictor is off, and training goes on: {type(error).__name__}: {error}")
 
@@ -464,7 +464,7 @@ class RuntimePredictor(Callback):
         self._predict(trainer, pl_module, fit, "batch end", trace=trace, window_size=fit.recording.window_size)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write the recorded step if requested; warn once if it cannot be written."""
+        """Write the recorded step, if requested. Warn once if it cannot be written."""
         path, trace = self.save_trace, self.trace
         if path is None or trace is None:
             return
@@ -481,7 +481,10 @@ class RuntimePredictor(Callback):
     def _predict(
         self, trainer: Trainer, pl_module: LightningModule, fit: _Fit, moment: HookMoment, **given: Any
     ) -> None:
-        """Predict and show; continue recording only a validation that has not been recorded."""
+        """Predict and show the predictions.
+
+        Then stop all recording, except of a validation that was not recorded yet.
+        """
         updates, validation = fit.updates, fit.recording.validation_trace()
         self.predictions = updates.predict(trainer, validation=validation, moment=moment, **given)
         reason = "Predicted again, now that validation was timed:" if moment == "validation end" else None
@@ -505,7 +508,7 @@ class RuntimePredictor(Callback):
             fit.recording.forget_validation()
 
     def _tell_advice(self, trainer: Trainer, fit: _Fit, following: DataFlowRecorder) -> None:
-        """Store the followed tensors of the step, and print the advice."""
+        """Add the data flow to the recorded step, and print the advice."""
         from lightning_predict.callbacks.advice_output import print_advice
 
         following.stop()
@@ -520,11 +523,11 @@ class RuntimePredictor(Callback):
 
     def _is_second(self, trainer: Trainer) -> bool:
         """Return whether an earlier callback of this class exists, for example one added by the environment."""
-        # A callback that passes its hooks on to this one may stand in the Trainer's list in its place.
+        # A callback that forwards its hooks to this one may be in the Trainer's list instead of this one.
         return next((one for one in callbacks_of(trainer) if isinstance(one, RuntimePredictor)), self) is not self
 
     def _deactivate(self) -> None:
-        """Drop the state of the fit, with nothing left recording."""
+        """Drop the state of the fit. Nothing is recorded any more."""
         fit, self._fit = self._fit, None
         if fit is not None:
             fit.ends()

@@ -1,1 +1,1 @@
-"""Memory of a step: its storages, torch's caching allocator, and CUDA libraries."""
+"""GPU memory of a step: storages and their lifetimes, a simulation of torch's caching allocator, and CUDA libraries."""

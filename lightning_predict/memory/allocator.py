@@ -1,13 +1,15 @@
 """Simulates torch's caching allocator: the memory that it reserves for a sequence of allocations and frees.
 
-- Sizes are rounded up to 512 bytes. Requests up to 1 MiB use the small pool, with segments of 2 MiB. Others use the
-  large pool: segments of 20 MiB for less than 10 MiB, otherwise a segment of their own, a multiple of 2 MiB.
-- The smallest sufficient free block is used (best fit), at the lowest address. The remainder is split off if it is at
-  least 512 bytes in the small pool, or more than 1 MiB in the large one. Adjacent free blocks are merged.
+- Sizes are rounded up to 512 bytes. Requests up to 1 MiB use the small pool, which has segments of 2 MiB. Larger
+  requests use the large pool: below 10 MiB, they share segments of 20 MiB. From 10 MiB on, each gets its own segment, a
+  multiple of 2 MiB.
+- A request gets the smallest free block that is large enough (best fit), at the lowest address. The remainder is split
+  off if it has at least 512 bytes in the small pool, or more than 1 MiB in the large pool. Adjacent free blocks are
+  merged.
 - Segments are kept until memory runs out or the cache is emptied. With `expandable_segments:True`, each pool is one
   segment that grows by pages of 2 or 20 MiB, and every remainder is split off.
 
-The rules follow torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream; no number was fitted.
+The rules follow torch's `c10/cuda/CUDACachingAllocator.cpp` (2.0 to 2.13), for one stream. No number was fitted.
 Example::
 
     >>> allocator = CachingAllocator()
@@ -27,14 +29,14 @@ from typing import Final, final
 
 from lightning_predict.units import MEBIBYTE
 
-# These are torch's own constants, not fitted ones: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer,
-# kMinLargeAlloc and kRoundLarge. A segment serves many requests because cudaMalloc synchronises with the device. Small
-# requests have their own pool, since a long-lived scalar would otherwise pin a segment of 20 MiB.
+# These are torch's own constants: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and
+# kRoundLarge. A segment serves many requests, because cudaMalloc synchronises with the device. Small requests have
+# their own pool, because a long-lived scalar would otherwise keep a segment of 20 MiB.
 BLOCK_BYTES: Final = 512  # keeps addresses aligned for vector loads
 SMALL_BYTES: Final = MEBIBYTE
 SMALL_SEGMENT_BYTES: Final = 2 * MEBIBYTE  # a device page
 LARGE_SEGMENT_BYTES: Final = 20 * MEBIBYTE
-# Larger requests get their own segment: the remainder of a 20 MiB segment would be too small to reuse for them.
+# Larger requests get their own segment, because the remainder of a 20 MiB segment would be too small for reuse.
 OWN_SEGMENT_BYTES: Final = 10 * MEBIBYTE
 OWN_SEGMENT_STEP_BYTES: Final = 2 * MEBIBYTE
 
@@ -45,7 +47,7 @@ def rounded_up(size: int, step: int) -> int:
 
 
 def block_bytes(size: int) -> int:
-    """Round a request up to whole blocks; an empty request takes no memory."""
+    """Round a request up to whole blocks. An empty request takes no memory."""
     return rounded_up(size, BLOCK_BYTES)
 
 
@@ -76,9 +78,9 @@ class CachingAllocator:
     """State of the caching allocator.
 
     Args:
-        expandable_segments: As `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-        gives_back: Release unused segments before each new one. Torch does so if the GPU is full, before it raises an
-            out-of-memory error. The peak is then the memory that the GPU must have.
+        expandable_segments: Whether to simulate `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+        gives_back: Whether to release unused segments before each new one. Torch does so if the GPU is full, before it
+            raises an out-of-memory error. The peak is then the minimum memory that the GPU must have.
 
     Attributes:
         reserved_bytes: Memory reserved on the GPU, as `torch.cuda.memory_reserved` counts it.
@@ -91,7 +93,7 @@ class CachingAllocator:
         self.reserved_bytes = self.allocated_bytes = 0
         self.peak_reserved_bytes = self.peak_allocated_bytes = 0
         self._expandable, self._gives_back = expandable_segments, gives_back
-        # Free blocks of each pool by (size, address), and all blocks by address.
+        # By pool: the free blocks by (size, address), and all blocks by address.
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self._blocks: dict[int, MemoryBlock] = {}
         self._end = 0
@@ -102,7 +104,7 @@ class CachingAllocator:
         """Allocate a block of at least `size` bytes.
 
         Args:
-            size: Bytes, above 0.
+            size: Size in bytes, above 0.
         """
         size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
         is_small = size <= SMALL_BYTES
@@ -120,7 +122,7 @@ class CachingAllocator:
         return self._handed_out(block, size)
 
     def _handed_out(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """Mark a block as allocated, after splitting off the remainder."""
+        """Mark a block as allocated, and split off its remainder."""
         is_small = block.is_small
         left = block.size - size
         if left >= BLOCK_BYTES and (is_small or self._expandable or left > SMALL_BYTES):
@@ -132,7 +134,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Free a block and merge it with adjacent free blocks."""
+        """Free a block, and merge it with adjacent free blocks."""
         self.allocated_bytes -= block.size
         free = self._free[block.is_small]
         before, after = block.before, block.after
@@ -147,7 +149,7 @@ class CachingAllocator:
         insort(free, (block.size, block.address))
 
     def empty_cache(self) -> None:
-        """Release unused segments to the GPU; for expandable segments, the free pages at the end."""
+        """Release unused segments to the GPU. Of expandable segments, release the free pages at the end."""
         for is_small, free in self._free.items():
             page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
             kept = []
@@ -179,7 +181,7 @@ class CachingAllocator:
         return block
 
     def _expanded(self, size: int, *, is_small: bool) -> MemoryBlock:
-        """Grow the pool's expandable segment until its last block can serve the request."""
+        """Grow the pool's expandable segment, until its last block is large enough for the request."""
         page = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
         last = self._last[is_small]
         if last is not None and last.is_free:
@@ -190,7 +192,7 @@ class CachingAllocator:
             self._reserve(more)
             return last
         more = rounded_up(size, page)
-        # Each pool has its own address range, so the two never overlap.
+        # Each pool has its own address range, so that the two segments never overlap.
         address = (0 if is_small else 1 << 60) if last is None else last.address + last.size
         block = self._blocks[address] = MemoryBlock(address, more, is_small=is_small)
         block.before = last
@@ -216,7 +218,7 @@ class CachingAllocator:
         insort(self._free[block.is_small], (rest.size, rest.address))
 
     def _join(self, block: MemoryBlock, after: MemoryBlock) -> None:
-        """Merge a block with the next one."""
+        """Merge a block with the block after it."""
         block.size += after.size
         block.after = after.after
         if block.after is not None:

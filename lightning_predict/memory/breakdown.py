@@ -1,4 +1,4 @@
-"""Break the peak memory of a step down by purpose and module.
+"""Breaks the peak GPU memory of a step down by use (parameters, activations ...) and by module.
 
 Example::
 
@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Trace
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """Bytes for one purpose."""
+    """Memory in bytes for one use."""
 
     name: str
     bytes: float
@@ -32,14 +32,14 @@ class MemoryPart:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBreakdown:
-    """Memory of a step at its peak, by purpose.
+    """Memory of a step at its peak, by use.
 
     Attributes:
         operation: Operation that runs at the peak.
         phase: Phase of the operation.
         module: Module of the operation; None if unknown.
-        parts: Memory by purpose; the sum is the memory of the process.
-        modules: Activations by the module that wrote them, largest first.
+        parts: Memory by use. The sum is the memory of the process.
+        modules: Size of the activations by the module that wrote them, largest first.
     """
 
     operation: str
@@ -55,11 +55,11 @@ class MemoryBreakdown:
 
 
 def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
-    """Compute the memory breakdown of a step; None if the trace does not contain output tensors.
+    """Compute the memory breakdown of a step; None if the trace has no output tensors.
 
     Args:
         trace: Trace of one kind of step.
-        gpu: The GPU to predict.
+        gpu: GPU whose memory is predicted.
     """
     if trace.memory.parameter_bytes is None or not any(operation.outputs for operation in trace.operations):
         return None
@@ -95,7 +95,7 @@ def memory_breakdown(trace: Trace, gpu: Gpu) -> MemoryBreakdown | None:
 
 
 def _by_module(moment: MemoryMoment) -> Mapping[str, int]:
-    """Sum activations by the module that wrote them, largest first."""
+    """Sum the sizes of activations by the module that wrote them, largest first."""
     sizes: dict[str, int] = defaultdict(int)
     for storage in moment.storages:
         if storage.cause == "activation":

@@ -1,4 +1,4 @@
-"""Estimates the memory of CUDA libraries: context, NCCL buffers, and workspaces of cuBLAS and cuDNN.
+"""Estimates the memory of CUDA libraries: CUDA context, NCCL buffers, and workspaces of cuBLAS and cuDNN.
 
 Example::
 
@@ -22,32 +22,32 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 from lightning_predict.units import KIBIBYTE, MEBIBYTE
 
 CUBLAS_WORKSPACE_BYTES: Final = (2 * 4096 + 8 * 16) * KIBIBYTE
-"""Workspace per cuBLAS handle. The default `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA environment
-variables"). Measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
+"""Workspace per cuBLAS handle in bytes. The default `CUBLAS_WORKSPACE_CONFIG` is `:4096:2:16:8` (PyTorch, "CUDA
+environment variables"). It was measured as 8,519,680 bytes on an A10G (github.com/pytorch/pytorch/issues/95668)."""
 
 LARGE_CUBLAS_WORKSPACE_BYTES: Final = 8 * 4096 * KIBIBYTE
-"""Workspace per cuBLAS handle on Hopper, and with torch of 2026 on Blackwell
+"""Workspace per cuBLAS handle in bytes on Hopper, and on Blackwell with torch of 2026
 (github.com/pytorch/pytorch/pull/175344)."""
 
 _CONVOLUTIONS: Final = {"aten::convolution": 0, "aten::convolution_backward": 1}
-"""Index of the image tensor in the inputs of a convolution; the weights follow it."""
+"""Convolutions, with the index of the image tensor among their inputs. The weights come next."""
 
 
 LAZY_SINCE: Final = (1, 13)
-"""First release of torch that loads each kernel on its first call."""
+"""First torch release that loads each kernel on its first call, not all kernels at startup."""
 
 LOADED_AT_ONCE: Final = Interval(363.0, 628.0, 893.0)
-"""MiB of code that earlier releases load at startup. Lower end: difference measured for the change itself
-(github.com/pytorch/pytorch/pull/86509: 636 MiB before, 274 after). Upper end: a V100 with torch 1.10 and one small
-tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022). Middle: their mean."""
+"""MiB of code that earlier releases load at startup. The low end is the difference measured for this change itself
+(github.com/pytorch/pytorch/pull/86509: 636 MiB before, 274 after). The high end is a V100 with torch 1.10 and one small
+tensor (1,343 MiB: huggingface/transformers, `performance.mdx` of January 2022). The middle is their mean."""
 
 
 def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[float]:
-    """Estimate the memory of a training process outside torch's allocator, as nvidia-smi shows it.
+    """Estimate the memory of a training process outside torch's allocator, which nvidia-smi includes.
 
     Args:
         gpu: The GPU.
-        release: torch release; None for a current one.
+        release: torch release; None for the current one.
     """
     mebibytes = Interval(*map(float, gpu.generation.context_mebibytes))
     if release is not None and release < LAZY_SINCE:
@@ -56,26 +56,26 @@ def context_bytes(gpu: Gpu, release: tuple[int, int] | None = None) -> Interval[
 
 
 NCCL_BUFFER_BYTES: Final = 10 * MEBIBYTE
-"""Buffer size per connection of an NCCL channel: the FIFOs of three protocols, with 4 MiB for the simple one
-(`NCCL_BUFFSIZE`). Read from NCCL's allocation log (github.com/NVIDIA/nccl/issues/1685)."""
+"""Buffer size per connection of an NCCL channel: the FIFOs of three protocols, where the simple one has 4 MiB
+(`NCCL_BUFFSIZE`). It was read from NCCL's allocation log (github.com/NVIDIA/nccl/issues/1685)."""
 
 NCCL_BUFFERS: Final = {True: (16 * 1, 24 * 2, 32 * 4), False: (2 * 1, 4 * 2, 8 * 4)}
-"""Buffers per communicator, with NVLink (True) and without: low, middle and high estimate. Each is channels x
-connections per channel; the low end assumes rings only, the high end rings and trees. Memory grows with the number of
-channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
+"""Number of buffers per communicator, with NVLink (True) and without: low, middle and high estimate. Each is channels x
+connections per channel. The low estimate assumes rings only, and the high one rings and trees. Memory grows with the
+number of channels, but not beyond two machines (github.com/NVIDIA/nccl/issues/986)."""
 
 ALL_TO_ALL_BYTES: Final = 3_280_000_000 / 7
-"""Memory per all-to-all peer in the same machine. On eight H100, the first all-to-all grew a process from 1.06 to 4.34
-GB (github.com/NVIDIA/nccl/issues/1685)."""
+"""Memory per peer of an all-to-all in the same machine. On eight H100, the first all-to-all increased a process from
+1.06 to 4.34 GB (github.com/NVIDIA/nccl/issues/1685)."""
 
 
 def nccl_bytes(gpu: Gpu, *, communicators: int, all_to_all_peers: int = 0) -> Interval[float]:
-    """Estimate the memory of NCCL per GPU, outside torch's allocator.
+    """Estimate the memory that NCCL uses per GPU, outside torch's allocator.
 
     Args:
         gpu: The GPU.
         communicators: Number of communicators (process groups).
-        all_to_all_peers: Number of peers in the same machine to which all-to-all sends.
+        all_to_all_peers: Number of GPUs in the same machine to which a GPU sends in an all-to-all.
     """
     low, middle, high = (communicators * count * NCCL_BUFFER_BYTES for count in NCCL_BUFFERS[_has_nvlink(gpu)])
     more = all_to_all_peers * ALL_TO_ALL_BYTES if _has_nvlink(gpu) else 0.0
@@ -87,16 +87,16 @@ def _has_nvlink(gpu: Gpu) -> bool:
 
 
 def cublas_bytes(gpu: Gpu, *, handles: int) -> int:
-    """Return the total workspace of cuBLAS, which torch's allocator hands out once and never frees."""
+    """Return the total workspace of cuBLAS. torch's allocator allocates it once and never frees it."""
     is_large = gpu.generation.has_large_workspaces
     return handles * (LARGE_CUBLAS_WORKSPACE_BYTES if is_large else CUBLAS_WORKSPACE_BYTES)
 
 
 def convolved_share(trace: Trace) -> float:
-    """Return the share of forward-pass output bytes that cuDNN convolutions write; their workspace sizes are unknown.
+    """Return the share of the forward pass's output bytes that cuDNN convolutions write.
 
-    It is a few percent in a vision transformer, and about a quarter in a network of convolutions, norms and
-    activations.
+    For these, the size of the workspace is unknown. The share is a few percent in a vision transformer, and about a
+    quarter in a neural network of convolutions, norms and activations.
     """
     written, convolved, met = 0, 0, set[int | None]()
     for operation in trace.operations:
@@ -113,8 +113,8 @@ def convolved_share(trace: Trace) -> float:
 def workspace_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
     """Estimate cuDNN's temporary memory, as (index of the operation, bytes).
 
-    Weight gradients are computed in channels-last layout; images and gradients in another layout are copied first.
-    Filters of one pixel are matmuls and need no copy. This rule was selected from five candidates on ten families of
+    cuDNN computes weight gradients in channels last. Images and gradients in another memory format are copied first.
+    Filters of one pixel are matmuls, which need no copy. This rule was selected from five candidates on ten families of
     timm in float32 (byob, coat, convnext, cspnet, gcvit, hgnet, nasnet, regnet, vgg, vovnet).
     """
     for index, operation in enumerate(trace.operations):
@@ -129,9 +129,9 @@ def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
     """Estimate workspaces of `torch.backends.cudnn.benchmark` in the first step, as (index of the operation, bytes).
 
     For each new convolution shape, torch asks cuDNN for all candidate algorithms. It allocates the largest workspace
-    that any of them needs, times them all, and empties its cache. The largest is im2col: for each output pixel, one
-    value per filter weight of an output channel. The backward pass does this twice: for the gradients of images and of
-    weights.
+    that any of them needs, times all of them, and empties its cache. The largest workspace is that of im2col: for each
+    output pixel, one value per filter weight of an output channel. The backward pass does this twice, for the gradients
+    of images and of weights.
     """
     met = set[object]()
     for index, operation in enumerate(trace.operations):
@@ -149,7 +149,7 @@ def trial_bytes(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def _is_cudnn(operation: Operation) -> bool:
-    """Return whether cuDNN computes a convolution; torch has its own kernels for depthwise ones in float32."""
+    """Return whether cuDNN computes a convolution. For depthwise convolutions in float32, torch has its own kernels."""
     at = _CONVOLUTIONS[operation.name]
     if len(operation.inputs) < at + 2 or len(operation.inputs[at].shape) < 3:
         return False
@@ -158,7 +158,7 @@ def _is_cudnn(operation: Operation) -> bool:
 
 
 def _unfolded_bytes(operation: Operation, images: TensorInfo, weights: TensorInfo) -> int:
-    """Return the size of the im2col matrix; filters of one pixel need none."""
+    """Return the size of the im2col matrix; 0 for filters of one pixel, which need none."""
     taps = math.prod(weights.shape[2:])
     result = operation.inputs[0] if operation.name == "aten::convolution_backward" else operation.outputs[0]
     if taps == 1 or not images.elements or not result.shape[2:]:

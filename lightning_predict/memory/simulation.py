@@ -1,13 +1,13 @@
-"""Simulates torch's allocator over several training steps, with the lifetime of every storage.
+"""Simulates torch's caching allocator over several training steps, with the lifetime of every storage.
 
 At the start of a step, these storages are already allocated:
 
-- parameters and buffers, and the optimizer state after the first update;
-- gradients of the previous step. Lightning frees them after the forward pass, which is also the default assumption.
-  Otherwise they are freed when the step begins;
+- parameters and buffers, and after the first update also the optimizer state;
+- gradients of the previous step. By default, they are freed after the forward pass, as in Lightning. Otherwise, they
+  are freed when the step begins;
 - tensors that variables of the training loop still hold.
 
-Three steps show the remaining fragmentation. Example::
+Three steps are simulated, because fragmentation builds up over steps. Example::
 
     simulated_step(trace).reserved_bytes     # corresponds to torch.cuda.max_memory_reserved, without workspaces
 """
@@ -26,18 +26,18 @@ from lightning_predict.tracing.recorded_on import MULTI_TENSOR, frees_gradients,
 from lightning_predict.tracing.trace import TensorInfo, Trace
 
 STEPS: Final = 3
-"""Number of simulated steps. The second step starts with the optimizer state of the first; the third starts with the
-fragmentation of a complete step."""
+"""Number of simulated steps. The second step starts with the optimizer state, and the third starts with the
+fragmentation that a complete step leaves."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """Peaks of the allocator.
+    """Memory peaks of the allocator over the simulated steps.
 
     Attributes:
-        allocated_bytes: Peak allocated memory.
-        reserved_bytes: Peak reserved memory.
+        allocated_bytes: Peak of the allocated memory.
+        reserved_bytes: Peak of the reserved memory.
     """
 
     allocated_bytes: int
@@ -47,21 +47,22 @@ class SimulatedStep:
 @final
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Memory blocks of a training step and their lifetimes.
+    """Sizes and lifetimes of the memory blocks of a training step.
 
     Attributes:
         lasting: Parameters, buffers, and gradients that no recorded operation writes.
         kept: Gradients that persist from one step to the next.
-        state: Optimizer state, allocated in the first update.
+        state: Optimizer state, which the first update allocates.
         batch: Batch from the data loader, new in each step.
-        storages: Storages that the step writes, in order of allocation.
-        update: Temporaries of the optimizer on CUDA, all allocated at once.
+        storages: Storages that the step writes, in the order of their allocation.
+        update: Temporary tensors of the optimizer on CUDA, all allocated at the same time.
         count: Number of operations.
-        update_at: Index of the first optimizer operation; `count` without any.
+        update_at: Index of the first optimizer operation; `count` if there is none.
         drops_gradients_at: Index of the operation after which the previous step's gradients are freed; -1 if they are
             freed before the step.
-        workspaces: Temporary memory inside operations, as (index, bytes).
-        trials: Workspaces of cuDNN benchmarks in the first step, as (index, bytes); the cache is emptied after each.
+        workspaces: Temporary memory inside operations, as (index of the operation, bytes).
+        trials: Workspaces of cuDNN benchmarks in the first step, as (index of the operation, bytes). The cache is
+            emptied after each of them.
     """
 
     lasting: tuple[int, ...]
@@ -78,7 +79,7 @@ class Blocks:
 
 
 def blocks_of(trace: Trace) -> Blocks:
-    """Find the memory blocks of a step and their lifetimes."""
+    """Find the memory blocks of a step, with their sizes and lifetimes."""
     operations, memory = trace.operations, trace.memory
     storages = written_storages(trace)
     phases = [operation.phase for operation in operations]
@@ -93,7 +94,7 @@ def blocks_of(trace: Trace) -> Blocks:
     gradients = gradient_bytes(trace)
     update = () if at_once else _copies(min(gradients, written), trained)
     kept = [one.size_bytes for one in storages if one.cause == "gradient"]
-    # If the trace lacks tensors of the backward pass, the remaining gradients are still added.
+    # If the trace lacks tensors of the backward pass, gradients that are missing are added here.
     unseen = gradients - sum(kept)
     if frees_gradients(trace):
         kept = []
@@ -118,12 +119,12 @@ def blocks_of(trace: Trace) -> Blocks:
 
 
 def _added_up(storage: Storage) -> Storage:
-    """Return a gradient as a temporary, since it is added to an existing one; other storages are unchanged."""
+    """Return a gradient as a temporary tensor, because it is added to an existing one. Other storages are unchanged."""
     return replace(storage, cause="backward", freed_at=storage.allocated_at) if storage.cause == "gradient" else storage
 
 
 def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Yield temporaries of unfused attention: scores before the softmax, or two gradients in the backward pass."""
+    """Yield temporary tensors of unfused attention: scores before the softmax, or two gradients in backward."""
     for index, operation in enumerate(trace.operations):
         size = attention_bytes(operation) if operation.name in ATTENTIONS else 0
         if size:
@@ -131,7 +132,7 @@ def _passing_in_attention(trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def gradient_bytes(trace: Trace) -> int:
-    """Return the size of all gradients; future gradients are counted with the size of their parameters."""
+    """Return the size of all gradients. Gradients that do not exist yet count with the size of their parameters."""
     memory = trace.memory
     if memory.gradient_bytes is None and any(operation.phase == "backward" for operation in trace.operations):
         return memory.parameter_bytes or 0
@@ -139,7 +140,7 @@ def gradient_bytes(trace: Trace) -> int:
 
 
 def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Split `total` into whole copies of blocks of these sizes, and a remainder."""
+    """Split `total` bytes into whole copies of blocks of these sizes, and a remainder."""
     whole = sum(sizes)
     if not whole:
         return (total,) if total else ()
@@ -155,8 +156,8 @@ def simulated_step(trace: Trace, *, expandable_segments: bool = False) -> Simula
 def least_reserved_bytes(blocks: Blocks) -> int:
     """Return the minimum memory that the allocator must reserve for a step.
 
-    Before it raises an out-of-memory error, torch releases unused segments and retries. Also, cuDNN benchmarks skip
-    algorithms whose workspace does not fit, so they are left out.
+    Before it raises an out-of-memory error, torch releases unused segments and tries again. cuDNN benchmarks skip
+    algorithms whose workspace does not fit, so their workspaces are excluded.
     """
     return _run(CachingAllocator(gives_back=True), replace(blocks, trials=()), STEPS).reserved_bytes
 
@@ -183,7 +184,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
     living: dict[int, MemoryBlock] = {}
     batch: list[MemoryBlock] = []
     for step in range(steps):
-        # The loop's variables hold the previous batch until the next one exists.
+        # Variables of the training loop hold the previous batch until the next batch exists.
         batch, before = _allocate_all(allocator, blocks.batch), batch
         _free_all(allocator, before)
         left = {number: living.pop(number) for number, one in enumerate(storages) if number in living}
@@ -193,7 +194,7 @@ def _run(allocator: CachingAllocator, blocks: Blocks, steps: int) -> SimulatedSt
         for index in range(count):
             for number in born[index]:
                 living[number] = allocator.allocate(storages[number].size_bytes)
-                if number in left:  # the variable is now bound to the new tensor
+                if number in left:  # the variable now refers to the new tensor
                     allocator.free(left.pop(number))
             if step == 0:
                 for size in trials[index]:
@@ -225,17 +226,17 @@ def _free_all(allocator: CachingAllocator, blocks: list[MemoryBlock]) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryMoment:
-    """Live tensors at one moment of a step, in bytes.
+    """Live tensors at one moment of a step, with their sizes in bytes.
 
     Attributes:
-        index: Index of the running operation.
-        lasting_bytes: Parameters and buffers.
-        state_bytes: Optimizer state.
-        batch_bytes: Batch from the data loader.
-        gradient_bytes: Gradients, of this step or the previous one.
-        update_bytes: Temporaries of the optimizer.
+        index: Index of the operation that runs.
+        lasting_bytes: Size of parameters and buffers.
+        state_bytes: Size of the optimizer state.
+        batch_bytes: Size of the batch from the data loader.
+        gradient_bytes: Size of the gradients, of this step or the previous one.
+        update_bytes: Size of temporary tensors of the optimizer.
         storages: Other storages that the step wrote.
-        left_bytes: Tensors of the previous step that variables of the loop still hold.
+        left_bytes: Size of tensors of the previous step that variables of the loop still hold.
     """
 
     index: int
@@ -249,13 +250,13 @@ class MemoryMoment:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all tensors."""
+        """Total size of all tensors."""
         always = self.lasting_bytes + self.state_bytes + self.batch_bytes + self.left_bytes
         return always + self.gradient_bytes + self.update_bytes + sum(one.size_bytes for one in self.storages)
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
-    """Return the peaks in the passes and in the optimizer update, for a step that is not the first."""
+    """Return the moments of peak memory in the passes and in the optimizer update, for any step but the first."""
     changes = [0] * (blocks.count + 1)
     gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
     for one in blocks.storages:

@@ -1,7 +1,7 @@
-"""Finds the storages that a step writes: size, purpose and lifetime.
+"""Finds the storages (tensor memory) that a step writes, with their sizes, uses and lifetimes.
 
-A storage is allocated by the first operation that writes it. It is freed after the last operation that uses it, which
-includes autograd's use in the backward pass. It lives longer if the recorder saw that a variable of the step held it.
+A storage is allocated by the first operation that writes it. It is freed after the last operation that uses it, where
+autograd's use in the backward pass counts. It lives longer if a variable of the step holds it, which the recorder sees.
 Storages that survive the step are gradients, or belong to variables that the next step overwrites. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
@@ -26,8 +26,8 @@ from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, backwar
 from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
-"""Purpose of a storage: written by the forward pass; temporary of the backward pass; gradient; temporary of the
-optimizer; input of the step."""
+"""Use of a storage: activation (written by the forward pass), temporary tensor of the backward pass, gradient,
+temporary tensor of the optimizer, or input of the step."""
 
 _CAST: Final = "aten::_to_copy"
 
@@ -38,8 +38,8 @@ class Storage:
     """A storage and its lifetime within the step.
 
     Attributes:
-        size_bytes: Size.
-        cause: Purpose.
+        size_bytes: Size in bytes.
+        cause: Use of the storage.
         birth: Index of the operation that first writes it; 0 for inputs of the step.
         death: Index of the operation after which it is freed; None if it survives the step.
         module: Module that wrote it; None if unknown.
@@ -54,7 +54,7 @@ class Storage:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage, described by its first use, and the indices of the first and last operations that use it."""
+    """A storage with its first tensor, and the indices of the first and last operations that use it."""
 
     tensor: TensorInfo
     size_bytes: int
@@ -68,17 +68,17 @@ class _Life:
 
     @property
     def kind(self) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype."""
+        """Shape and dtype of its tensor."""
         return self.tensor.shape, self.tensor.dtype
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the backward pass wrote it and the optimizer reads it."""
+        """Whether it is a gradient: the backward pass writes it, and the optimizer reads it."""
         return self.phase == "backward" and not self.is_given and self.is_for_optimizer
 
 
 def written_storages(trace: Trace) -> tuple[Storage, ...]:
-    """List the storages that the step writes, in order of allocation."""
+    """List the storages that the step writes, in the order of their allocation."""
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
     written = [_storage(life, held, trained) for life in _lives(trace.operations) if not life.is_given]
@@ -88,7 +88,7 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
 def batch_bytes(
     operations: Sequence[Operation], parameters: Iterable[Parameter], buffers: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """List the sizes of storages that the forward pass reads but no operation writes: the batch, which lives all step.
+    """List the sizes of storages that the forward pass reads, but no operation writes: the batch, live all step.
 
     Args:
         operations: Operations of a step.
@@ -114,13 +114,13 @@ def batch_bytes(
 
 
 ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
-"""Forward and backward operations of attention recorded as one call."""
+"""Forward and backward operations of attention that is recorded as one call."""
 
 
 def attention_bytes(operation: Operation) -> int:
-    """Return the bytes of the attention probabilities; 0 if a fused kernel does not materialise them.
+    """Return the size of the attention probabilities; 0 if a fused kernel does not store them.
 
-    Fused kernels accept only tensors of four dimensions.
+    Fused kernels accept only tensors with four dimensions.
     """
     if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
@@ -131,11 +131,11 @@ def attention_bytes(operation: Operation) -> int:
 
 
 KEPT_BY_GATES: Final = {"aten::lstm": 5, "aten::gru": 6, "aten::rnn_tanh": 1, "aten::rnn_relu": 1}
-"""Values that cuDNN reserves for the backward pass, per output value of a recurrent layer (an LSTM's four gates and
-cell). The outputs of all layers but the last are kept, too. Source: cuDNN requested 736,000,000 bytes for an LSTM with
-3,038,090 parameters and 864,000,000 for a GRU (github.com/pytorch/pytorch/issues/2895). Four layers of width 320 on 123
-inputs have that many parameters. With 25,000 vectors they keep 4 x 5 + 3 and 4 x 6 + 3 float32 values for each of the
-320."""
+"""Number of values that cuDNN keeps for the backward pass, per output value of a recurrent layer: for an LSTM, four
+gates and the cell. The outputs of all layers but the last are kept, too. The numbers follow from a report that cuDNN
+requested 736,000,000 bytes for an LSTM with 3,038,090 parameters, and 864,000,000 bytes for a GRU
+(github.com/pytorch/pytorch/issues/2895). Four layers of width 320 on 123 inputs have this number of parameters. With
+25,000 vectors, they keep 4 x 5 + 3 and 4 x 6 + 3 float32 values for each of the 320."""
 
 
 def recurrent_bytes(operation: Operation) -> int:
@@ -149,9 +149,9 @@ def recurrent_bytes(operation: Operation) -> int:
 
 
 def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
-    """Yield storages that operations recorded as one call keep for the backward pass, in addition to their outputs.
+    """Yield the storages that operations recorded as one call keep for the backward pass, in addition to outputs.
 
-    Unfused attention keeps its probabilities and the scaled queries and keys; a recurrent layer keeps its gates.
+    Unfused attention keeps its probabilities and the scaled queries and keys. A recurrent layer keeps its gates.
     """
     open_calls: dict[str, list[tuple[int, Operation, int]]] = {}
     for index, operation in enumerate(operations):
@@ -168,11 +168,11 @@ def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
 
 
 def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tuple[int, ...]:
-    """List the sizes of the storages that are live at peak memory, without gradients and inputs.
+    """List the sizes of the storages that are live at the memory peak, without gradients and inputs.
 
     Args:
         operations: Operations of a step.
-        end: Search the peak before this operation only; None: anywhere. Storages that are freed later count as live.
+        end: Search the peak only before this operation; if None, anywhere. Storages that are freed later count as live.
     """
     written = [
         _storage(life, None, frozenset()) for life in _lives(operations) if not life.is_given and not life.is_gradient
@@ -191,15 +191,15 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
 
 
 def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[int, str]]) -> Storage:
-    """Determine the lifetime and purpose of a storage.
+    """Determine the lifetime and the use of a storage.
 
     Args:
         life: The storage.
-        held: Ids of storages that survive the step; None if the recorder did not see them.
+        held: Ids of the storages that survive the step; None if the recorder did not see them.
         trained: Number of elements and dtype of each trained parameter.
     """
     cause: Cause = "activation"
-    # An optimizer that is not traced, or that updates copies, does not appear to read the gradients.
+    # An optimizer that is not recorded, or that updates copies, does not seem to read the gradients.
     is_left = held is not None and life.tensor.id in held and (life.tensor.elements, life.tensor.dtype) in trained
     if life.is_gradient or (is_left and life.phase == "backward"):
         cause = "gradient"
@@ -207,13 +207,13 @@ def _storage(life: _Life, held: frozenset[int] | None, trained: frozenset[tuple[
         cause = "backward"
     elif life.phase == "optimizer":
         cause = "update"
-    # On the meta device, the recorder emulates autocast and keeps its copies of parameters; autocast would free them.
+    # On the meta device, the recorder emulates autocast and keeps its copies of parameters, which autocast would free.
     is_open = life.is_gradient if held is None else life.tensor.id in held and not life.is_cast
     return Storage(life.size_bytes, cause, life.first, None if is_open else life.last, life.module)
 
 
 def _lives(operations: Sequence[Operation]) -> list[_Life]:
-    """List every storage once, with the size of the first tensor that uses it, since views may repeat elements."""
+    """List every storage once, with the size of the first tensor that uses it, because views may repeat elements."""
     lives: dict[int, _Life] = {}
     casts = _Casts()
     for number, operation in enumerate(operations):
@@ -246,10 +246,10 @@ def _lives(operations: Sequence[Operation]) -> list[_Life]:
 
 @final
 class _Casts:
-    """Low-precision copies that autocast made in the forward pass and that the backward pass reads again.
+    """Low-precision copies that autocast made in the forward pass, and that the backward pass reads again.
 
-    The meta device has no autocast, so the recorder casts below autograd. The backward pass then reads a copy whose id
-    is new. On a GPU it would read the forward pass's copy, and the source would not be kept.
+    The meta device has no autocast, so the recorder casts below autograd. Then the backward pass reads a copy with a
+    new id. On a GPU, it would read the copy of the forward pass, and the source would not be kept.
     """
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ class _Casts:
         self.any_left = False
 
     def saw(self, cast: Operation) -> None:
-        """Record a copy to another dtype."""
+        """Store a copy to another dtype."""
         if len(cast.outputs) == 1 and cast.inputs and cast.outputs[0].id is not None:
             copy, source = cast.outputs[0], cast.inputs[0]
             if copy.dtype != source.dtype and copy.id is not None:
@@ -266,7 +266,7 @@ class _Casts:
                 self.any_left = True
 
     def saved(self, tensor: TensorInfo) -> int | None:
-        """Find the forward copy that a tensor of the backward pass repeats: the last with the same size and dtype."""
+        """Return the forward copy that a tensor of the backward pass repeats: the last one with this size and dtype."""
         alike = self._copies.get((tensor.elements, tensor.dtype))
         if not alike:
             return None

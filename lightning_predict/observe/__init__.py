@@ -1,1 +1,1 @@
-"""State of a running fit: measured times, progress, forecast and budget. Independent of the Trainer."""
+"""Observes a running fit: measured times, progress, forecast and budget. Nothing here depends on a Trainer."""

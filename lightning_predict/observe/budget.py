@@ -1,8 +1,8 @@
-"""Budget of a run: used amounts over all fits, limits, and decisions. Independent of the Trainer.
+"""Budget of a run: used amounts over all fits, limits, and the decision to stop. Independent of the Trainer.
 
-`Ledger` adds up the used time and money. A `Limit` is an amount of dollars, hours or CO2, or a deadline, used up at a
-constant rate. `price_of_run` finds the hourly price. `BudgetWatch` decides when to check the limits, and checks them.
-Example::
+`Ledger` adds up the used time and money. A `Limit` is an amount of dollars, hours or CO2, or a deadline, which is used
+up at a constant rate. `price_of_run` finds the hourly price. `BudgetWatch` decides when to check the limits, and checks
+them. Example::
 
     >>> limit = usd_limit(10.0, per_second=seconds_to_hours(1.0), before=2.0)  # $10 at $1 an hour; $2 already spent
     >>> limit.used(3600.0)
@@ -42,8 +42,8 @@ class RunPrice:
 
     Attributes:
         usd_per_hour: Price of all machines of the run; None if unknown.
-        warning: Caveat for the user, if any.
-        source: Source and date of the price; None if there is no price, or if the warning names it.
+        warning: Warning for the user about the price; None if there is none.
+        source: Source and date of the price; None if there is no price, or if the warning names them.
     """
 
     usd_per_hour: float | None
@@ -52,14 +52,14 @@ class RunPrice:
 
 
 def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
-    """Find the newest offer of this name: the machine name, with or without the provider's name before it.
+    """Find the newest offer with this name: the machine name, optionally after the provider's name.
 
     Args:
-        name: For example `g5.xlarge` or `AWS g5.xlarge`.
-        offers: Offers to choose from; None takes those that come with the package.
+        name: Name, for example `g5.xlarge` or `AWS g5.xlarge`.
+        offers: Offers to choose from; None for the package's price list.
 
     Raises:
-        UnknownOfferError: No offer has this name; the message names the nearest.
+        UnknownOfferError: No offer has this name. The message names the nearest one.
     """
     offers = load_offers() if offers is None else offers
     found = [offer for offer in offers if name in (offer.instance, f"{offer.provider} {offer.instance}")]
@@ -78,7 +78,7 @@ def named_offer(name: str, offers: Sequence[Offer] | None = None) -> Offer:
 
 
 def gpu_name_in_use(device: torch.device) -> str | None:
-    """Find the catalogue name of the GPU in use; None without CUDA or if the catalogue lacks the GPU."""
+    """Return the catalogue name of the GPU in use; None without CUDA, or if the catalogue lacks the GPU."""
     if device.type != "cuda":
         return None
     import torch
@@ -102,12 +102,12 @@ def price_of_run(
     """Find the hourly price of the run.
 
     Args:
-        usd_per_hour: The user's own price of all machines; it takes precedence.
-        offer: The offer that the user named; whole machines are charged.
-        gpu: The GPU in use; None if unknown.
-        world_size: Processes of the run, each with one GPU.
-        num_nodes: Machines of the run.
-        offers: Offers for the GPU in use; None takes those that come with the package.
+        usd_per_hour: The user's own price of all machines, which takes precedence.
+        offer: The offer that the user named. Whole machines are charged.
+        gpu: Name of the GPU in use; None if unknown.
+        world_size: Number of processes of the run, each with one GPU.
+        num_nodes: Number of machines of the run.
+        offers: Offers for the GPU in use; None for the package's price list.
     """
     if usd_per_hour is not None:
         return RunPrice(usd_per_hour, source="your own price")
@@ -136,23 +136,23 @@ WARNING_SHARE: Final = 0.8
 """Used share of a limit at which a warning is shown."""
 
 CHECK_SECONDS: Final = 30.0
-"""Seconds between two checks of the used amounts if several ranks must agree on the result."""
+"""Seconds between two checks of the used amounts, if several ranks must agree on the result."""
 
 REFRESH_SECONDS: Final = 60.0
 """Seconds between two forecasts during training."""
 
 
 CLEAR_EXCESS: Final = 2.0
-"""A single forecast stops the run only if its low end exceeds a limit by this factor. Otherwise a second forecast must
-confirm it, because noise can hide a warm-up that is still going on."""
+"""Factor by which the low end of a single forecast must exceed a limit to stop the run. Otherwise, a second forecast
+must confirm it, because noise can hide a warm-up that has not ended."""
 
 
 @final
 class Ledger:
-    """Time and money used by a run, over all its fits.
+    """Time and money that a run has used, over all its fits.
 
     Args:
-        clock: Monotonic clock, in seconds.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -174,15 +174,15 @@ class Ledger:
 
     @property
     def usd(self) -> float:
-        """Dollars of all fits, each at its own price; fits without a price are not included."""
+        """Dollars of all fits, each at its own price. Fits without a price are not included."""
         return self.usd_before + self.elapsed_seconds * self.usd_per_second
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the used amounts without the clock, which has no meaning in another process."""
+        """Copy and pickle the used amounts, but not the clock, which has no meaning in another process."""
         return vars(self) | {"seconds_before": self.seconds, "usd_before": self.usd, "_start": None}
 
     def open(self, *, forget: bool) -> None:
-        """Start a fit; `forget` resets the amounts of earlier fits."""
+        """Start a fit. If `forget`, reset the amounts of earlier fits."""
         self.close()
         if forget:
             self.seconds_before = self.usd_before = 0.0
@@ -190,7 +190,7 @@ class Ledger:
         self._start = self._clock()
 
     def close(self) -> None:
-        """End the fit, if there is one."""
+        """End the fit, if one is in progress."""
         self.seconds_before, self.usd_before, self._start = self.seconds, self.usd, None
 
     def resume(self, *, seconds: float, usd: float) -> None:
@@ -202,14 +202,14 @@ class Ledger:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Limit of a run.
+    """A limit of a run, such as a budget in dollars.
 
     Attributes:
-        name: The argument that set it: `usd`, `hours` or `deadline`.
-        total: The allowed amount, in the limit's unit.
-        per_second: The amount that one second of the run uses up.
+        name: Argument that sets the limit: `usd`, `hours` or `deadline`.
+        total: Allowed amount, in the unit of the limit.
+        per_second: Amount that one second of the run uses up.
         show: Formats an amount as text.
-        before: The amount used before this fit.
+        before: Amount that was used before this fit.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Limit:
         return self.before + elapsed_seconds * self.per_second
 
     def reached_seconds(self, share: float) -> float:
-        """Return the seconds of this fit after which this share of the total is used; negative if that was earlier."""
+        """Return the seconds of this fit after which `share` of the total is used; negative if earlier."""
         return (share * self.total - self.before) / self.per_second
 
 
@@ -260,16 +260,17 @@ def limits_of_fit(
     kg_co2: float | None = None,
     kg_co2_per_second: float | None = None,
 ) -> tuple[Limit, ...]:
-    """Return the limits of a fit that has begun.
+    """Return the limits of a fit that has just begun.
 
     Args:
-        ledger: Used amounts and the price; without a price, dollars are no limit.
-        usd: Dollars.
-        hours: Hours.
-        deadline: A time with a time zone.
-        spent_usd: Dollars spent on anything but training; they count as used.
-        kg_co2: Kilograms of CO2.
-        kg_co2_per_second: Emission per second, also of earlier fits; None if unknown, then CO2 is no limit.
+        ledger: Used amounts, and the price. Without a price, there is no limit in dollars.
+        usd: Limit in dollars.
+        hours: Limit in hours.
+        deadline: Deadline, a time with a time zone.
+        spent_usd: Dollars spent on anything but training. They count as used.
+        kg_co2: Limit in kilograms of CO2.
+        kg_co2_per_second: Emission per second, which is also assumed for earlier fits. If None (unknown), there is no
+            limit in CO2.
     """
     limits = []
     if usd is not None and ledger.usd_per_second > 0:
@@ -291,7 +292,7 @@ BudgetAction = Literal["go on", "warn", "stop"]
 @final
 @dataclass(frozen=True, slots=True)
 class BudgetVerdict:
-    """Decision about the run, and its reason as text."""
+    """Decision about the run (continue, warn or stop), with its reason as text."""
 
     action: BudgetAction
     reason: str
@@ -303,13 +304,13 @@ GO_ON: Final = BudgetVerdict("go on", "within the budget")
 def check_forecast(
     limits: Sequence[Limit], elapsed_seconds: float, forecast: Interval[float], *, steps: int | None = None
 ) -> BudgetVerdict:
-    """Stop if even the low end of the forecast exceeds a limit; warn if its middle does.
+    """Stop if even the low end of the forecast exceeds a limit. Warn if its middle exceeds one.
 
     Args:
         limits: The limits.
-        elapsed_seconds: Seconds of this fit.
+        elapsed_seconds: Seconds of this fit so far.
         forecast: Remaining seconds.
-        steps: Number of steps behind the forecast, for the message; None omits it.
+        steps: Number of steps on which the forecast is based, for the message; None to omit it.
     """
     verdict = GO_ON
     from_steps = "" if steps is None else f", {steps:,} step{'' if steps == 1 else 's'} measured"
@@ -330,7 +331,7 @@ def check_forecast(
 
 
 def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: float = 0.0) -> BudgetVerdict:
-    """Stop if a limit is used up, including the time to end the run; warn if 80 % of it is used."""
+    """Stop if a limit is used up, including the time that ending the run takes. Warn if 80 % of it is used."""
     verdict = GO_ON
     for limit in limits:
         used, at_end = limit.used(elapsed_seconds), limit.used(elapsed_seconds + end_seconds)
@@ -346,10 +347,10 @@ def check_use(limits: Sequence[Limit], elapsed_seconds: float, end_seconds: floa
 
 
 VALIDATION_OVERRUN_SHARE: Final = 0.05
-"""Share of a limit by which a running validation may exceed it, so that its metrics cover all batches."""
+"""Share of a limit by which a running validation may exceed the limit, so that its metrics cover all batches."""
 
 DueCheck = Literal["forecast", "outlook", "use"]
-"""What to judge: a forecast that may stop the run, a forecast that may only warn, or the used amounts only."""
+"""What to check: a forecast that may stop the run, a forecast that may only warn, or only the used amounts."""
 
 
 @final
@@ -359,12 +360,12 @@ class BudgetWatch:
     Args:
         limits: The limits.
         ledger: The used amounts.
-        moments: When a forecast is reliable enough to act on.
+        moments: Schedule that decides when a forecast is reliable enough to act on.
         warmup_steps: Number of batches before the first forecast.
 
     Attributes:
         forecast: Remaining seconds in the last check; None if unknown.
-        end_seconds: Seconds to end the run after a stop: a validation.
+        end_seconds: Seconds that ending the run after a stop takes: a validation.
     """
 
     def __init__(
@@ -383,7 +384,7 @@ class BudgetWatch:
         self._narrows()
 
     def due_check(self, batches: int, seconds: float, *, elapsed: float) -> DueCheck | None:
-        """Return what to judge after this many batches, their seconds, and `elapsed` seconds of the fit."""
+        """Return what to check after this many batches and seconds of training, and `elapsed` seconds of the fit."""
         moments = self._moments
         if batches >= self._warmup_steps and moments.is_due(batches, seconds) and moments.has_started:
             return "forecast"
@@ -392,7 +393,11 @@ class BudgetWatch:
         return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
+<<<<<<< HEAD
         """Return values for loggers by name: for each limit the used, allowed, left and forecast amounts."""
+=======
+        """Return values for loggers by name: for each limit the used, allowed and (with a forecast) needed amounts."""
+>>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
         values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
         for limit in self.limits:
             used = limit.used(elapsed)
@@ -405,16 +410,16 @@ class BudgetWatch:
         return values
 
     def check_use(self) -> BudgetVerdict:
-        """Judge the used amounts, including the time to end the run; warn once."""
+        """Check the used amounts, including the time that ending the run takes. Warn only once."""
         return self._once("use", check_use(self.limits, self._ledger.elapsed_seconds, self.end_seconds))
 
     def check_validation(self, rest_seconds: float | None) -> BudgetVerdict:
-        """Judge a limit that is used up during a validation.
+        """Check a limit that is used up during a validation.
 
-        Warn if the rest of the validation is short; stop if it exceeds the limit by more than the allowed overrun.
+        Warn if the rest of the validation is short. Stop if it exceeds the limit by more than the allowed overrun.
 
         Args:
-            rest_seconds: Rest of the validation; None if unknown.
+            rest_seconds: Remaining seconds of the validation; None if unknown.
         """
         elapsed = self._ledger.elapsed_seconds
         use = check_use(self.limits, elapsed)
@@ -425,12 +430,12 @@ class BudgetWatch:
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
     def check(self, question: DueCheck, rest: RestOfRun | None, *, may_end_earlier: bool = False) -> BudgetVerdict:
-        """Judge the used amounts and, if asked for, the rest of the run.
+        """Check the used amounts and, if requested, the forecast of the rest of the run.
 
         Args:
-            question: What to judge.
-            rest: The rest of the run; None to judge only the used amounts.
-            may_end_earlier: Early stopping may end the run, so a forecast alone never stops it.
+            question: What to check.
+            rest: The rest of the run. If None, only the used amounts are checked.
+            may_end_earlier: Whether early stopping may end the run. Then a forecast alone never stops the run.
         """
         if rest is not None:
             self._refreshed_seconds = self._ledger.elapsed_seconds
@@ -453,19 +458,19 @@ class BudgetWatch:
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
     def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
-        """Return whether to stop on a forecast that exceeds a limit: if it is the second one, or exceeds it by far."""
+        """Return whether to stop on a forecast that exceeds a limit: if it is the second one, or clearly exceeds it."""
         was_broken, self._is_broken = self._is_broken, True
         elapsed = self._ledger.elapsed_seconds
         by_far = any(limit.used(elapsed + forecast.low) > CLEAR_EXCESS * limit.total for limit in self.limits)
         return is_settled and (was_broken or by_far)
 
     def set_end_seconds(self, seconds: float) -> None:
-        """Set the seconds that the run needs to end after a stop."""
+        """Set the seconds that ending the run after a stop takes."""
         self.end_seconds = seconds
         self._narrows()
 
     def _once(self, name: str, verdict: BudgetVerdict) -> BudgetVerdict:
-        """Return a warning the first time only."""
+        """Return a warning only the first time."""
         if verdict.action == "warn":
             verdict = verdict if self._is_new(name) else GO_ON
             self._narrows()
@@ -477,7 +482,7 @@ class BudgetWatch:
         return is_new
 
     def _narrows(self) -> None:
-        """Compute the time before which the used amounts need no check."""
+        """Compute the time before which the used amounts need no check, because no limit can be reached."""
         ends = [limit.reached_seconds(1.0) - self.end_seconds for limit in self.limits]
         if "use" not in self._warned:
             ends += [limit.reached_seconds(WARNING_SHARE) for limit in self.limits]

@@ -1,8 +1,8 @@
-"""`RunClock`: timing of a fit on the machine in use, from two clock readings per batch.
+"""`RunClock`: times a fit on the machine in use (steps, data loader waits, validation), with two clock reads per batch.
 
-One or several callbacks report the hooks of a fit. The clock adds up the times of batches, waits between them,
-validation, and the gaps between epochs. Right after the capture it has only a few early steps; later, the whole run.
-Within `clock_of_fits`, tests replace the real clock. Example::
+One or several callbacks report the hooks of a fit. The clock adds up the times of batches, waits between batches,
+validation, and the gaps between epochs. Directly after the capture, it knows only a few early steps; later, it knows
+the whole run so far. Tests replace the real clock with `clock_of_fits`. Example::
 
     clock = run_clock_of(trainer, device=device)
     clock.on_batch_start()
@@ -45,11 +45,11 @@ _SHOWN: Final[ContextVar[tuple[_Clock, _Clock] | None]] = ContextVar("clocks of 
 
 @contextmanager
 def clock_of_fits(clock: Callable[[], float], *, device: Callable[[], float] | None = None) -> Iterator[None]:
-    """Replace the clock of all callbacks made, and all fits started, within the context.
+    """Replace the clock of all callbacks that are made, and all fits that start, within this context.
 
     Args:
-        clock: Monotonic clock, in seconds.
-        device: Clock to read after waiting for the device; None takes the same clock.
+        clock: Returns seconds of a monotonic clock.
+        device: Returns seconds after waiting for the device. If None, `clock` is used.
     """
     token = _SHOWN.set((clock, device or clock))
     try:
@@ -65,16 +65,16 @@ def host_clock() -> Callable[[], float]:
 
 
 def ledger_clock() -> Callable[[], float]:
-    """Return the clock for the budget: one that also counts while the machine sleeps, if available."""
+    """Return the clock of the budget. If available, it also counts time in which the machine sleeps."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[0]
     boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return monotonic if boot is None else partial(time.clock_gettime, boot)  # callbacks are copied and pickled
+    return monotonic if boot is None else partial(time.clock_gettime, boot)  # it must be picklable
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock in seconds that waits for the device, so that queued work is included."""
+    """Return a clock in seconds that first waits for the device, so that queued work is included."""
     shown = _SHOWN.get()
     if shown is not None:
         return shown[1]
@@ -90,19 +90,21 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 
 FIRST_EPOCH_COLD: Final = 3.0
-"""Maximum speedup of the loader from the second epoch on, once the first has filled its caches."""
+"""Maximum factor by which the loader is faster from the second epoch on, after the first epoch has filled its
+caches."""
 
 FIRST_EPOCH_DISCOUNT: Final = 3.2
-"""Discount on first-epoch waits, to predict later epochs: this over their number, a fifth after 16 waits."""
+"""Discount on waits of the first epoch as a prediction for later epochs: this divided by their number. After 16 waits,
+it is a fifth."""
 
 WARM_WAITS: Final = 32
-"""Number of waits in later epochs after which the first epoch adds no uncertainty any more."""
+"""Number of waits in later epochs after which the first epoch no longer adds uncertainty."""
 
 MIN_WAITS_PER_WORKER: Final = 2
-"""Waits per worker before which a later wait may be as long as the first."""
+"""Number of waits per worker up to which a later wait may still be as long as the first one."""
 
 UNSEEN_LONGER: Final = 1.5
-"""Factor by which a time seen only at the start (a sanity check, the first fetch) may increase later."""
+"""Factor by which a time that was measured only at the start (a sanity check, the first fetch) may increase later."""
 
 
 @final
@@ -111,12 +113,12 @@ class BatchTimes:
     """Seconds of a batch on the machine in use.
 
     Attributes:
-        step: Seconds from its start to its end; an optimizer update counts by its share.
-        wait: From its end to the next start: the loader, logging and other callbacks.
-        later_wait: The same in epochs that have not begun.
-        values: Number of batches used.
-        waits: Number of waits used.
-        is_settled: Steps no longer get faster.
+        step: Seconds from the start of a batch to its end. An optimizer update counts in proportion.
+        wait: Seconds from the end of a batch to the start of the next: data loader, logging and other callbacks.
+        later_wait: The same wait, in epochs that have not begun.
+        values: Number of batches that were used.
+        waits: Number of waits that were used.
+        is_settled: Whether steps no longer get faster, so that the warm-up is over.
     """
 
     step: Interval[float]
@@ -140,12 +142,12 @@ class BatchTimes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationTimes:
-    """Seconds of a validation run on the machine in use.
+    """Times of a validation run on the machine in use, in seconds.
 
     Attributes:
-        around: Before its first batch and after its last: starting workers, metrics.
-        wait: Before each further batch.
-        batch: Seconds of a batch; None if none was timed.
+        around: Time before its first batch and after its last batch: starting workers, computing metrics.
+        wait: Wait before each further batch.
+        batch: Time of a batch; None if none was timed.
     """
 
     overhead: Interval[float]
@@ -161,8 +163,8 @@ class _ValidationRun:
     """A validation run in progress.
 
     Attributes:
-        before: When the last training batch ended.
-        is_check: It is the sanity check.
+        before: Time at which the last training batch ended.
+        is_check: Whether it is the sanity check.
     """
 
     def __init__(self, before: float, *, is_check: bool) -> None:
@@ -180,16 +182,16 @@ class _ValidationRun:
         return [seconds for seconds, _ in self.batch_seconds]
 
     def plain(self, start: int = 0) -> list[float]:
-        """Return the seconds of batches that were not recorded, from the batch `start` on."""
+        """Return the seconds of batches that were not recorded, from batch `start` on."""
         return [seconds for seconds, is_recorded in self.batch_seconds[start:] if not is_recorded]
 
 
 @final
 class ValidationTimer:
-    """Timer of the validation runs of a fit, with the sanity check separate.
+    """Timer of the validation runs of a fit. The sanity check is timed separately.
 
     Args:
-        clock: Monotonic clock, in seconds.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -201,11 +203,11 @@ class ValidationTimer:
 
     @property
     def is_under_way(self) -> bool:
-        """A run is in progress."""
+        """Whether a validation run is in progress."""
         return self._run is not None
 
     def starts(self, *, before: float, is_check: bool) -> None:
-        """Start a run; the last training batch ended at `before`."""
+        """Start a run. The last training batch ended at the time `before`."""
         self._run = _ValidationRun(before, is_check=is_check)
 
     def on_batch_start(self) -> None:
@@ -220,7 +222,7 @@ class ValidationTimer:
             run.waited += now - run.last_end
 
     def batch_is_recorded(self) -> None:
-        """Mark the current batch as recorded, and so slower than others."""
+        """Mark the current batch as recorded, which makes it slower than others."""
         if self._run is not None:
             self._run.is_recorded = True
 
@@ -234,7 +236,7 @@ class ValidationTimer:
         run.batch_start, run.is_recorded = None, False
 
     def ends(self) -> float | None:
-        """End the run; return the time, or None if there was no run."""
+        """End the run, and return the time; None if no run was in progress."""
         run, self._run = self._run, None
         if run is None:
             return None
@@ -245,7 +247,8 @@ class ValidationTimer:
         elif every:
             plain = run.plain() or every
             self._around.add(max(0.0, now - run.before - run.waited - sum(every)))
-            # Use the mean over the run: its first batches are cold and its last is small, in every run.
+            # Use the mean over the run, because in every run the first batches are slow (cold) and the last one is
+            # small.
             self._batches.add(statistics.fmean(plain))
             self._batches_per_run = len(plain)
             if len(every) > 1:
@@ -258,11 +261,11 @@ class ValidationTimer:
         """Return the times of validation, from the runs so far or else from the sanity check; None without either.
 
         Args:
-            batch_seconds: Seconds of a training batch. A sanity check that takes longer was cold or is slow; the result
-                is then the geometric mean of both.
-            made_in: Possible seconds of the workers per validation batch, from the training workers. The few batches of
-                a sanity check were ready before they were requested.
-            ahead: Remaining validation runs.
+            batch_seconds: Seconds of a training batch. If a batch of the sanity check takes longer, it was either cold
+                or is really slow. The result is then the geometric mean of both.
+            made_in: Interval of the workers' seconds per validation batch, from the training workers. The few batches
+                of a sanity check were ready before they were requested, so they do not show this time.
+            ahead: Number of remaining validation runs.
         """
         around = self._around.estimate(ahead=ahead)
         found = self._batches.estimate(of_each=self._batches_per_run, ahead=ahead)
@@ -298,21 +301,21 @@ class _Gap:
 
 @final
 class RunClock:
-    """Clock of one fit. Several callbacks may report every event; the first report counts.
+    """Clock of one fit. Several callbacks may report the same event; the first report counts.
 
     Args:
-        clock: Monotonic clock, in seconds.
-        is_asynchronous: The host finishes a batch before the device does.
+        clock: Returns seconds of a monotonic clock.
+        is_asynchronous: Whether the host finishes a batch before the device does.
 
     Attributes:
-        batches_per_epoch: Batches of the last complete epoch; None before one was complete.
-        windows: Counter of the finished training batches and their windows.
+        batches_per_epoch: Number of batches of the last complete epoch; None before an epoch was complete.
+        windows: Counter of the finished training batches and accumulation windows.
         checkpoints: Timer of checkpoint files.
         validation: Timer of validation runs, which also gets their batch events.
         memory: Sizes of a checkpoint's contents; None before a step was recorded.
-        buffered: Number of batches that the loader's workers have ready after a break.
-        began: When the first batch began; None before.
-        device: Cycles of a host that runs ahead of its device; unused on a CPU.
+        buffered: Number of batches that the loader's workers have ready after a pause.
+        began: Time at which the first batch began; None before.
+        device: Cycles of a host that runs ahead of its device. It is not used on a CPU.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter, *, is_asynchronous: bool = False) -> None:
@@ -346,7 +349,7 @@ class RunClock:
         return self.windows.batches
 
     def now(self) -> float:
-        """Return the seconds on the plain clock."""
+        """Return the seconds of the clock, without waiting for the device."""
         return self._clock()
 
     @property
@@ -358,10 +361,10 @@ class RunClock:
         """Exclude a single interruption before the next batch, such as a prediction."""
         self._gap = None
         self.device.drain()
-        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is the first of these
+        self._waits_to_skip = max(0, self.buffered - 1)  # the first batch after the interruption is one of these
 
     def step_is_measured(self, trace: Trace) -> None:
-        """Set the device time of a batch from a recorded step, if it was timed."""
+        """Set the device time of a batch from a recorded step, if the step was timed."""
         seconds = measured_seconds(trace)
         if seconds is None:
             self.device.measured(None)
@@ -370,19 +373,19 @@ class RunClock:
             id(kernel) if kernel.launch_start_seconds is None else kernel.launch_start_seconds
             for kernel in trace.kernels
         }
-        launches = len(starts) or len(trace.operations)  # without a profile, about one launch an operation
+        launches = len(starts) or len(trace.operations)  # without a profile, assume about one launch per operation
         timed = BLOCK_BATCHES if trace.running_step_seconds is not None else len(trace.step_seconds) * trace.batches
         self.device.measured(
             seconds / trace.batches, launches=max(1, math.ceil(launches / trace.batches)), batches=max(1, timed)
         )
 
-    # Events of training.
+    # --- Events of training
 
     def on_batch_start(self) -> bool:
-        """Note that a batch was fetched and its training begins.
+        """Record that a batch was fetched, and that its training begins.
 
         Returns:
-            Whether it is the first of a new epoch, and the number of finished epochs has doubled.
+            Whether this batch is the first of a new epoch, and the number of finished epochs has doubled.
         """
         if self._batch_start is not None:
             return False
@@ -405,14 +408,15 @@ class RunClock:
         return False
 
     def batch_is_recorded(self) -> None:
-        """Mark the current batch as recorded, and so slower than others."""
+        """Mark the current batch as recorded, which makes it slower than others."""
         self._is_recorded = True
 
     def on_batch_end(self, optimizer_steps_done: Callable[[], int] = lambda: 0) -> None:
-        """Note that a batch was trained.
+        """Record that the training of a batch has ended.
 
         Args:
-            optimizer_steps_done: Returns the trainer's number of optimizer steps; called only if windows are counted.
+            optimizer_steps_done: Returns the trainer's number of optimizer steps. It is called only if accumulation
+                windows are counted.
         """
         start, windows = self._batch_start, self.windows
         if start is None:
@@ -431,38 +435,38 @@ class RunClock:
             self._steps.add(now - start)
 
     def on_epoch_start(self) -> None:
-        """Note that an epoch begins; its loader may start workers."""
+        """Record that an epoch begins. Its loader may start workers."""
         gap, now = self._breaks()
         if self._epoch_began_at is None and self.batches:
             self._closings.add(max(0.0, now - gap.since))
         self._gap, self._epoch_began_at = replace(gap, is_new_epoch=True), self.batches
 
     def on_epoch_end(self) -> None:
-        """Note that an epoch has ended."""
+        """Record that an epoch has ended."""
         self._gap, _ = self._breaks()
         began, self._epoch_began_at = self._epoch_began_at, None
-        if began is not None and self.batches > began:  # unknown for an epoch that was resumed in the middle
+        if began is not None and self.batches > began:  # None for an epoch that was resumed in the middle
             self.batches_per_epoch = self.batches - began
 
     def checkpoint_is_collected(self, caller: object) -> None:
-        """Note that a checkpoint's state is being collected; the file is written next."""
+        """Record that the state of a checkpoint is collected. Its file is written next."""
         self.checkpoints.is_collected(self._clock(), caller)
 
-    # Events of validation.
+    # --- Events of validation
 
     def on_sanity_check_start(self) -> None:
-        """Note that the sanity check is about to start its loader's workers."""
+        """Record that the sanity check is about to start its loader's workers."""
         self.has_begun = True
         self._gap = _Gap(self._clock(), is_pause=True)
 
     def on_validation_start(self, *, is_check: bool) -> None:
-        """Note that a validation run or the sanity check begins."""
+        """Record that a validation run or the sanity check begins."""
         self.has_begun = True
         if self.validation.is_under_way:
             return
         now, gap = self._clock(), self._gap
         before = (now if gap is None else gap.since) + self.device.drain()
-        if self.checkpoints.is_pending:  # written after the last batch; starting validation is short
+        if self.checkpoints.is_pending:  # the checkpoint is written after the last batch; starting validation is short
             self.checkpoints.hook_begins(now)
             before = now
         self._batch_start = None
@@ -470,29 +474,28 @@ class RunClock:
         self.validation.starts(before=before, is_check=is_check)
 
     def on_validation_end(self) -> None:
-        """Note that the validation run has ended."""
+        """Record that the validation run has ended."""
         now = self.validation.ends()
         if now is not None:
             self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
 
-    # Results.
+    # --- Results
 
     def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
         """Return the times of a batch; None before any step was timed.
 
         Args:
-            batches_per_window: Number of consecutive batches that differ by position.
-            workers: Number of loader workers, 0 without any. They start together, so one long wait covers a batch of
-                each.
-            ahead: Remaining batches.
+            batches_per_window: Number of batches per accumulation window. Batches at different positions take different
+                times.
+            workers: Number of loader workers; 0 for none. They start together, so one long wait loads one batch per
+                worker.
+            ahead: Number of remaining batches.
         """
         waits = self._waits.estimate(together=max(1, workers), turns=1, ahead=ahead)
         wait = NOTHING if waits is None else waits.mean
-        if (
-            self._waits.count < MIN_WAITS_PER_WORKER * workers
-        ):  # the speed of the workers shows only after their first batches
+        if self._waits.count < MIN_WAITS_PER_WORKER * workers:  # only later batches show the speed of the workers
             wait = Interval(wait.low, wait.middle, max(wait.high, (self._first_pause or 0.0) / workers))
-        # On a GPU the host waits for the loader while the device still computes: only the sum of both is known.
+        # On a GPU, the host waits for the loader while the device still computes, so only the sum of both is known.
         found = (
             self.device.estimate(together=max(batches_per_window, workers), ahead=ahead)
             if self._is_asynchronous
@@ -519,7 +522,10 @@ class RunClock:
         )
 
     def _warm(self, wait: Interval[float]) -> Interval[float]:
-        """Return the wait in later epochs, as long as few of their waits are known: the first epoch fills caches."""
+        """Return the wait in later epochs.
+
+        The first epoch fills caches, which matters while few later waits are known.
+        """
         since = 0 if self._first_waits is None else self._waits.count - self._first_waits
         doubt = max(0.0, 1 - since / WARM_WAITS)
         less = max(0.5, 1 - FIRST_EPOCH_DISCOUNT / self._waits.count)
@@ -530,8 +536,8 @@ class RunClock:
         """Return the gap between two epochs, without validation, checkpoints and the wait for a batch.
 
         Args:
-            starts_workers: Each epoch restarts the loader's workers; the first epoch is then representative.
-            ahead: Remaining epochs.
+            starts_workers: Whether each epoch restarts the loader's workers. Then the first epoch is representative.
+            ahead: Number of remaining epochs.
         """
         wait = self._wait_so_far()
         pauses = self._pauses.estimate(ahead=ahead)
@@ -541,7 +547,7 @@ class RunClock:
         return Interval(0.0, first if starts_workers else first / 2, UNSEEN_LONGER * first)
 
     def closing(self) -> Interval[float]:
-        """Return the time from the end of an epoch to the next start, which also follows the last one."""
+        """Return the time from the end of an epoch to the next start. It also follows the last epoch."""
         closings = self._closings.estimate(ahead=1)
         return NOTHING if closings is None else closings.mean
 
@@ -550,18 +556,18 @@ class RunClock:
         return 0.0 if waits is None else waits.mean.middle
 
     def _breaks(self) -> tuple[_Gap, float]:
-        """Start a break that is not a wait for a batch; return the gap between the batches, and the time."""
+        """Start a pause that is not a wait for a batch. Return the gap between the batches, and the time."""
         self.has_begun, self._batch_start = True, None
         now = self._clock()
         gap = self._gap or _Gap(now)
         if self.checkpoints.is_pending:
             self.checkpoints.hook_begins(now)
             gap = replace(gap, since=now)
-        # The device still computes queued work; the break begins when it is done.
+        # The device still computes queued work, and the pause begins when this work is done.
         return replace(gap, since=gap.since + self.device.drain(), is_pause=True), now
 
     def _resumes(self, now: float, gap: _Gap | None) -> bool:
-        """Record the gap that ends with this batch."""
+        """Store the gap that ends with this batch."""
         is_new = gap is not None and gap.is_new_epoch
         is_first, self.began, self.has_begun = self.began is None, self.began or now, True
         has_doubled = False
@@ -585,7 +591,7 @@ _CLOCKS: WeakKeyDictionary[Any, RunClock] = WeakKeyDictionary()
 
 
 def run_clock_of(trainer: object, *, device: torch.device) -> RunClock:
-    """Return the clock of the fit that begins, shared by all callbacks of the Trainer; call it in `setup`."""
+    """Return the clock of the fit that begins, which all callbacks of the Trainer share. Call this in `setup`."""
     found = _CLOCKS.get(trainer)
     if found is None or found.has_begun:
         found = _CLOCKS[trainer] = RunClock(host_clock(), is_asynchronous=device.type != "cpu")

@@ -1,9 +1,9 @@
-"""Seconds a batch takes on a device that works behind the host.
+"""Time of a batch on a device (GPU) whose work is queued, so that the host (CPU) runs ahead of the device.
 
 Kernel launches are queued, so the host is done with a batch before the device is. After each wait for the device, the
-host runs ahead at its own pace until the launch queue is full. Only then do its cycles (from the start of a batch to
-the start of the next) take as long as the device needs. Cycles of a host that runs ahead say nothing about the run,
-so they are left out. Example::
+host runs ahead at its own speed until the launch queue is full. Only from then on, the host's cycles (from the start of
+a batch to the start of the next) take as long as the device needs. Cycles in which the host runs ahead do not show the
+device's speed, so they are excluded. Example::
 
     >>> pace = DevicePace()
     >>> pace.measured(0.030, launches=100, batches=8)
@@ -22,26 +22,28 @@ from typing import Final, final
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
 
 LAUNCH_QUEUE: Final = 8192
-"""Upper bound on launches that wait for a device. On an H200 (CUDA 13.0, driver 580), the host never waited within
-6,000 additions on 8 values behind 0.25 s of products. In a training step it ran about 1,000 launches ahead."""
+"""Upper bound on the number of launches that wait for a device. On an H200 (CUDA 13.0, driver 580), the host never
+waited within 6,000 additions on 8 values behind 0.25 s of matmuls. In a training step, it was about 1,000 launches
+ahead."""
 
 AHEAD_SHARE: Final = 0.05
-"""Relative difference from the measured pace within which cycles follow the device."""
+"""Relative difference from the measured time up to which cycles follow the device."""
 
 STEADY_CYCLES: Final = 4
-"""Cycles in a row during which the backlog sets no new maximum: the queue is full, or the host sets the pace."""
+"""Number of consecutive cycles without a new maximum of the backlog, after which the queue is full or the host is the
+slower one."""
 
 
 @final
 class DevicePace:
     """Cycles of the host, without those in which it runs ahead of the device.
 
-    The backlog is a queue: each cycle adds the device time of a batch and takes away the time that passed. While it
-    reaches new maxima, the host runs ahead. A backlog larger than any launch queue shows that the device is faster
-    than measured; from then on all cycles count.
+    The backlog models the launch queue. Each cycle adds the device time of a batch, and subtracts the time that passed.
+    As long as the backlog reaches new maxima, the host runs ahead. If the backlog exceeds any launch queue, the device
+    is faster than measured. From then on, all cycles count.
 
     Attributes:
-        seconds: Device time of a batch as measured between two waits; None if unknown.
+        seconds: Device time of a batch, measured between two waits for the device; None if unknown.
     """
 
     __slots__ = ("_backlog", "_batches", "_cycles", "_limit", "_peak", "_pending", "seconds")
@@ -57,16 +59,16 @@ class DevicePace:
 
     @property
     def count(self) -> int:
-        """Cycles that count, or batches behind the measured pace before there is any."""
+        """Number of cycles that count; before there is one, the number of batches of the measurement."""
         return self._cycles.count or (0 if self.seconds is None else self._batches)
 
     def measured(self, seconds: float | None, *, launches: int = 1, batches: int = 1) -> None:
-        """Take the device time of a batch, and forget earlier cycles, which contain waits.
+        """Set the device time of a batch, and forget earlier cycles, which contain waits.
 
         Args:
-            seconds: Seconds of a batch between two waits for the device; None if that was not measured.
-            launches: Kernel launches of a batch, at least 1.
-            batches: Batches between the two waits.
+            seconds: Seconds of a batch between two waits for the device; None if not measured.
+            launches: Number of kernel launches of a batch, at least 1.
+            batches: Number of batches between the two waits.
         """
         self.seconds, self._batches = seconds, batches
         if seconds is None:
@@ -100,18 +102,18 @@ class DevicePace:
                 self._pending = None
 
     def drain(self) -> float:
-        """Note that the device catches up with the host; return the seconds of work that it had queued."""
+        """Record that the device catches up with the host. Return the seconds of work that were queued."""
         queued, self._backlog, self._peak = self._backlog, 0.0, 0.0
         self._pending = []
         return queued
 
     def estimate(self, *, together: int = 1, ahead: float = math.inf) -> MeanEstimate | None:
-        """Return the future seconds of a cycle; None before anything is known.
+        """Estimate the seconds of future cycles; None before anything is known.
 
         Args:
             together: Number of consecutive cycles that differ by position, such as the batches of an accumulation
                 window.
-            ahead: Remaining cycles of the run.
+            ahead: Number of remaining cycles of the run.
         """
         found = self._cycles.estimate(together=together, ahead=ahead)
         if found is None and self.seconds is not None:

@@ -1,4 +1,4 @@
-"""Rest of a run, in batches and in seconds on the machine in use, for all callers.
+"""Forecast of the rest of a run on the machine in use, in batches and in seconds.
 
 Example::
 
@@ -34,44 +34,44 @@ if TYPE_CHECKING:
     from lightning_predict.timeline.step_prediction import StepPrediction
 
 FORWARD_SHARE: Final = 1 / 3
-"""Share of a training batch's time in its forward pass; the backward pass computes twice as much."""
+"""Share of the forward pass in the time of a training batch. The backward pass computes twice as much."""
 
 STALL_SHARE: Final = 0.1
-"""Minimum wait for a batch, relative to the batch's time, from which workers count as too slow. A shorter wait is only
-the hand-over of a finished batch."""
+"""Wait for a batch, relative to the time of the batch, from which loader workers count as too slow. A shorter wait is
+only the transfer of a finished batch."""
 
 MIN_WAITS: Final = 16
-"""Minimum number of waits to call the loader the bottleneck."""
+"""Minimum number of waits before the loader can be called the bottleneck."""
 
 STEPS_SAID: Final = 1000
-"""Number of steps whose time is shown if the length of the run is unknown."""
+"""Number of steps whose time is printed if the length of the run is unknown."""
 
 MIN_STEPS: Final = 16
-"""Minimum number of steps for a forecast that recommends or stops."""
+"""Minimum number of steps for a forecast that gives a recommendation or stops the run."""
 
 MIN_SECONDS: Final = 3.0
-"""Minimum seconds of training that these steps span: other jobs on a machine change within less."""
+"""Minimum seconds that these steps must span, because other jobs on the machine may change within less."""
 
 SECONDS_ENOUGH: Final = 30.0
-"""Seconds of training that are always enough for a forecast that recommends or stops."""
+"""Seconds of training that are always enough for a forecast that gives a recommendation or stops the run."""
 
 SHARE_ENOUGH: Final = 0.5
-"""Share of the run that is always enough."""
+"""Share of the run that is always enough for such a forecast."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInputs:
-    """Facts about a run at one moment, from a trainer.
+    """Facts about a run at one moment, as a trainer reports them.
 
     Attributes:
-        position: Progress and limits.
+        position: Progress and limits of the fit.
         savings: Schedules of checkpoints.
         workers: Number of loader workers; None if unknown.
-        has_workers: Workers make the batches while it trains.
-        validation_has_workers: Workers make the validation batches.
-        starts_workers: Each epoch restarts the workers.
-        validation_batches: Batches of the final validation; 0 without one.
+        has_workers: Whether workers load the training batches.
+        validation_has_workers: Whether workers load the validation batches.
+        starts_workers: Whether each epoch restarts the workers.
+        validation_batches: Number of batches of the final validation; 0 without one.
         time_limit_seconds: Seconds until a time limit ends the run; None without one.
     """
 
@@ -88,17 +88,17 @@ class ForecastInputs:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOfRun:
-    """Rest of a run: counts, and times on the machine in use.
+    """The rest of a run: its counts, and its times on the machine in use.
 
     Attributes:
-        counts: Remaining batches, windows and validation.
-        workload: The same for predictions on any GPU.
+        counts: Remaining batches, accumulation windows and validation.
+        workload: The same work, for predictions on any GPU.
         batch_times: Times of a batch on the machine in use; None before a step was timed.
-        run: The rest on the machine in use; None before a step was timed.
+        run: Times of the rest on the machine in use; None before a step was timed.
         forecast: Total remaining seconds; None for a run without an end.
-        end_seconds: Seconds to end the run after a stop: a validation.
-        steps: Number of steps behind the forecast.
-        step: Seconds from a step to the next; None before one was timed.
+        end_seconds: Seconds that ending the run after a stop takes: a validation.
+        steps: Number of steps on which the forecast is based.
+        step: Seconds from the start of a step to the start of the next; None before one was timed.
     """
 
     counts: RemainingCounts
@@ -122,18 +122,18 @@ class RestOfRun:
 @final
 @dataclass(frozen=True, slots=True)
 class TimedForecast:
-    """Rest of a run, and the clock time when it was computed."""
+    """The rest of a run, with the clock time at which it was computed."""
 
     rest: RestOfRun
     at: float
 
     def left(self, now: float) -> Interval[float] | None:
-        """Return the remaining seconds now; None if the end is unknown."""
+        """Return the seconds that remain now; None if the end is unknown."""
         forecast = self.rest.forecast
         return None if forecast is None else forecast.added(self.at - now)
 
     def holds(self, rest: RestOfRun, now: float) -> bool:
-        """Return whether a new forecast (without an end: a new step time) is inside the interval of this one."""
+        """Return whether a new forecast (without an end: a new step time) is inside the interval of this forecast."""
         left, step = self.left(now), self.rest.step
         if left is None and rest.forecast is None and step is not None and rest.step is not None:
             return step.contains(rest.step.middle)
@@ -145,13 +145,13 @@ class TimedForecast:
 def forecast_rest(
     facts: ForecastInputs, clock: RunClock, *, batches_per_window: int | None = None, samples: int | None = None
 ) -> RestOfRun:
-    """Compute the rest of a run, from the counts and the times on the machine in use so far.
+    """Compute the rest of a run, from its counts and the times on the machine in use so far.
 
     Args:
-        facts: Facts from the trainer.
+        facts: Facts about the run, from the trainer.
         clock: Times so far.
-        batches_per_window: Batches of the recorded step; None: the trainer's accumulation.
-        samples: Samples of that step; None if unknown.
+        batches_per_window: Number of batches of the recorded step; if None, the trainer's gradient accumulation.
+        samples: Number of samples of this step; None if unknown.
     """
     counts, position = remaining(facts.position), facts.position
     size = batches_per_window or position.batches_per_window
@@ -217,14 +217,14 @@ def forecast_rest(
 
 @final
 class ForecastSchedule:
-    """Decides after which batches to forecast: once there are enough steps, then each time their number has doubled.
+    """Decides after which batches to forecast: when there are enough steps, and each time their number has doubled.
 
     Args:
-        batches_per_window: Batches of a step.
-        batches: Batches of the run; None if unknown.
+        batches_per_window: Number of batches of a step.
+        batches: Number of batches of the run; None if unknown.
 
     Attributes:
-        has_started: There are enough steps to recommend and to stop; before, forecasts are only rough.
+        has_started: Whether there are enough steps for a recommendation or a stop. Before, forecasts are only rough.
     """
 
     def __init__(self, *, batches_per_window: int = 1, batches: int | None = None) -> None:
@@ -237,8 +237,8 @@ class ForecastSchedule:
         """Return whether a forecast is due.
 
         Args:
-            batches: Finished batches.
-            seconds: Seconds since the first of them began.
+            batches: Number of finished batches.
+            seconds: Seconds since the first of these began.
         """
         if self.has_started and batches < self._next:  # called per batch
             return False
@@ -257,7 +257,7 @@ class ForecastSchedule:
 
 
 def rough_note(rest: RestOfRun, *, is_rough: bool) -> tuple[str, ...]:
-    """Return a note that the time on the machine in use rests on few steps."""
+    """Return a note that the time on the machine in use is based on few steps."""
     if not is_rough or rest.batch_times is None:
         return ()
     steps = f"{rest.steps} step{'' if rest.steps == 1 else 's'}"
@@ -270,7 +270,7 @@ def _or_many(count: int | None) -> float:
 
 
 def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes:
-    """Scale the mean batch time to a full-size batch, without the smaller last ones of epochs."""
+    """Scale the mean batch time to a full-size batch, because the last batches of epochs are smaller."""
     batches, per_epoch = batches_so_far(position), position.batches_per_epoch
     if not per_epoch or position.last_batch_share == 1.0 or batches < per_epoch:
         return batch_times
@@ -279,21 +279,21 @@ def _of_whole_batches(batch_times: BatchTimes, position: Position) -> BatchTimes
 
 
 def _made_in(batch_times: BatchTimes) -> Interval[float]:
-    """Return the workers' time per batch, bounded by training: at most the time from one batch to the next."""
+    """Return the workers' time per batch, which is at most the time from one training batch to the next."""
     longest = batch_times.step.middle + batch_times.wait.middle
     waits_for_them = batch_times.wait.middle > STALL_SHARE * batch_times.step.middle
     return Interval(0.0, longest if waits_for_them else 0.0, longest)
 
 
 def _around(middle: float, parts: Sequence[Interval[float]]) -> Interval[float]:
-    """Return the interval of a sum of parts with independent errors."""
+    """Return the interval of a sum whose parts have independent errors."""
     down = math.hypot(*(part.middle - part.low for part in parts))
     up = math.hypot(*(part.high - part.middle for part in parts))
     return Interval(max(0.0, middle - down), middle, middle + up)
 
 
 def _waits(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
-    """Return the sum of all remaining waits, in this epoch and in later ones."""
+    """Return the total of all remaining waits, in this epoch and in later ones."""
     batches, position = counts.batches or 0, facts.position
     here = batches
     if position.batches_per_epoch is not None:
@@ -302,12 +302,12 @@ def _waits(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTim
 
 
 def _wait(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Interval[float]:
-    """Return the mean remaining wait for a batch."""
+    """Return the mean of the remaining waits for a batch."""
     return _waits(facts, counts, batch_times).scaled(1 / counts.batches) if counts.batches else batch_times.wait
 
 
 def _loader(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTimes) -> Loader:
-    """Estimate the loader's time per batch on any GPU from the waits on this machine."""
+    """Estimate the loader's time per batch on any GPU, from the waits on this machine."""
     wait, step = _wait(facts, counts, batch_times), batch_times.step.middle
     if facts.has_workers and wait.middle > STALL_SHARE * step:
         loader = Loader(seconds_per_batch=step + wait.middle, overlaps=True)
@@ -321,19 +321,19 @@ def _loader(facts: ForecastInputs, counts: RemainingCounts, batch_times: BatchTi
 
 
 def _validation_batch(batch_times: BatchTimes, validation: ValidationTimes | None) -> Interval[float]:
-    """Return the time of a validation batch: as measured, or the forward share of a training batch."""
+    """Return the time of a validation batch: measured, or else the forward part of a training batch."""
     if validation is not None and validation.batch is not None:
         return validation.batch
     return Interval(0.0, FORWARD_SHARE * batch_times.step.middle, batch_times.step.high)
 
 
 def end_seconds(batches: int, batch_times: BatchTimes | None, validation: ValidationTimes | None) -> float:
-    """Return the seconds to end a run after a stop.
+    """Return the seconds that ending a run after a stop takes.
 
     Args:
-        batches: Batches of the final validation; 0 without one.
+        batches: Number of batches of the final validation; 0 without one.
         batch_times: Times of a training batch; None before one was timed.
-        validation: Times of validation; None before any.
+        validation: Times of validation; None before any was timed.
     """
     if batches and validation is not None and validation.batch is not None:
         return validation.overhead.middle + batches * (validation.batch.middle + validation.wait.middle)

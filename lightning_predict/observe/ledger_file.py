@@ -1,7 +1,7 @@
-"""The ledger on disk: the used time and money of a run, saved every minute so that a killed run loses little.
+"""Budget ledger on disk: used time and money of a run, saved every minute so that a killed run loses little.
 
-A checkpoint has the amounts up to its writing. This file, next to the Trainer's other files, has the later ones; the
-larger of the two counts. Two runs are the same if their checkpoints name the same run, or if the same cluster job
+A checkpoint has the amounts up to its writing. This file, next to the Trainer's other files, also has later amounts.
+The larger of the two counts. Two runs are the same if their checkpoints name the same run, or if the same cluster job
 trained both. A cluster restarts a killed job under the same ID. Example::
 
     save_ledger(path, SavedLedger(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00"))
@@ -25,23 +25,23 @@ LEDGER_NAME: Final = "lightning_predict_budget.json"
 """File name, in the Trainer's `default_root_dir`."""
 
 LEDGER_SECONDS: Final = 60.0
-"""Seconds between two saves: the maximum loss."""
+"""Seconds between two saves, which is also the maximum loss."""
 
 _JOBS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "JOB_COMPLETION_INDEX")
-"""Environment variables with the ID of a cluster job, which stays the same after a restart."""
+"""Environment variables with the ID of a cluster job. The ID stays the same after a restart."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLedger:
-    """Contents of the file.
+    """Contents of the ledger file.
 
     Attributes:
         run: Name of the run, as in its checkpoints.
-        job: Cluster job that trained it; None outside a cluster.
-        seconds: Used seconds, over all its fits.
-        usd: Used dollars, over all its fits.
-        date: When it was written (ISO 8601).
+        job: Cluster job that trained the run; None outside a cluster.
+        seconds: Used seconds, over all fits of the run.
+        usd: Used dollars, over all fits of the run.
+        date: Time at which the file was written (ISO 8601).
     """
 
     run: str
@@ -56,7 +56,7 @@ class SavedLedger:
 
 
 def job_in_use() -> str | None:
-    """Name the cluster job of this process; None outside a cluster."""
+    """Return the ID of this process's cluster job; None outside a cluster."""
     found = [f"{name}={os.environ[name]}" for name in _JOBS if os.environ.get(name)]
     return found[0] if found else None
 
@@ -65,7 +65,7 @@ def save_ledger(path: Path, kept: SavedLedger) -> None:
     """Write the file atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(kept)).encode() + b"\n")
@@ -75,8 +75,8 @@ def read_ledger(path: Path) -> SavedLedger | None:
     """Read the file; None if it does not exist.
 
     Raises:
-        InvalidArgumentError: It is damaged.
-        OSError: It cannot be read.
+        InvalidArgumentError: The file is damaged.
+        OSError: The file cannot be read.
     """
     if not path.exists():
         return None

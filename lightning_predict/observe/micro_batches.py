@@ -1,11 +1,11 @@
-"""Selection of the micro-batches of a window to record, and which recorded one stands for each of the others.
+"""Selects which micro-batches of an optimizer step (gradient accumulation) to record; these represent the others.
 
-Recording all of 64 micro-batches would take 64 times as long as recording one, and most are equal. Example::
+Recording all of 64 micro-batches would take 64 times as long as recording one, and most of them are equal. Example::
 
     batches = MicroBatches(expected=4)
-    batches.begins((8, 512), whatever_shape=False)     # True: the first makes the gradients
+    batches.begins((8, 512), whatever_shape=False)     # True: the first one creates the gradients
     batches.ends(nodes=120)
-    # ... two that are left out, and the last, which the update follows ...
+    # ... two that are not recorded, and the last one, which precedes the update ...
     batches.shown_by                                   # (0, 3, 3, 3)
 """
 
@@ -18,10 +18,10 @@ from typing import final
 @final
 @dataclass(slots=True)
 class MicroBatches:
-    """Batches of a window that is recorded.
+    """Batches of an accumulation window that is recorded.
 
     Attributes:
-        expected: Expected number of batches; None records each.
+        expected: Expected number of batches. If None, each batch is recorded.
     """
 
     expected: int | None = None
@@ -30,15 +30,15 @@ class MicroBatches:
     _recorded: list[int] = field(default_factory=list)
 
     def begins(self, shapes: object, *, whatever_shape: bool) -> bool:
-        """Decide whether to record the next batch: the first, the last, and each with new shapes.
+        """Decide whether to record the next batch: the first, the last, and each one with new shapes.
 
         Args:
             shapes: Shapes of its tensors; None if unknown.
-            whatever_shape: Record only the first and the last, even if the others have new shapes.
+            whatever_shape: Whether to record only the first and the last batch, even if others have new shapes.
         """
         number = len(self._shapes)
         shown = [self._shapes[each] for each in self._recorded[1:]]
-        # As long as all are equal, the last, which is recorded, is expected to be equal, too.
+        # As long as all batches are equal, the last one is expected to be equal, too; it will be recorded.
         is_shown = shapes is not None and (shapes in shown or all(one == shapes for one in self._shapes))
         self._shapes.append(shapes)
         is_recorded = self.expected is None or number == 0 or number >= self.expected - 1
@@ -48,12 +48,12 @@ class MicroBatches:
         return is_recorded
 
     def ends(self, nodes: int) -> None:
-        """Note the end of the batch and its number of autograd nodes."""
+        """Record the end of the batch, and its number of autograd nodes."""
         self._nodes.append(nodes)
 
     @property
     def shown_by(self) -> tuple[int, ...] | None:
-        """For each batch the recorded batch that stands for it; None if the last batch was not recorded."""
+        """For each batch, the recorded batch that represents it; None if the last batch was not recorded."""
         last = len(self._shapes) - 1
         if last not in self._recorded:
             return None
@@ -61,7 +61,7 @@ class MicroBatches:
 
     @property
     def unlike(self) -> int:
-        """Number of batches that differ in shapes or autograd nodes from every recorded one after the first."""
+        """Number of batches that differ in shapes or autograd nodes from every recorded batch except the first."""
         return sum(not self._are_alike(number, shown) for number, shown in enumerate(self.shown_by or ()))
 
     def _like(self, number: int) -> int:

@@ -1,7 +1,7 @@
-"""Accumulation windows: the batches up to the next optimizer update, with their number, times and kinds.
+"""Counts and times optimizer steps under gradient accumulation ("windows": the batches up to an optimizer update).
 
-`StepCounter` counts the windows of a fit; the clock updates it and everything else reads it. `StepTimer` adds up the
-times of a window's batches. Neither knows a Trainer or reads a clock. Example::
+`StepCounter` counts the windows of a fit. The clock updates it, and everything else reads it. `StepTimer` adds up the
+times of the batches of a window. Neither of them knows a Trainer or reads a clock. Example::
 
     >>> count, timer = StepCounter(), StepTimer()
     >>> timer.on_batch_start(10.0)
@@ -22,20 +22,22 @@ from itertools import pairwise
 from typing import Final, final
 
 UNSEEN_STEPS_PATIENCE: Final = 16
-"""Batches without a counted optimizer step, after which each batch counts as one window. Manual optimization may step
-optimizers that Lightning has not wrapped and so does not count."""
+"""Number of batches without a counted optimizer step after which each batch counts as one window. With manual
+optimization, the module may step optimizers that Lightning has not wrapped, and so does not count."""
 
 MAX_NODE_COUNTS: Final = 4
-"""Maximum number of different graph sizes for the same updates; with more, graphs vary with the data: one kind."""
+"""Maximum number of different autograd graph sizes for the same updates. With more, graphs vary with the data, so they
+are of one kind."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSize:
-    """Observed size of the windows, if the Trainer's settings do not tell.
+    """Observed size of the accumulation windows, if the Trainer's settings do not state it.
 
     Attributes:
-        batches_per_window: Observed under manual optimization; None: the Trainer's `accumulate_grad_batches`.
+        batches_per_window: Batches per window, observed under manual optimization. If None, the Trainer's
+            `accumulate_grad_batches` applies.
         steps_per_window: Optimizer steps per window, as counted by `trainer.global_step`.
     """
 
@@ -45,15 +47,15 @@ class WindowSize:
 
 @final
 class StepCounter:
-    """Counter of batches and of the windows that they form.
+    """Counter of batches, and of the accumulation windows that they form.
 
     Attributes:
         batches: Number of finished batches.
         windows: Number of finished windows.
         batches_in_window: Number of finished batches in the current window.
-        closed: Batches and optimizer steps of the window that the last batch closed; None if it closed none.
-        is_followed: Windows are counted, because a recorder needs them or because counting is the only way to know
-            their size.
+        closed: Number of batches and optimizer steps of the window that ended with the last batch; None if none ended.
+        is_followed: Whether windows are counted. They are if a recorder needs them, or if counting is the only way to
+            know their size.
     """
 
     def __init__(self) -> None:
@@ -65,11 +67,11 @@ class StepCounter:
         self._last_batches = 1
 
     def start_training(self, *, optimizer_steps_done: int, is_manual: bool) -> None:
-        """Start counting at the beginning of training.
+        """Start counting, when training begins.
 
         Args:
             optimizer_steps_done: `trainer.global_step` before the first batch.
-            is_manual: The module steps its optimizers itself; `trainer.global_step` may not count these steps.
+            is_manual: Whether the module steps its optimizers itself. `trainer.global_step` may not count these steps.
         """
         self._steps_at_start = self._steps_before_window = optimizer_steps_done
         self._is_manual = is_manual
@@ -81,12 +83,12 @@ class StepCounter:
 
     @property
     def between_windows(self) -> bool:
-        """The next batch begins a window."""
+        """Whether the next batch begins a window."""
         return self.batches_in_window == 0
 
     @property
     def window_size(self) -> WindowSize:
-        """Observed size of the accumulation windows, if the trainer's settings do not tell."""
+        """Observed size of the accumulation windows, if the trainer's settings do not state it."""
         if not self._is_manual:
             return WindowSize()
         steps = self._steps_before_window - self._steps_at_start
@@ -94,7 +96,7 @@ class StepCounter:
         return WindowSize(batches_per_window=self._last_batches, steps_per_window=per_window)
 
     def on_batch_end(self, optimizer_steps_done: int) -> None:
-        """Count a finished batch; `trainer.global_step` already includes its updates."""
+        """Count a finished batch. `trainer.global_step` already includes its updates."""
         self.batches += 1
         self.batches_in_window += 1
         self.closed = None
@@ -102,7 +104,7 @@ class StepCounter:
         if steps <= 0 and not self._steps_are_unseen(optimizer_steps_done):
             return
         batches, self.batches_in_window = self.batches_in_window, 0
-        if steps <= 0 and batches > 1:  # the patience ran out here, so this is several windows
+        if steps <= 0 and batches > 1:  # the limit was reached here, so these batches are several windows
             return
         self.closed, self._last_batches = (batches, steps), batches
         self.windows += 1
@@ -116,15 +118,15 @@ class StepCounter:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedStep:
-    """Measured accumulation window.
+    """Measured accumulation window, that is, an optimizer step with its batches.
 
     Attributes:
-        seconds: Sum of its batches' times from start to end, without waits for the loader.
+        seconds: Sum of the times of its batches from start to end, without waits for the loader.
         loader_seconds: Observed waits for the loader before its batches.
         batches: Number of batches.
         optimizer_steps: Number of optimizer updates, as counted by `trainer.global_step`.
         samples: Number of samples; None if the batch size could not be read.
-        host_seconds: Sum of its batches' CPU times, without waiting for the device; None if not measured.
+        host_seconds: Sum of the CPU times of its batches, without waits for the device; None if not measured.
     """
 
     seconds: float
@@ -137,7 +139,7 @@ class TimedStep:
 
 @final
 class StepTimer:
-    """Timer that sums the batches of each window."""
+    """Timer that adds up the batches of each accumulation window."""
 
     def __init__(self) -> None:
         self._batch_start: float | None = None
@@ -148,10 +150,10 @@ class StepTimer:
         self._samples: int | None = 0
 
     def on_batch_start(self, now: float) -> None:
-        """Start timing a batch that was fetched.
+        """Start timing a batch, which was just fetched.
 
         Args:
-            now: Seconds on any monotonic clock.
+            now: Seconds of any monotonic clock.
         """
         if self._last_end is not None:
             self._loader_seconds.append(now - self._last_end)
@@ -163,13 +165,13 @@ class StepTimer:
         """Stop timing a batch.
 
         Args:
-            now: Seconds on the same clock.
+            now: Seconds of the same clock.
             count: Counter that already includes this batch.
-            samples: Samples of the batch; None if unknown.
-            host_done: When the CPU had finished the batch, before waiting for the device; None if not read.
+            samples: Number of samples of the batch; None if unknown.
+            host_done: Time at which the CPU had finished the batch, before it waited for the device; None if not read.
 
         Returns:
-            The window that this batch closed; None if the window continues.
+            The window that this batch ended; None if the window continues.
         """
         if self._batch_start is None:
             return None
@@ -193,7 +195,7 @@ class StepTimer:
         return window
 
     def pause(self) -> None:
-        """Exclude the time until the next batch: it is not a loader wait (validation, checkpoint, epoch)."""
+        """Exclude the time until the next batch, because it is no loader wait (validation, checkpoint, epoch)."""
         self._last_end = None
 
     def _forget(self) -> None:
@@ -204,11 +206,11 @@ class StepTimer:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """Kind of a window, recognized without recording it.
+    """Kind of an accumulation window, which can be recognized without recording the window.
 
     Attributes:
         batches: Number of batches.
-        optimizers: Positions of the optimizers whose update was due.
+        optimizers: Indices of the optimizers that updated parameters in it.
         nodes: Number of autograd nodes; None if it varies with the data.
     """
 
@@ -218,23 +220,23 @@ class StepKind:
 
 
 def merge_varying_kinds(windows: Iterable[StepKind | None]) -> list[StepKind | None]:
-    """Merge kinds whose graphs vary with the data into one kind.
+    """Merge kinds whose autograd graphs vary with the data into one kind.
 
     Args:
-        windows: The windows in order; None for windows that are ignored.
+        windows: Kinds of the windows in order; None for windows that are ignored.
     """
     windows = list(windows)
     merged = {window: replace(window, nodes=None) for window in set(windows) if window is not None}
-    graphs = Counter(merged.values())  # number of different node counts per kind
+    graphs = Counter(merged.values())  # number of different node counts, by optimizers and batches
     varying = {kind for kind, counts in graphs.items() if counts > MAX_NODE_COUNTS}
     return [window if window is None or merged[window] not in varying else merged[window] for window in windows]
 
 
 def may_be_next(windows: Sequence[StepKind | None], kind: StepKind) -> bool:
-    """Return whether the next window may be of this kind, if the kinds alternate periodically.
+    """Return whether the next window may be of this kind, if kinds alternate periodically.
 
-    The period is the shortest distance between two windows of the kind. If it came once, as window i (from 0), the
-    period is at least i + 1; otherwise it would have come before.
+    The period is the shortest distance between two windows of this kind. If there was only one, at index i, the period
+    is at least i + 1, since otherwise the kind would have occurred before.
     """
     at = [number for number, window in enumerate(windows) if window == kind]
     period = min((after - before for before, after in pairwise(at)), default=at[0] + 1)
@@ -244,12 +246,12 @@ def may_be_next(windows: Sequence[StepKind | None], kind: StepKind) -> bool:
 def shares_of_kinds(windows: Sequence[StepKind | None], recorded: Collection[StepKind]) -> dict[StepKind, float]:
     """Return the share of each recorded kind among all windows.
 
-    Kinds mostly alternate with a period (every fifth batch). The windows after the first one of the rarest kind, up to
-    and including its last one, form whole periods, so their counts are exact. Counts over all windows depend on where
-    counting began and ended.
+    Kinds mostly alternate with a period (every fifth batch). From the first to the last window of the rarest kind,
+    without the first one, there are whole periods, so their counts are exact. Counts over all windows would depend on
+    where counting began and ended.
 
     Args:
-        windows: Kinds of all windows so far. A kind without a recording counts as the recorded kind with the same
+        windows: Kinds of all windows so far. A kind that was not recorded counts as a recorded kind with the same
             optimizers and the most similar graph, if there is one.
         recorded: The recorded kinds, at least one.
     """

@@ -1,4 +1,4 @@
-"""Comparison, after the run, of the predicted with the actual time on the machine in use.
+"""Compares the predicted with the actual time of a run on the machine in use, after the run.
 
 Example::
 
@@ -31,23 +31,23 @@ end or a single checkpoint decides the ratio."""
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Predicted time and price of the rest of the run on the machine in use.
+    """Expected time and price of the rest of the run on the machine in use.
 
     Attributes:
-        gpu: Catalogue name of its GPU; None if it has none.
-        fingerprint: Fingerprint of the step's computation.
-        samples: Samples per step.
+        gpu: Catalogue name of the machine's GPU; None if it has none.
+        fingerprint: Fingerprint of the step's operations.
+        samples: Number of samples per step.
         step_seconds: Measured step time.
         batch_seconds: Time of a training batch, including the wait for the loader.
-        batches: Remaining training batches; None if unknown.
-        total_seconds: Rest of the run computed from the measured steps; None if its length is unknown or a time limit
-            ends it.
-        shown: Rest of the run as it was shown, which the history of earlier runs may have corrected; None in the same
-            cases.
+        batches: Number of remaining training batches; None if unknown.
+        total_seconds: Time of the rest of the run, computed from the measured steps; None if its length is unknown, or
+            if a time limit ends it.
+        shown: Time of the rest of the run as it was shown to the user, which the history of earlier runs may have
+            corrected; None if `total_seconds` is None.
         usd_per_hour: Price; None if unknown.
         offer: Source and date of the price.
         model: Fingerprint of the model, independent of the batch size; None if unknown.
-        num_gpus: GPUs that share the run.
+        num_gpus: Number of GPUs of the run.
     """
 
     gpu: str | None
@@ -65,7 +65,7 @@ class Expected:
 
 
 def with_current_step_time(trace: Trace, batch_times: BatchTimes | None) -> Trace:
-    """Scale the step times of a trace so that their mean over all kinds is the current step time."""
+    """Scale the step times of a trace, so that their mean over all kinds of steps is the current step time."""
     if batch_times is None:
         return trace
     seconds, before = batch_times.step_seconds * trace.batches, measured_seconds(trace)
@@ -113,10 +113,10 @@ class Outcome:
 
     Attributes:
         expected: The expected time.
-        batches: Training batches since the prediction.
-        actual_seconds: Actual time of these batches and of everything between them.
-        predicted: Predicted time for them, as shown.
-        measured_seconds: Time for them computed from the measured steps alone; the history stores it.
+        batches: Number of training batches since the prediction.
+        actual_seconds: Actual time of these batches, and of everything between them.
+        predicted: Predicted time of these batches, as it was shown.
+        measured_seconds: Time of these batches, computed only from the measured steps. The history stores it.
     """
 
     expected: Expected
@@ -132,12 +132,12 @@ class Outcome:
 
     @property
     def is_whole(self) -> bool:
-        """Whether as many batches were trained as expected."""
+        """Whether as many batches were trained as expected, so that the comparison is about the whole rest."""
         return self.expected.batches is None or self.expected.batches == self.batches
 
     @property
     def sentence(self) -> str:
-        """The comparison as a sentence."""
+        """The comparison as a sentence for the user."""
         ratio = self.actual_seconds / self.predicted_seconds - 1.0
         part = "" if self.is_whole else f" for the {self.batches:,} of {self.expected.batches:,} trained batches"
         where = "" if self.expected.gpu is None else f" on {self.expected.gpu}"
@@ -194,12 +194,12 @@ class Outcome:
 
 @final
 class OutcomeTimer:
-    """Timer of the run after a prediction.
+    """Timer of the run from a prediction on.
 
     Args:
         expected: The expected time.
-        clock: Monotonic clock, in seconds.
-        batches_seen: Training batches of the run so far.
+        clock: Returns seconds of a monotonic clock.
+        batches_seen: Number of training batches of the run so far.
     """
 
     def __init__(self, expected: Expected, *, clock: Callable[[], float], batches_seen: int) -> None:
@@ -210,13 +210,13 @@ class OutcomeTimer:
         self._left_out = 0.0
 
     def exclude_since(self, *, since: float) -> None:
-        """Exclude time that was not training: a prediction and its table."""
+        """Exclude time that was not training, such as that of a prediction and its table."""
         self._left_out += self._clock() - max(since, self._start)
 
     def compare(self, *, batches_seen: int) -> Outcome | None:
         """Compare predicted and actual time; None if nothing was trained since the prediction.
 
-        If the number of trained batches differs from the expected one, the expected time is scaled to the trained
+        If more or fewer batches were trained than expected, the expected time is scaled to the number of trained
         batches.
         """
         batches, expected = batches_seen - self._batches_seen, self._expected

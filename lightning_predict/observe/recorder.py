@@ -1,8 +1,8 @@
-"""Recorders of the training step and the validation batch, driven by a callback's hooks.
+"""Recorders of the training step and of the validation batch, called by a callback's hooks.
 
-Recording starts after a short warm-up, counted in windows (`observe.optimizer_steps`). `next_action` decides what to do
-with the next window. The recorders know no Trainer: they use the clock, the sessions and the fit's window counter that
-they are given. Example::
+Recording starts after a short warm-up, which is counted in accumulation windows (`observe.optimizer_steps`): a window
+is one optimizer step with its batches. `next_action` decides what to do with the next window. The recorders do not
+depend on a Trainer. They use the clock, the sessions and the window counter that they get. Example::
 
     recorder.on_batch_start(full_windows_after=None, next_is_short=False)
     # ... the batch is trained ...
@@ -33,23 +33,24 @@ from lightning_predict.observe.steady_state import warmup_end
 from lightning_predict.tracing.running_loop import BlockTimer, StepBlock, block_steps, with_running_loop
 from lightning_predict.tracing.trace import OtherStep, Trace
 
-# Each warm-up window delays the first table by a step, which may take minutes. A recording that is slightly too early
-# is corrected later by the timed steps; a missing recording cannot be corrected.
+# Each warm-up window delays the first table by a step, which may take minutes. If a recording is slightly too early,
+# timed steps correct it later. A missing recording cannot be corrected.
 EXTRA_WARMUP_WINDOWS: Final = 5
-"""Maximum number of windows by which a warm-up that does not settle is extended."""
+"""Maximum number of windows by which a warm-up is extended if times do not get steady."""
 
 SETTLED_TO_RECORD: Final = 0.5
-"""Relative difference by which early windows may be slower than later ones before the next is recorded. Compilation
-(including cudnn.benchmark) slows a step several times, and a recording need not wait for the last per cent."""
+"""Relative difference by which early windows may be slower than later ones when recording starts. Compilation
+(including cudnn.benchmark) makes a step several times slower, but a recording need not wait for the last few per
+cent."""
 
 WATCHED_BATCHES: Final = 64
-"""Batches from the start of training in which kinds of windows are recognized, awaited and recorded. Lazy
-regularisation comes at least every 16th batch in the paper that introduced it (Karras et al., StyleGAN2, 2020). This
-covers three such periods."""
+"""Number of batches from the start of training in which kinds of windows are recognized, awaited and recorded. Lazy
+regularisation comes at least every 16th batch in the paper that introduced it (Karras et al., StyleGAN2, 2020). So
+these batches contain at least three periods."""
 
 WindowAction = Literal["time", "run", "record", "skip"]
-"""Action for the next window: time it without recording, run it in a block, record it, or skip it. A block waits for
-the device only at its end."""
+"""What to do with the next window: time it without recording, run it as part of a block, record it, or skip it. A block
+waits for the device only at its end."""
 
 
 def next_action(
@@ -63,17 +64,17 @@ def next_action(
 ) -> WindowAction:
     """Decide what to do with the next window.
 
-    Warm-up ends after `warmup_steps` windows. It is extended if they have not settled. It is shortened if the run is
-    about to end: a short run is recorded in its last windows. The first window is never recorded, because it may
-    compile.
+    Warm-up ends after `warmup_steps` windows. It is extended if their times are not steady. It is shortened if the run
+    is about to end, so that a short run is recorded in its last windows. The first window is never recorded, because it
+    may compile.
 
     Args:
-        step_seconds: Times of the previous windows of the same kind as the last one.
+        step_seconds: Times of the previous windows that are of the same kind as the last one.
         windows_timed: Number of timed windows of any kind; None if all are of one kind.
         warmup_steps: Number of windows to time before recording.
-        records_wanted: Number of windows still to record.
+        records_wanted: Number of windows that are still to be recorded.
         full_windows_after: Number of full-length windows after this one until the run ends; None if unknown.
-        is_short: The window is the shorter one at the end of an epoch.
+        is_short: Whether the window is the shorter one at the end of an epoch.
     """
     timed = len(step_seconds) if windows_timed is None else windows_timed
     has_room = full_windows_after is None or full_windows_after >= records_wanted
@@ -90,23 +91,23 @@ def next_action(
 
 
 TIMED_VALIDATION_BATCHES: Final = 5
-"""Maximum number of timed validation batches; timing waits for the device."""
+"""Maximum number of timed validation batches, because timing waits for the device."""
 
 MAX_REJECTED_WINDOWS: Final = 4
-"""Maximum number of recordings discarded because code was compiled or a gradient scaler skipped a due update. torch's
-scaler starts at 2^16 and halves with each skip; the first skips fall into the warm-up."""
+"""Maximum number of recordings that are discarded because code was compiled, or because a gradient scaler skipped an
+update. torch's scaler starts at 2^16 and halves with each skip, and the first skips fall into the warm-up."""
 
 
 class Session(Protocol):
-    """Subset of `tracing.session.CaptureSession` that the recorders use."""
+    """The part of `tracing.session.CaptureSession` that the recorders use."""
 
     @property
     def records_first_and_last_only(self) -> bool:
-        """Whether recording the first and the last batch of a window is enough, even if shapes differ."""
+        """Whether it is enough to record the first and the last batch of a window, even if shapes differ."""
 
     @property
     def retry(self) -> Callable[[], Session] | None:
-        """Factory for sessions that record later steps by other means, if this recording failed; None if none exist."""
+        """Creates sessions that record later steps by other means, if this recording failed; None if there are none."""
 
     @property
     def optimizers_seen(self) -> Sequence[object] | None:
@@ -146,7 +147,7 @@ _NOTHING: Final = (
 
 
 def stop_with_retry(session: Session) -> None:
-    """Stop a recording, with one retry: a recorder left open disturbs the rest of the run."""
+    """Stop a recording, and retry once, because a recorder that stays open disturbs the rest of the run."""
     try:
         session.stop()
     except BaseException:
@@ -157,14 +158,14 @@ def stop_with_retry(session: Session) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Recorded window.
+    """A recorded accumulation window.
 
     Attributes:
-        session: The session with the recording.
-        window: Its times and counts.
-        batches: Which of its batches were recorded.
-        number: Position among all windows, from 0.
-        optimizers: Positions of the optimizers that made an update.
+        session: Session with the recording.
+        window: Times and counts of the window.
+        batches: Which batches of the window were recorded.
+        number: Index of the window among all windows, from 0.
+        optimizers: Indices of the optimizers that updated parameters.
     """
 
     session: Session
@@ -184,11 +185,11 @@ def _unknown() -> None:
 
 @final
 class StepLog:
-    """All windows so far, and the kinds derived from them.
+    """All accumulation windows so far, and the kinds derived from them.
 
     Attributes:
         windows: Kind of each window; None for windows that are ignored.
-        timed: Windows timed without recording, with their numbers.
+        timed: Windows that were timed without recording, with their indices.
         recorded: Recorded windows.
         empty: Number of windows without any computation.
     """
@@ -202,7 +203,7 @@ class StepLog:
         self._nothing: set[StepKind] = set()
 
     def computes_nothing(self, kind: StepKind) -> bool:
-        """Return whether windows of this kind compute nothing, and count the window if so."""
+        """Return whether windows of this kind compute nothing. If so, count the window as empty."""
         self.empty += kind in self._nothing
         return kind in self._nothing
 
@@ -216,14 +217,14 @@ class StepLog:
 
     @property
     def kinds(self) -> list[StepKind | None]:
-        """Kinds of all windows, computed once per window."""
+        """Kinds of all windows. They are computed once per window."""
         if len(self._kinds) != len(self.windows):
             self._kinds = merge_varying_kinds(self.windows)
         return self._kinds
 
     @property
     def are_alike(self) -> bool:
-        """Whether all windows so far are of one kind, as a block requires."""
+        """Whether all windows so far are of one kind, which a block of steps requires."""
         return len({*self.kinds} - {None}) <= 1
 
     @property
@@ -234,10 +235,10 @@ class StepLog:
 
     @property
     def missing(self) -> list[StepKind]:
-        """Kinds that were seen but not recorded.
+        """Kinds that were seen, but not recorded.
 
-        A kind that came only in the first window is ignored if another kind has the same optimizers. The first window
-        also creates tensors that later ones reuse.
+        A kind that occurred only in the first window is ignored if another kind has the same optimizers, because the
+        first window also creates tensors that later windows reuse.
         """
         recorded = self.kinds_recorded
         updates = {kind.optimizers for kind in recorded}
@@ -250,7 +251,7 @@ class StepLog:
 
     @property
     def has_all_kinds_twice(self) -> bool:
-        """Whether there is only one recorded kind, or each of them came twice and was timed after its first window."""
+        """Whether there is only one recorded kind, or each kind occurred twice and was timed after its first window."""
         kinds, recorded = self.kinds, self.kinds_recorded
         timed = {kinds[number] for number, _ in self.timed if kinds[number] in kinds[:number]}
         return len(recorded) == 1 or all(kinds.count(kind) > 1 and kind in timed for kind in recorded)
@@ -272,13 +273,13 @@ class StepLog:
         return WindowSize(batches_per_window=commonest.batches, steps_per_window=per_window or 1.0)
 
     def median_recording(self, kind: StepKind) -> Recorded:
-        """Return the recorded window of median length of a kind (the shorter of two)."""
+        """Return the recorded window of median duration of a kind (of two, the shorter)."""
         alike = [one for one in self.recorded if self.kinds[one.number] == kind]
         lengths = [one.window.seconds for one in alike]
         return alike[lengths.index(statistics.median_low(lengths))]
 
     def seconds_like_the_last(self) -> list[float]:
-        """Return the times of windows of the same kind as the last one; if there are no such windows, of all."""
+        """Return the times of windows of the same kind as the last one; if none of these was timed, of all windows."""
         last = self.kinds[-1] if self.kinds else None
         alike = [window.seconds for number, window in self.timed if last is None or self.kinds[number] == last]
         return alike or [window.seconds for _, window in self.timed]
@@ -288,8 +289,8 @@ class StepLog:
         kinds, recorded = self.kinds, self.median_recording(kind)
         window = recorded.window
         timed = [(number, one) for number, one in self.timed if one.batches == window.batches]
-        # The first window of a kind is cold (an optimizer creates its state in it). That shows only against others of
-        # its kind.
+        # The first window of a kind is slow (cold), because an optimizer creates its state. This can be seen only if
+        # the kind has other windows.
         alike = [one for number, one in timed if kinds[number] == kind and kind in kinds[:number]]
         is_only_kind = len({*kinds} - {None}) == 1
         if is_only_kind or (not alike and len(self.kinds_recorded) == 1):
@@ -302,7 +303,7 @@ class StepLog:
             samples=window.samples,
             batches=window.batches,
             shown_by=recorded.batches.shown_by or (),
-            # If Lightning does not see the optimizers, the session counts the steps.
+            # If Lightning does not see the optimizers, the recording session counts their steps.
             optimizer_steps=window.optimizer_steps or None,
         )
         if recorded.batches.unlike:
@@ -315,16 +316,16 @@ class StepLog:
 
 @dataclass(slots=True, kw_only=True)
 class _UnderWay:
-    """State of the current window.
+    """State of the window that is in progress.
 
     Attributes:
-        action: The chosen action.
-        is_short: It is the shorter window at the end of an epoch.
-        is_last: No full-length window follows.
+        action: Action that was chosen for the window.
+        is_short: Whether it is the shorter window at the end of an epoch.
+        is_last: Whether no full-length window follows.
         compilations: Number of compilations before it.
         batches: Which of its batches are recorded.
         nodes: Number of autograd nodes so far.
-        due: Positions of the optimizers whose update was due so far.
+        due: Indices of the optimizers that were to update parameters so far.
     """
 
     action: WindowAction = "skip"
@@ -338,27 +339,29 @@ class _UnderWay:
 
 @final
 class StepRecorder:
-    """Times windows without recording until they are steady, then records one of each kind.
+    """Times accumulation windows without recording until they are steady, then records one window of each kind.
 
-    In most trainings all windows are of one kind, and one recording is enough. Optimizers may alternate, or some
+    In most trainings, all windows are of one kind, and one recording is enough. But optimizers may alternate, or some
     windows may compute more than others (lazy regularisation). Then recording continues until each optimizer and each
-    seen kind is recorded and came twice, so that its share is known. `WATCHED_BATCHES` limits the wait. A kind that
-    first appears within this limit, after the trace was returned, is recorded as well and gives another trace.
+    seen kind is recorded and has occurred twice, so that its share is known. `WATCHED_BATCHES` limits this time. If a
+    kind first occurs within this limit, but after the trace was returned, it is recorded as well and gives another
+    trace.
 
     Args:
         warmup_steps: Number of windows to time before the first recording.
         capture_steps: Number of consecutive windows to record.
-        clock: Clock in seconds that waits for the device.
-        host_clock: The same clock without waiting; None on the CPU, where there is nothing to wait for and no block.
-        new_session: Makes the session that records one window.
-        optimizers: Optimizers of the training; recording waits for an update of each that can make one.
+        clock: Returns seconds after waiting for the device.
+        host_clock: Returns seconds of the same clock without waiting; None on the CPU, where there is nothing to wait
+            for and no block.
+        new_session: Creates the session that records one window.
+        optimizers: Optimizers of the training. Recording waits for an update by each optimizer that can make one.
         autograd_nodes: Returns the number of autograd nodes created so far.
         compilations: Returns the number of compilations so far.
         count: Window counter of the fit. It must count each batch before `on_batch_end` is called here.
 
     Attributes:
-        count: The same.
-        is_finished: No further trace will follow.
+        count: Window counter of the fit.
+        is_finished: Whether no further trace will follow.
     """
 
     def __init__(
@@ -401,7 +404,7 @@ class StepRecorder:
 
     @property
     def window_size(self) -> WindowSize:
-        """Observed size of the accumulation windows, if the Trainer's settings do not tell."""
+        """Observed size of the accumulation windows, if the Trainer's settings do not state it."""
         window_size = self.count.window_size
         return (
             window_size
@@ -416,8 +419,8 @@ class StepRecorder:
 
         Args:
             full_windows_after: Number of full-length windows after the one that begins; None if unknown.
-            next_is_short: The window that begins is the shorter one at the end of an epoch.
-            shapes: Returns the shapes of the batch's tensors, called only if needed; None if unknown.
+            next_is_short: Whether the window that begins is the shorter one at the end of an epoch.
+            shapes: Returns the shapes of the batch's tensors (None if unknown). It is called only if needed.
         """
         self._drop_unended_batch()
         self._is_in_batch = True
@@ -431,7 +434,7 @@ class StepRecorder:
         if self._session is not None and self._now.batches.begins(
             shapes(), whatever_shape=self._session.records_first_and_last_only
         ):
-            self._session.start()  # paused between the batches, so that the loader is not recorded
+            self._session.start()  # paused between batches, so that the loader is not recorded
             now = self._read_clock()  # starting a profiler takes longer than many steps
         self._nodes_at_start = self._autograd_nodes()
         if self._now.action == "run" and not self._block.is_running:
@@ -455,7 +458,7 @@ class StepRecorder:
                 self._watch_until = self.count.batches + WATCHED_BATCHES
 
     def optimizer_steps(self, optimizer: object) -> None:
-        """Note that an update of an optimizer is due; optimizers that the recorder was not given are ignored."""
+        """Record that an optimizer is to update parameters. Optimizers that the recorder was not given are ignored."""
         self._now.due |= self._positions([optimizer])
 
     def on_batch_end(self, *, samples: int | None) -> Trace | None:
@@ -465,7 +468,7 @@ class StepRecorder:
             samples: Samples of the batch; None if unknown.
 
         Returns:
-            The trace, once every kind of window is recorded, and again if a new kind appears later; otherwise None.
+            The trace, when every kind of window is recorded, and again if a new kind occurs later; otherwise None.
         """
         self._is_in_batch = False
         if self._is_quiet and self._is_known():
@@ -490,7 +493,7 @@ class StepRecorder:
         return trace
 
     def _is_known(self) -> bool:
-        """Handle a single-batch window of a recorded kind quickly: in most trainings, all windows are such."""
+        """Handle a single-batch window of a recorded kind quickly, because most trainings have only these."""
         closed, nodes = self.count.closed, self._autograd_nodes() - self._nodes_at_start
         if closed is None or closed[0] != 1 or self._compilations() != self._now.compilations:
             return False
@@ -505,17 +508,17 @@ class StepRecorder:
         return True
 
     def unreturned_trace(self) -> Trace | None:
-        """Return the trace if training ended early; None if it was already returned or nothing was recorded."""
+        """Return the trace if training ended early; None if it was returned already, or if nothing was recorded."""
         return self._give() if self._seen.recorded and not self.has_returned_trace else None
 
     def pause(self) -> None:
-        """Exclude the time until the next batch: it is not a loader wait."""
+        """Exclude the time until the next batch, because it is no loader wait."""
         self._block.breaks()
         self._drop_unended_batch()
         self._timer.pause()
 
     def checkpoint_is_collected(self) -> None:
-        """Stop timing the batch: another callback may write the checkpoint before the batch's end is reported here."""
+        """Stop timing the batch, because another callback may write a checkpoint before this recorder sees its end."""
         self._timer.pause()
 
     def stop(self) -> None:
@@ -531,23 +534,23 @@ class StepRecorder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the trace is complete so far, and only the kinds of windows are still checked."""
+        """Whether the trace is complete so far, so that only the kinds of windows are still checked."""
         return self.has_returned_trace and self._now.action == "skip"
 
     @property
     def skips_next(self) -> bool:
-        """Whether the next window is skipped in any case: all kinds are recorded and have one batch each."""
+        """Whether the next window is skipped in any case, because all kinds are recorded and have one batch each."""
         return self._is_quiet and self.count.between_windows
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the trace was complete and still is: the last window is of a recorded kind."""
+        """Whether the trace was complete and still is, because the last window is of a recorded kind."""
         return bool(self._kinds_complete) and self._seen.windows[-1] in self._kinds_complete
 
     def _read_clock(self) -> float:
-        """Return the time; 0 once nothing is timed any more, because reading the clock waits for the device.
+        """Return the time; 0 if nothing is timed any more, because reading the clock waits for the device.
 
-        A block of steps starts with a wait and uses the clock without waiting.
+        A block of steps starts with a wait for the device, and then uses the clock without waiting.
         """
         if self._block.is_running and self._host_clock is not None:
             return self._host_clock()
@@ -598,7 +601,7 @@ class StepRecorder:
             return
         is_unlike = now.batches.unlike > 0 and not (now.is_last or session.records_first_and_last_only)
         if now.batches.shown_by is None or is_unlike:
-            self._must_record_all = True  # the batches that were not recorded are unknown
+            self._must_record_all = True  # nothing is known about the batches that were not recorded
             seen.windows.append(kind)
             return
         if not now.is_last and (retry := session.retry) is not None:
@@ -624,7 +627,7 @@ class StepRecorder:
             )
 
     def _keep_running(self, window: TimedStep, *, is_alike: bool) -> None:
-        """Add a window to the running block; discard the block if the window is of another kind or compiled."""
+        """Add a window to the running block. Discard the block if the window is of another kind, or was compiled."""
         if not is_alike or window.batches != self._seen.timed[-1][1].batches:
             self._block.breaks()
         elif self._block.is_running:
@@ -647,18 +650,21 @@ class StepRecorder:
         return self._give() if len(seen.recorded) > self._records_given else None
 
     def _finishes(self) -> None:
-        """Update `is_finished`; if it is set, windows need not be counted any more."""
+        """Update `is_finished`. If it is set, windows need not be counted any more."""
         waited = self._watch_until is not None and self.count.batches >= self._watch_until
         self.is_finished = self._now.is_last or waited
         if self.is_finished:
             self.count.stop_following()
 
     def _is_complete(self) -> bool:
-        """Return whether every optimizer and kind is recorded; several kinds must also be seen twice and timed."""
+        """Return whether every optimizer and kind is recorded.
+
+        If there are several kinds, each must be seen twice and timed.
+        """
         return not self._seen.missing and not self._optimizers_unseen() and self._seen.has_all_kinds_twice
 
     def _optimizers_unseen(self) -> list[int]:
-        """Return the positions of optimizers without an update in any recorded window; empty if updates are unseen."""
+        """Return the indices of optimizers without an update in any recorded window; empty if updates are unseen."""
         seen = {position for one in self._seen.recorded for position in one.optimizers}
         return [position for position in range(len(self._optimizers)) if position not in seen] if seen else []
 
@@ -670,13 +676,13 @@ class StepRecorder:
         }
 
     def _drop_unended_batch(self) -> None:
-        """Discard the recording of a batch that began but was skipped together with the rest of its epoch."""
+        """Discard the recording of a batch that began, but was then skipped together with the rest of its epoch."""
         if self._is_in_batch:
             self._is_in_batch = False
             self.stop()
 
     def _give(self) -> Trace:
-        """Return the most common kind of window, with the others in `other_steps`."""
+        """Return the trace of the most common kind of window, with the other kinds in `other_steps`."""
         seen, shares, block = self._seen, self._seen.shares, self._block.block
         self._records_given = len(seen.recorded)
         first, *others = sorted(shares, key=lambda kind: -shares[kind])
@@ -699,21 +705,22 @@ def _is_empty(session: Session) -> bool:
     except NothingRecordedError:
         return True
     except CaptureError:
-        return False  # the error is reported when the trace is requested
+        return False  # the error is raised when the trace is requested
     return False
 
 
 @final
 class ValidationRecorder:
-    """Recorder of one validation batch: the second, because the first includes one-off costs, or the only one.
+    """Recorder of one validation batch: the second one, because the first includes one-off costs, or the only one.
 
-    If only shapes are needed from the recording, the first is recorded; the second, without one-off costs, is timed.
+    If a recording only needs shapes, the first batch is recorded, and the second one, without one-off costs, is timed.
 
     Args:
-        clock: Clock in seconds that waits for the device.
-        new_session: Makes the session that records the batch.
+        clock: Returns seconds after waiting for the device.
+        new_session: Creates the session that records the batch.
         records_first: Whether the only batch of a run may be recorded; False if that would record a compilation.
-        prefers_first: Record the first of several batches: on the CPU, where a recording has no times.
+        prefers_first: Whether to record the first of several batches. This is so on the CPU, where a recording has no
+            times.
     """
 
     def __init__(
@@ -738,29 +745,29 @@ class ValidationRecorder:
 
     @property
     def is_done(self) -> bool:
-        """A batch was recorded."""
+        """Whether a batch was recorded."""
         return self._recorded is not None
 
     @property
     def is_recording(self) -> bool:
-        """The current batch is recorded."""
+        """Whether the current batch is recorded."""
         return self._session is not None
 
     def trace(self) -> Trace | None:
-        """Return the recorded batch; None before it was recorded."""
+        """Return the recorded batch; None if none was recorded yet."""
         if self._recorded is None:
             return None
         return self._recorded.trace(step_seconds=self._seconds, samples=self._samples, optimizer_steps=0)
 
     def on_run_start(self) -> None:
-        """Note that a validation run or the sanity check begins."""
+        """Record that a validation run or the sanity check begins."""
         self._batches_seen = 0
 
     def on_batch_start(self, *, batches_in_run: float) -> None:
         """Prepare for the next validation batch.
 
         Args:
-            batches_in_run: Batches of this run; `math.inf` if unknown.
+            batches_in_run: Number of batches of this run; `math.inf` if unknown.
         """
         number = self._batches_seen
         self._batches_seen += 1

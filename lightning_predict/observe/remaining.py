@@ -1,11 +1,11 @@
-"""Remaining batches, windows, validation runs and checkpoints of a fit, and the time of a checkpoint.
+"""Counts the remaining batches, optimizer steps (windows), validation runs and checkpoints of a fit.
 
-Batches are numbered over the whole run, across epochs. Windows and validation runs are counted from its beginning up
-to a batch number, so the remaining count is the difference of two counts.
+Batches are numbered over the whole run, across epochs. Windows and validation runs are counted from the beginning of
+the run up to a batch number, so the remaining number is the difference of two counts.
 
-Lightning does not tell callbacks when a file is written. `CheckpointTimer` measures from the hook that collects a
-checkpoint's state to the next hook. Before the first measurement, the time is estimated from the size of the state.
-Example::
+Lightning does not tell callbacks when a checkpoint file is written. `CheckpointTimer` measures from the hook that
+collects the state of a checkpoint to the next hook. Before the first measurement, the time is estimated from the size
+of the state. Example::
 
     >>> counts = remaining(Position(epoch=0, batches_done=3, batches_per_epoch=4, max_epochs=3, accumulation={0: 1}))
     >>> counts.batches, counts.windows
@@ -25,20 +25,20 @@ from lightning_predict.tracing.trace import Memory
 from lightning_predict.units import gigabytes_to_bytes
 
 HookMoment = Literal["batch end", "validation end", "batch start"]
-"""The hook in which the remaining counts are requested."""
+"""The hook in which the remaining numbers are requested."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Schedule and length of validation.
+    """Schedule and length of validation runs.
 
     Attributes:
         batches: Batches per validation run; None if unknown.
-        every_batches: Training batches between two runs within an epoch, or over the whole run without `every_epochs`.
-            `math.inf`: at the end of an epoch of unknown length. None: scheduled by time.
+        every_batches: Training batches between two runs within an epoch, or over the whole run if `every_epochs` is
+            None. `math.inf` means at the end of an epoch of unknown length. None means scheduled by time.
         every_epochs: Number of epochs between two epochs with validation; None if the schedule ignores epochs.
-        is_due: If a run is scheduled after the last finished batch, it has not happened yet.
+        is_due: Whether a run that is scheduled after the last finished batch is still to be done.
     """
 
     batches: int | None
@@ -53,18 +53,18 @@ class Position:
     """Progress of a fit, and its limits.
 
     Attributes:
-        epoch: Number of the current epoch, from 0.
-        batches_done: Batches trained in this epoch.
-        batches_per_epoch: None if the loader has no length.
-        max_epochs: None without a limit.
-        optimizer_steps_done: Optimizer steps, as counted by `trainer.global_step`.
-        max_steps: Maximum of the same; None without a limit.
-        accumulation: Batches per window, by the first epoch for which the value holds; has an entry for epoch 0.
-        steps_per_window: Optimizer steps per window.
-        validation: None without validation.
-        last_batch_share: Samples of the last batch of an epoch, relative to the others.
-        moment: The current hook between two batches: validation and checkpoints of the last batch may still follow.
-        may_end_earlier: Early stopping or a time limit is set.
+        epoch: Number of the current epoch, counted from 0.
+        batches_done: Number of batches trained in this epoch.
+        batches_per_epoch: Number of batches per epoch; None if the loader has no length.
+        max_epochs: Maximum number of epochs; None without a limit.
+        optimizer_steps_done: Number of optimizer steps, as counted by `trainer.global_step`.
+        max_steps: Maximum number of optimizer steps; None without a limit.
+        accumulation: Batches per window, by the first epoch in which this value applies. It has an entry for epoch 0.
+        steps_per_window: Number of optimizer steps per window.
+        validation: Schedule of validation; None without validation.
+        last_batch_share: Samples of the last batch of an epoch, relative to the other batches.
+        moment: The current hook between two batches. Validation and checkpoints of the last batch may still follow.
+        may_end_earlier: Whether early stopping or a time limit is set.
     """
 
     epoch: int
@@ -82,13 +82,13 @@ class Position:
 
     @property
     def batches_per_window(self) -> int:
-        """Batches of a full window in the current epoch."""
+        """Number of batches of a full window in the current epoch."""
         size = _accumulation_in(self, self.epoch)
         return size if self.batches_per_epoch is None else min(size, self.batches_per_epoch)
 
     @property
     def next_window_is_short(self) -> bool:
-        """The next window is the shorter one at the end of the epoch, or ends with a smaller batch."""
+        """Whether the next window is the shorter one at the end of the epoch, or ends with a smaller batch."""
         if self.batches_per_epoch is None:
             return False
         return alike_batches(self.batches_per_epoch, self.batches_per_window, self) - self.batches_done < (
@@ -99,18 +99,18 @@ class Position:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingCounts:
-    """Remaining counts of a fit; None is unknown.
+    """Remaining numbers of a fit; None if unknown.
 
     Attributes:
-        batches: Training batches.
-        windows: Accumulation windows, including short ones at the ends of epochs.
-        full_windows: Windows of full length with full-size batches.
-        uneven_batches: Smaller batches among `batches`: the last of their epochs.
-        windows_per_epoch: Windows of the current epoch.
-        validation_batches: Validation batches.
-        validation_runs: Validation runs that these batches belong to.
-        epochs: Epochs that have not begun.
-        at_most: The run may end earlier.
+        batches: Number of training batches.
+        windows: Number of accumulation windows, including short ones at the ends of epochs.
+        full_windows: Number of windows of full length with full-size batches.
+        uneven_batches: Number of smaller batches among `batches`, which are last in their epochs.
+        windows_per_epoch: Number of windows in the current epoch.
+        validation_batches: Number of validation batches.
+        validation_runs: Number of validation runs to which these batches belong.
+        epochs: Number of epochs that have not begun.
+        at_most: Whether the run may end earlier.
     """
 
     batches: int | None
@@ -125,7 +125,7 @@ class RemainingCounts:
 
 
 def remaining(position: Position) -> RemainingCounts:
-    """Compute what remains after the finished batches."""
+    """Compute what remains after the finished batches of the run."""
     now, end = batches_so_far(position), batches_at_end(position)
     per_epoch = position.batches_per_epoch
     uneven = 0
@@ -157,8 +157,8 @@ def remaining(position: Position) -> RemainingCounts:
 def workload(counts: RemainingCounts, position: Position, *, batches_per_window: int, samples: int | None) -> Workload:
     """Describe the rest of the run for the predictor, in windows like the recorded one.
 
-    If accumulation changes between epochs, windows differ in length; then the batches are divided into windows of the
-    recorded length.
+    If gradient accumulation changes between epochs, windows differ in length. Then the batches are divided into windows
+    of the recorded length.
     """
     windows, share, per_epoch = counts.windows, position.last_batch_share, position.batches_per_epoch
     if counts.batches is not None and len(set(position.accumulation.values())) > 1:
@@ -186,7 +186,7 @@ def workload(counts: RemainingCounts, position: Position, *, batches_per_window:
 
 
 def alike_batches(per_epoch: int, size: int, position: Position) -> int:
-    """Count the batches of an epoch without a smaller last one, if it can be told apart from a full window."""
+    """Count the batches of an epoch, without a smaller last batch if that can be distinguished from a full window."""
     return per_epoch - 1 if position.last_batch_share < 1 and per_epoch > size else per_epoch
 
 
@@ -196,7 +196,7 @@ def batches_so_far(position: Position) -> int:
 
 
 def batches_at_end(position: Position) -> int | None:
-    """Return the number of finished batches at the end of the fit, by the first limit; None without a known limit."""
+    """Return the number of finished batches at the end of the fit, by the first limit; None if no limit is known."""
     now = batches_so_far(position)
     ends = []
     if position.max_epochs is not None and position.batches_per_epoch is not None:
@@ -205,7 +205,7 @@ def batches_at_end(position: Position) -> int | None:
         steps_left = max(0, position.max_steps - position.optimizer_steps_done)
         windows_left = math.ceil(steps_left / position.steps_per_window)
         farthest = now + windows_left * max(position.accumulation.values())
-        # Find the first batch after which that many more windows are closed; windows_done never decreases, so bisect
+        # Find the first batch after which enough further windows have ended. windows_done never decreases, so bisection
         # works.
         target = windows_done(position, now) + windows_left
         ends.append(now + bisect_left(range(now, farthest), target, key=lambda batch: windows_done(position, batch)))
@@ -217,7 +217,7 @@ def _accumulation_in(position: Position, epoch: int) -> int:
 
 
 def windows_done(position: Position, batch: int, *, full: bool = False) -> int:
-    """Count the windows closed after `batch` batches of the run (`full`: only windows of full length)."""
+    """Count the windows that have ended after `batch` batches of the run (`full`: only windows of full length)."""
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return batch // _accumulation_in(position, position.epoch)
@@ -248,7 +248,7 @@ def _validation_runs(position: Position, now: int, end: int | None) -> int | Non
 
 
 def validations_done(position: Position, validation: Validation, batch: int) -> int:
-    """Count the validation runs finished after `batch` batches of the run."""
+    """Count the validation runs that have ended after `batch` batches of the run."""
     per_epoch = position.batches_per_epoch
     if validation.every_batches is None:
         return 0
@@ -262,19 +262,20 @@ def validations_done(position: Position, validation: Validation, batch: int) -> 
 
 
 WRITING_BYTES_PER_SECOND: Final = gigabytes_to_bytes(0.5)
-"""Assumed write rate for checkpoints before one is timed: a SATA SSD. Network drives are slower, NVMe drives faster."""
+"""Assumed write rate for checkpoints, before one is timed: that of a SATA SSD. Network drives are slower, NVMe is
+faster."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSchedule:
-    """Schedule of a ModelCheckpoint.
+    """Schedule of a ModelCheckpoint callback.
 
     Attributes:
         every_steps: Optimizer steps between two checkpoints; 0 if the schedule ignores steps.
         every_epochs: Epochs between two checkpoints; 0 if the schedule ignores epochs.
-        at_validation: It writes after validation instead of at the end of an epoch.
-        by_time: It writes after a time interval.
+        at_validation: Whether it writes after validation instead of at the end of an epoch.
+        by_time: Whether it writes after a time interval.
         files: Maximum number of files per checkpoint.
     """
 
@@ -286,7 +287,7 @@ class CheckpointSchedule:
 
 
 def files_left(savings: Sequence[CheckpointSchedule], position: Position) -> int | None:
-    """Count the remaining checkpoint files, at most: with a monitor, only the best are written. None if unknown."""
+    """Return an upper bound on the remaining checkpoint files, as a monitor writes only the best; None if unknown."""
     counts = [0 if saving.files == 0 else _times_left(saving, position) for saving in savings]
     known = [count * saving.files for count, saving in zip(counts, savings, strict=True) if count is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -295,7 +296,7 @@ def files_left(savings: Sequence[CheckpointSchedule], position: Position) -> int
 def checkpoints_left(
     savings: Sequence[CheckpointSchedule], position: Position, *, seconds: float | None, memory: Memory
 ) -> Checkpoints:
-    """Count the remaining checkpoints and time one: as measured, or estimated from parameters and optimizer state."""
+    """Count the remaining checkpoints, with the time of one: measured, or estimated from the sizes."""
     estimate = None
     if memory.parameter_bytes is not None:
         estimate = (memory.parameter_bytes + (memory.optimizer_state_bytes or 0)) / WRITING_BYTES_PER_SECOND
@@ -312,11 +313,12 @@ def _times_left(saving: CheckpointSchedule, position: Position) -> int | None:
         return None
     now = batches_so_far(position)
     if saving.every_steps:
-        # With two optimizers per batch, steps come in pairs; only the second step of a pair can trigger a checkpoint.
+        # With two optimizers per batch, steps come in pairs, and only the second step of a pair can trigger a
+        # checkpoint.
         stride = math.lcm(saving.every_steps, max(1, round(position.steps_per_window)))
         done = position.optimizer_steps_done
         last = done + round((windows_done(position, end) - windows_done(position, now)) * position.steps_per_window)
-        # A checkpoint due at this very step is written after the callbacks that call this.
+        # A checkpoint that is due at this step is written after the callbacks that call this function.
         return last // stride - max(0, done - (position.moment == "batch end")) // stride
     if not saving.every_epochs:
         return 0
@@ -325,7 +327,7 @@ def _times_left(saving: CheckpointSchedule, position: Position) -> int | None:
     per_epoch = position.batches_per_epoch
     if per_epoch is None:
         return None
-    # The current epoch ends after `now`, even if `now` is its last batch. max_steps may cut the last epoch short.
+    # The current epoch ends after `now`, even if `now` is its last batch. max_steps may end the last epoch early.
     return math.ceil(end / per_epoch) // saving.every_epochs - position.epoch // saving.every_epochs
 
 
@@ -342,7 +344,7 @@ def _validations_left(saving: CheckpointSchedule, position: Position, now: int, 
 
 @final
 class CheckpointTimer:
-    """Timer for checkpoint files, from the hook that collects a checkpoint to the next hook of any kind."""
+    """Timer of checkpoint files, from the hook that collects a checkpoint's state to the next hook of any kind."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -358,15 +360,16 @@ class CheckpointTimer:
 
     @property
     def is_pending(self) -> bool:
-        """A checkpoint was collected, and no hook was called since."""
+        """Whether a checkpoint's state was collected, and no hook was called since."""
         return self._start is not None
 
     def is_collected(self, now: float, caller: object = None) -> None:
-        """Note that a checkpoint's state is being collected; the file is written next.
+        """Record that the state of a checkpoint is collected. Its file is written next.
 
         Args:
-            now: Seconds on any monotonic clock.
-            caller: The reporting callback. Every callback reports each file; only the first caller's reports count.
+            now: Seconds of any monotonic clock.
+            caller: Callback that reports this. Every callback reports each file, but only the first caller's reports
+                count.
         """
         if self._start is None:
             self._start, self._caller = now, caller
@@ -374,11 +377,11 @@ class CheckpointTimer:
             self._files += 1
 
     def hook_begins(self, now: float, *, waited_seconds: float = 0.0) -> None:
-        """Note that a hook was called, so the file is written.
+        """Record that a hook was called, so the file has been written.
 
         Args:
-            now: Seconds on the same clock.
-            waited_seconds: Part of the elapsed time with another reason: a wait for a batch.
+            now: Seconds of the same clock.
+            waited_seconds: Part of the elapsed time that has another reason: a wait for a batch.
         """
         if self._start is not None:
             self._seconds += max(0.0, now - self._start - waited_seconds)

@@ -1,15 +1,15 @@
-"""Steady-state estimate of a repeated time (step, loader wait, pause) from the values measured so far.
+"""Steady-state estimate of a repeated time (step, loader wait, pause): detects warm-up and drift in measured values.
 
-Recording starts early, but timings only count once they settle:
+Timing starts with the first step, but values count only once they are steady:
 
-- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. Values are dropped until
-  the first half of the rest is no slower than the second half, within their standard error.
+- Warm-up: slow values at the beginning (allocators, caches, starting workers) are dropped. More values are dropped as
+  long as the first half of the rest is slower than the second half by more than their standard error.
 - Drift: if values rise (growing sequences, a second job on the machine), only the last ones count, and the interval
   allows a further rise.
-- Periodic or rare slow values are weighted by their frequency; a single occurrence counts half.
+- Rare slow values, whether periodic or not, are weighted by their frequency. A single one counts half.
 
-The interval combines Student's interval (variance of the past and of the future values) with a floor for the limits of
-a small sample. Example::
+The interval combines Student's interval (variance of past and future values) with a minimum width that allows for the
+limits of a small sample. Example::
 
     >>> evidence = TimingSamples()
     >>> for seconds in (9.0, 1.0, 1.0, 1.0, 1.0):
@@ -30,72 +30,75 @@ from typing import Final, final
 
 from lightning_predict.interval import Interval
 
-# The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds and scored on those with odd
-# ones. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
-# include slow transients (GPU clocks, caches, loader workers). The length of a warm-up is therefore not a fixed number
-# of steps: values are dropped from the front as long as the two halves of the rest disagree.
+# The constants were chosen on the scenarios in tests/observe/scenarios.py with even seeds, and evaluated on those with
+# odd seeds. The first step includes one-off costs (cuDNN autotuning, first allocations, Triton compilation). A few more
+# steps include slow transients (GPU clocks, caches, loader workers). Therefore the length of a warm-up is not a fixed
+# number of steps: values are dropped from the front as long as the two halves of the rest differ.
 
 MAX_VALUES: Final = 1024
-"""Maximum number of stored values; when it is reached, neighbours are averaged in pairs."""
+"""Maximum number of stored values. When it is reached, neighbouring values are averaged in pairs."""
 
 SLOW_RATIO: Final = 1.5
-"""A value above this multiple of the median is slow: warm-up if at the beginning, a rare event later."""
+"""Ratio to the median above which a value is slow. A slow value is warm-up at the beginning, and a rare event later."""
 
 KEPT_SHARE: Final = 0.25
-"""Minimum share of the values (the last ones) that count, however slow the others were."""
+"""Minimum share of the values (the last ones) that are used, even if the others were slower."""
 
 MIN_KEPT: Final = 4
-"""Minimum number of values that count; half of them if there are fewer than twice as many."""
+"""Minimum number of values that are used. If there are fewer than twice this number, half of them."""
 
 AGREEMENT: Final = 1.2
-"""Standard errors by which the first half may be slower than the second without being a warm-up. A single slow value in
-the first half adds about one standard error."""
+"""Number of standard errors by which the first half may be slower than the second half without being a warm-up. A
+single slow value in the first half adds about one standard error."""
 
 TOLERANCE: Final = 0.01
-"""Relative difference between the halves that never counts as warm-up."""
+"""Relative difference between the halves that is never taken for a warm-up."""
 
 FLOOR_HIGH: Final = 1.4
-"""Floor of the upper half width, relative to the mean: this over sqrt(n). Covers slow events not seen so far."""
+"""Minimum upper half width relative to the mean: this divided by sqrt(n). It allows for slow events that were not seen
+so far."""
 
 FLOOR_LOW: Final = 0.2
-"""Floor of the lower half width, relative to the mean: this over sqrt(n)."""
+"""Minimum lower half width relative to the mean: this divided by sqrt(n)."""
 
 FLOOR_SETTLING: Final = 0.92
-"""Further lower half width, relative to the mean: this over n**1.2. Covers a warm-up hidden in a small sample."""
+"""Additional lower half width relative to the mean: this divided by n**1.2. It allows for a warm-up that a small sample
+hides."""
 
 MIN_SHARE: Final = 0.25
-"""Minimum of the low end, as a share of the mean."""
+"""Minimum of the interval's low end, as a share of the mean."""
 
 EVENTS_SHARE: Final = 0.25
 """Share of slow values above which they are a regular kind of value, not rare events."""
 
 MAX_PART: Final = 0.9
-"""Maximum ratio of successive falls. Without it, a linear fall would never come to rest."""
+"""Maximum ratio of successive decreases. Without it, a linear decrease would never end."""
 
 FALLS_ON: Final = 0.5
-"""Share of the fall so far that unsettled values may still fall."""
+"""Share of the decrease so far by which values that are not steady may still decrease."""
 
 FALLS_HIDDEN: Final = 0.4
-"""Share of the difference between the halves of settled values by which they may still fall, hidden by noise."""
+"""Share of the difference between the halves of steady values by which they may still decrease, hidden by noise."""
 
 SETTLED_SHARE: Final = 0.55
-"""Share of the values that must agree before they count as settled; in a smaller share, noise hides a slow fall."""
+"""Share of the values that must agree before they count as steady. In a smaller share, noise may hide a slow
+decrease."""
 
 SETTLED_VALUES: Final = 32
-"""Number of agreeing values that is always enough."""
+"""Number of agreeing values that is always enough to count as steady."""
 
 RISE_AGREEMENT: Final = 3.0
-"""Standard errors by which the second half must be slower than the first to count as a rise. The threshold is stricter
-than for a warm-up, because a rise has no such obvious cause."""
+"""Number of standard errors by which the second half must be slower than the first to count as a rise. It is higher
+than for a warm-up, because a warm-up always has a cause, and a rise often has none."""
 
 RISE_TOLERANCE: Final = 0.02
-"""Relative difference between the halves that never counts as a rise."""
+"""Relative difference between the halves that is never taken for a rise."""
 
 RISES_ON: Final = 3.0
-"""Maximum duration of a further rise, as a multiple of the duration seen."""
+"""Maximum duration of a further rise, as a multiple of the duration of the rise so far."""
 
 CHUNKS: Final = 8
-"""Number of chunks whose means show the variation over longer times."""
+"""Number of chunks of values whose means show the variation over longer times."""
 
 
 @final
@@ -105,8 +108,8 @@ class MeanEstimate:
 
     Attributes:
         mean: Mean of the future values, with its 90 % interval.
-        values: Number of values used.
-        is_settled: The used values no longer fall (the warm-up is over).
+        values: Number of measured values that were used.
+        is_settled: Whether the used values no longer decrease, so that the warm-up is over.
     """
 
     mean: Interval[float]
@@ -116,7 +119,7 @@ class MeanEstimate:
 
 @final
 class TimingSamples:
-    """Measured values in order of arrival, stored in bounded memory."""
+    """Measured values in the order of their arrival, stored in bounded memory."""
 
     __slots__ = ("_means", "_size", "_sum", "_summed", "count")
 
@@ -129,7 +132,7 @@ class TimingSamples:
     def add(self, value: float) -> None:
         """Add one value."""
         self.count += 1
-        if self._size == 1 and len(self._means) < MAX_VALUES - 1:  # called per batch: keep it fast
+        if self._size == 1 and len(self._means) < MAX_VALUES - 1:  # called per batch, so it must be fast
             self._means.append(value)
             return
         self._sum += value
@@ -145,13 +148,13 @@ class TimingSamples:
     def estimate(
         self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
     ) -> MeanEstimate | None:
-        """Estimate the future values; None before the first value.
+        """Estimate the mean of the future values; None before the first value.
 
         Args:
-            together: Number of consecutive values that belong together, such as the batches of an accumulation window
+            together: Number of consecutive values that belong together, such as the batches of an accumulation window,
                 or the batches that several workers deliver at once. Their mean counts as one value.
-            turns: Minimum number of such means; with fewer, single values are used.
-            of_each: Number of measurements averaged in each value.
+            turns: Minimum number of such means. With fewer, single values are used.
+            of_each: Number of measurements that are averaged in each value.
             ahead: Number of future values.
         """
         values, size = self._means, self._size
@@ -166,12 +169,12 @@ class TimingSamples:
 def estimate_mean(
     values: Sequence[float], *, measurements_per_value: int = 1, remaining: float = math.inf
 ) -> MeanEstimate:
-    """Estimate the future values from the measured ones.
+    """Estimate the mean of the future values from the measured ones.
 
     Args:
-        values: At least one value, in order of arrival.
-        measurements_per_value: Number of measurements averaged in each value.
-        remaining: Number of future values; the fewer, the more their own mean varies.
+        values: Values in the order of their arrival, at least one.
+        measurements_per_value: Number of measurements that are averaged in each value.
+        remaining: Number of future values. If there are few, their own mean varies more.
     """
     remaining = max(remaining, 1.0)
     start, is_settled = warmup_end(values)
@@ -181,7 +184,7 @@ def estimate_mean(
     typical = statistics.median(kept)
     at = [place for place, value in enumerate(kept) if value > SLOW_RATIO * typical]
     if len(at) > EVENTS_SHARE * len(kept):
-        at = []  # not rare events: there are several kinds of values, or they vary widely
+        at = []  # these are not rare events: there are several kinds of values, or values vary widely
     usual = [value for value in kept if value <= SLOW_RATIO * typical] if at else kept
     middle, low, high = statistics.fmean(usual), 0.0, 0.0
     reached = least = middle
@@ -202,7 +205,7 @@ def estimate_mean(
     down += mean * FLOOR_SETTLING / number**1.2
     up = math.hypot(high, deviation, mean * FLOOR_HIGH / math.sqrt(number))
     ends = max(MIN_SHARE * mean, min(least, mean) - down), max(middle, mean) + up
-    if risen:  # the mean stays at the level reached last, and the high end allows a further rise
+    if risen:  # the mean is the level that was reached last, and the high end allows a further rise
         now, count = mean + slope * len(kept) / 2, len(all_kept)
         overall = (now - statistics.fmean(all_kept[:risen])) / (count - risen / 2)
         high = ends[1] + now - mean + overall * min(remaining, RISES_ON * count) / 2
@@ -212,14 +215,14 @@ def estimate_mean(
 
 
 def warmup_end(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tuple[int, bool]:
-    """Find the end of the warm-up.
+    """Find the end of the warm-up in measured values.
 
     Args:
-        values: In order of arrival.
-        tolerance: Relative difference by which the first half of the rest may be slower than the second.
+        values: Values in the order of their arrival.
+        tolerance: Relative difference by which the first half of the rest may be slower than the second half.
 
     Returns:
-        The number of warm-up values, and whether the values after them no longer fall.
+        The number of warm-up values, and whether the values after them no longer decrease.
     """
     first = min(1, len(values) - 1)  # the first value always includes compilation and allocation
     if first < 0:
@@ -234,7 +237,7 @@ def warmup_end(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
         half = len(kept) // 2
         if half < 2:
             return start, max(kept) <= (1 + tolerance) * min(values)  # two or three values must all agree
-        limit = SLOW_RATIO * statistics.median(kept)  # rare slow values must not hide a fall
+        limit = SLOW_RATIO * statistics.median(kept)  # rare slow values must not hide a decrease
         before, after = ([value for value in part if value <= limit] for part in (kept[:half], kept[half:]))
         if not before or not after:
             return start, True
@@ -248,10 +251,10 @@ def warmup_end(values: Sequence[float], *, tolerance: float = TOLERANCE) -> tupl
 
 
 def rise_end(values: Sequence[float]) -> tuple[int, float]:
-    """Find the end of a rise.
+    """Find the end of a rise in measured values.
 
     Returns:
-        The number of values before the end of the rise, and the slope per value after it (0 if it has ended).
+        The number of values before the end of the rise, and the slope per value after it (0 if the rise has ended).
     """
     most, start = len(values) - max(MIN_KEPT, math.ceil(KEPT_SHARE * len(values))), 0
     while True:
@@ -265,7 +268,7 @@ def rise_end(values: Sequence[float]) -> tuple[int, float]:
 
 
 def _rise(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """Return the increase from the first to the second part; None if it may be chance."""
+    """Return the increase from the first part to the second; None if it may be random."""
     if min(len(before), len(after)) < MIN_KEPT:
         return None
     rise = statistics.fmean(after) - statistics.fmean(before)
@@ -280,7 +283,7 @@ def _standard_error(values: Sequence[float]) -> float:
 def _mean_deviation(values: Sequence[float], *, ahead: float) -> float:
     """Return half the width of Student's 90 % interval for the mean of the future values.
 
-    Chunk means account for autocorrelation. The interval covers the errors of both the past and the future mean.
+    Means of chunks account for autocorrelation. The interval covers the errors of both the past and the future mean.
     """
     if len(values) < 2:
         return 0.0
@@ -299,19 +302,19 @@ def _student(freedom: int) -> float:
 
 
 def _fall(values: Sequence[float]) -> float:
-    """Return the difference of the first half's mean to the second's; 0 if the first is not slower."""
+    """Return by how much the first half's mean exceeds the second half's; 0 if it does not."""
     half = len(values) // 2
     return max(0.0, statistics.fmean(values[:half]) - statistics.fmean(values[half:])) if half else 0.0
 
 
 def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[float]:
-    """Estimate the future frequency of a rare slow value, per value.
+    """Estimate the future frequency of rare slow values, as a share of all values.
 
     Args:
-        at: Positions of the slow values among those kept.
-        count: Number of values kept.
-        of: Number of values including the dropped warm-up.
-        ahead: Number of future values, in which it may occur once more or less, or more often by chance.
+        at: Positions of the slow values among the used values.
+        count: Number of used values.
+        of: Number of values, including the dropped warm-up.
+        ahead: Number of future values. The number of slow values among these may differ by one, or by chance.
     """
     times = len(at)
     if times == 1:
@@ -326,7 +329,7 @@ def _rate(at: Sequence[int], count: int, *, of: int, ahead: float) -> Interval[f
 
 
 def _reached(kept: Sequence[float]) -> float:
-    """Extrapolate the level at which falling values come to rest, assuming a geometric decay."""
+    """Extrapolate the level that decreasing values approach, assuming a geometric decay."""
     third = len(kept) // 3
     if third == 0:
         return min(kept)

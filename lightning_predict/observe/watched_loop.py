@@ -1,4 +1,4 @@
-"""`watch`: predictions, a budget and an outcome for your own training loop in plain torch or Fabric.
+"""`watch`: predictions, a budget and an outcome for your own training loop, in plain torch or Fabric.
 
 Example::
 
@@ -10,8 +10,8 @@ Example::
                 break
     print(run.outcome.sentence)
 
-It is event-driven: each `step()` ends one step and begins the next. A trainer that knows of validation, checkpoints or
-the beginnings of steps reports these to the `clock` and replaces `facts`.
+Each `step()` ends one step and begins the next. A trainer that knows of validation, checkpoints or the start of steps
+reports these to the `clock`, and replaces `facts`.
 """
 
 from __future__ import annotations
@@ -86,25 +86,25 @@ def watch(
     samples_per_step: int | None = None,
     print_table: bool = True,
 ) -> WatchedRun:
-    """Watch a training loop: use the result in a `with` statement, and call its `step()` after each step.
+    """Watch a training loop. Use the result in a `with` statement, and call its `step()` after each step.
 
     Args:
-        total_steps: Optimizer steps of the loop; None if unknown: then steps are predicted, but no total.
-        usd: Budget in US dollars; needs a price, either yours or a listed one of the GPU in use.
+        total_steps: Number of optimizer steps of the loop. If None (unknown), steps are predicted, but no total.
+        usd: Budget in US dollars. It needs a price: yours, or a listed one of the GPU in use.
         hours: Budget in hours.
         gpus: `all`, `datacenter`, `consumer`, or names of the GPUs and layouts to predict, as for `predict`.
         model: The trained model, for its memory and the names of its modules.
-        optimizers: Its optimizers.
-        device: The training device; None takes the device of the model's parameters, or the CPU.
+        optimizers: The optimizers of this model.
+        device: The training device. If None, the device of the model's parameters is used, or else the CPU.
         usd_per_hour: Your price of the machine in use.
-        on_exceed: If the budget is exceeded, set `should_stop` or raise a BudgetExceededError.
-        warmup_steps: Number of steps to time before one is recorded.
-        samples_per_step: Samples per step, to get throughputs.
-        print_table: Print the table, the advice and the outcome.
+        on_exceed: What to do if the budget is exceeded: set `should_stop`, or raise a BudgetExceededError.
+        warmup_steps: Number of steps to time before a step is recorded.
+        samples_per_step: Number of samples per step, to compute throughputs.
+        print_table: Whether to print the table, the advice and the outcome.
 
     Raises:
-        UnknownGpuError: A name that the catalogue does not contain.
-        InvalidArgumentError: A number that is not positive, or an unknown choice.
+        UnknownGpuError: The catalogue does not contain one of the names.
+        InvalidArgumentError: A number is not positive, or a choice is unknown.
     """
     for name, amount in (("total_steps", total_steps), ("usd", usd), ("hours", hours), ("usd_per_hour", usd_per_hour)):
         if amount is not None and not amount > 0:
@@ -133,27 +133,27 @@ def _say_failure(error: Exception) -> None:
 
 @final
 class WatchedRun:
-    """Watched training loop.
+    """Training loop that is watched; see `watch`.
 
     Attributes:
-        clock: Times of the loop so far; report validation and checkpoints to it.
-        predictions: The predictions; None before the first.
-        trace: The recorded step; None before.
-        outcome: Predicted and actual time; None before the end.
-        should_stop: The budget is exceeded.
-        stopping_reason: The reason as text; None if the budget is not exceeded.
-        facts: Returns the facts about the run after a number of steps; a trainer may replace it.
-        prices: Prices of GPUs, by name or one for all; None takes listed offers.
-        deadline_hours: Allowed time for the rest of the run, for the ranking; None for no limit.
+        clock: Times of the loop so far. Report validation and checkpoints to it.
+        predictions: The predictions; None before the first one.
+        trace: The recorded step; None before it is recorded.
+        outcome: Comparison of predicted and actual time; None before the end.
+        should_stop: Whether the budget is exceeded.
+        stopping_reason: Reason as text; None if the budget is not exceeded.
+        facts: Returns the facts about the run after a number of steps. A trainer may replace it.
+        prices: Prices of GPUs, by name or one for all. If None, listed offers are used.
+        deadline_hours: Time that the rest of the run may take, for the ranking; None for no limit.
         optimizers: The optimizers, for their memory.
-        verbose: Also show the methods, the sources of prices and every note.
-        batches_per_step: Batches per step, if a trainer accumulates gradients.
-        world_size: Processes of the run.
-        notes: Returns notes about costs missing from the totals; a trainer may replace it.
-        worries: Later parts of the run that may not fit the memory of the GPU in use; each is logged, too.
-        ahead: Returns the facts about these parts; a trainer may replace it.
+        verbose: Whether to show methods, sources of prices and every note, too.
+        batches_per_step: Number of batches per step, if a trainer accumulates gradients.
+        world_size: Number of processes of the run.
+        notes: Returns notes about costs that the totals lack. A trainer may replace it.
+        worries: Later parts of the run that may not fit in the memory of the GPU in use. Each is also logged.
+        ahead: Returns the facts about these parts. A trainer may replace it.
         tell: Called with every prediction.
-        fails: Called with the error if a prediction fails; nothing more is predicted then.
+        fails: Called with the error if a prediction fails. Then nothing more is predicted.
     """
 
     def __init__(
@@ -252,19 +252,19 @@ class WatchedRun:
 
     @log_exceptions
     def stop(self) -> None:
-        """Stop the recording, and the budget's clock."""
+        """Stop the recording and the clock of the budget."""
         self._ledger.close()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
 
     def give_up(self, error: Exception) -> None:
-        """Stop recording, predicting and budgeting after an error, and report it once; the loop continues."""
+        """Stop recording, predicting and budgeting after an error, and report it once. The loop continues."""
         if self._is_off:
             return
         recorder, self._recorder = self._recorder, None
         self._is_off, self._timer = True, None
-        with contextlib.suppress(*CAUGHT):  # an error while stopping is a consequence of the first one
+        with contextlib.suppress(*CAUGHT):  # an error while stopping is a consequence of the first error
             if recorder is not None:
                 recorder.stop()
         self.fails(error)
@@ -274,12 +274,12 @@ class WatchedRun:
     @property
     @fallback_on_error(lambda: None, give_up)
     def remaining(self) -> Interval[float] | None:
-        """Remaining seconds on the machine in use, with their 90 % interval; None if unknown so far."""
+        """Remaining seconds on the machine in use, with their 90 % interval; None if still unknown."""
         left = None if self._latest_forecast is None else self._latest_forecast.left(self.clock.now())
         return None if left is None else left.clamp_min(0.0)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches, and time the waits for them separately; a step may take several batches."""
+        """Yield the batches of a loader, and time the waits for them separately. A step may take several batches."""
         self._waits_outside, self._loader = True, loader
         iterator = iter(loader)
         while True:
@@ -295,7 +295,7 @@ class WatchedRun:
         """End an optimizer step and begin the next.
 
         Raises:
-            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
+            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
         """
         self.ends()
         if not self._waits_outside:
@@ -303,7 +303,7 @@ class WatchedRun:
 
     @log_exceptions
     def starts(self) -> None:
-        """Begin a step, unless one has begun."""
+        """Begin a step, unless one is in progress."""
         if self._is_in_step or self._is_off:
             return
         self._is_in_step = True
@@ -321,7 +321,7 @@ class WatchedRun:
         """End a step.
 
         Raises:
-            BudgetExceededError: The budget is exceeded and `on_exceed="raise"`.
+            BudgetExceededError: The budget is exceeded, and `on_exceed` is `"raise"`.
         """
         if self._is_off:
             return
@@ -353,7 +353,7 @@ class WatchedRun:
             log_warning(f"watch, memory: {one.sentence}")
 
     def _plain_ahead(self) -> MemoryFacts:
-        """Return the facts from the optimizers and the loader passed to `batches`."""
+        """Return the facts about the rest of the run, from the optimizers and from the loader that `batches` got."""
         assert self.trace is not None
         length = recorded_length(self.trace)
         return MemoryFacts(
@@ -368,7 +368,7 @@ class WatchedRun:
         return rest
 
     def _predict(self) -> None:
-        """Predict the rest of the run; show the table first, then the recommendation, and later each new forecast."""
+        """Predict the rest of the run. Show the table first, then the recommendation, and later each new forecast."""
         assert self.trace is not None
         is_rough = not self._schedule.has_started
         rest, began = self._rest_now(), self.clock.now()
@@ -447,7 +447,10 @@ class WatchedRun:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Catch errors in predicting, so that the loop continues: report once, then predict nothing more."""
+        """Catch errors in predictions, so that the loop continues.
+
+        Report the first one, and then predict nothing more.
+        """
         try:
             yield
         except CAUGHT as error:
