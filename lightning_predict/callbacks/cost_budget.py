@@ -205,12 +205,8 @@ class CostBudget(Callback):
         watts: Power of all machines of this run. If None, the power limits of its GPUs, an upper estimate.
         pue: Power usage effectiveness of the data centre, a factor on the power; 1 for the machines alone.
         setup_minutes: Minutes of paid machine time before training.
-<<<<<<< HEAD
         storage_usd: Dollars for storage and data transfer; they count as used from the start.
         webhook: An https address that gets a JSON notice at 80 % and at the stop, for example of Slack or Discord.
-=======
-        storage_usd: Dollars for storage and data transfer, which count as used from the start.
->>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
 
     Attributes:
         terms: The limits and prices as given.
@@ -932,13 +928,8 @@ def batches_between_checks(clock: RunClock) -> int:
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
-<<<<<<< HEAD
     """Log the used, allowed and forecast amounts, and the reason if the budget is exceeded."""
     refusals = log_values(trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)})
-=======
-    """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""
-    refusals = log_values(trainer, "budget", watch.metrics() | {"exceeded": float(exceeded)})
->>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
     if exceeded:
         refusals += log_event(trainer, BUDGET_GROUP, "exceeded", reason)
     for refusal in refusals:

@@ -97,8 +97,11 @@ class RuntimePredictor(Callback):
     random numbers are the same with and without this callback. If the callback has an error, it shows one warning.
 
     Args:
-from lightning_predict.gpus.layouts import layout_of
-from lightning_predict.guard import log_exceptions, own_error
+        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; the table shows
+            the best of them. Or names of GPUs; our, torch's and cloud providers' spellings are understood.
+        warmup_steps: Number of steps to time before a step is recorded. It is increased if step times are not steady,
+            and decreased for a short run or for the warm-up of a CostBudget.
+        capture_steps: Number of consecutive steps to record. The step of median duration is used.
         weights: See `Assumptions`.
         method: See `Assumptions`.
         usd_per_hour: See `Assumptions`.

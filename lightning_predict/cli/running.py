@@ -91,14 +91,10 @@ def _run(name: str, argv: Sequence[str], commands: Mapping[str, Callable[..., Co
     return answer.exit_code
 
 
-<<<<<<< HEAD
 def _show_warning(message: Warning | str, *_: object) -> None:
     print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _print_error(problem: str) -> int:
-=======
-def _print_error(problem: str) -> int:
->>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
     print(f"{PROGRAM}: error: {' '.join(problem.split())}", file=sys.stderr)
     return EXIT_ERROR

@@ -445,12 +445,8 @@ class LightningStrategy(Protocol):
 def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
-<<<<<<< HEAD
     Files are torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, and
     shell scripts with Megatron's arguments. A strategy object of Lightning is also accepted.
-=======
-    A file is torchtitan's TOML or DeepSpeed's JSON. A strategy object of Lightning is also accepted.
->>>>>>> 2a7a94fc (Words: rewrite docstrings of distributed, gpus, run and weights)
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.

@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_predict.cost.priced_gpus import ALL, layouts_to_predict
 from lightning_predict.errors import CaptureError, InvalidArgumentError, MissingDependencyError
-<<<<<<< HEAD
 from lightning_predict.guard import log_exceptions, log_warning
-=======
-from lightning_predict.gpus import DEFAULT_GPUS
-from lightning_predict.gpus.layouts import layouts_of
-from lightning_predict.guard import log_exceptions, log_warning
->>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 from lightning_predict.interval import Interval
 from lightning_predict.observe.forecast import ForecastInputs
 from lightning_predict.observe.memory_risks import MemoryFacts, MemoryRisk, longest_sequence, recorded_length

@@ -393,11 +393,7 @@ class BudgetWatch:
         return "use" if elapsed >= self._narrow_seconds else None
 
     def metrics(self) -> dict[str, float]:
-<<<<<<< HEAD
         """Return values for loggers by name: for each limit the used, allowed, left and forecast amounts."""
-=======
-        """Return values for loggers by name: for each limit the used, allowed and (with a forecast) needed amounts."""
->>>>>>> ee0db121 (Words: rewrite docstrings of memory, observe and callbacks)
         values, elapsed, forecast = {}, self._ledger.elapsed_seconds, self.forecast
         for limit in self.limits:
             used = limit.used(elapsed)

@@ -156,13 +156,8 @@ def compile_what_if(
 
     Args:
         trace: An eager step.
-<<<<<<< HEAD
         gpus: Names of GPUs, or a group, as for `predict`.
         iterations: Remaining steps; None predicts only the step.
-=======
-        gpus: Names of GPUs.
-        iterations: Remaining steps. If None, only the step is predicted.
->>>>>>> 444deb16 (Words: rewrite docstrings of advice, regression and own_weights)
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
             the data flow between operations.
         usd_per_hour: See `Assumptions`.

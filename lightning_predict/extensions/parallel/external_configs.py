@@ -1,17 +1,10 @@
 """Translates parallel configurations of other projects (Megatron, NeMo, torchtitan, DeepSpeed) to strategy texts.
 
-<<<<<<< HEAD
 Supported are arguments of Megatron and NeMo, also in a shell script, torchtitan's TOML, DeepSpeed's JSON, YAML of
 accelerate, axolotl, Hugging Face's Trainer and gpt-neox, and strategy objects of Lightning. Options with an equivalent
 are translated. Options that affect parallelism and have none are refused. Options unrelated to parallelism (model,
 logging, data, learning rates) are ignored. Errors name the option.
 Example::
-=======
-The result is a text for `parse_strategy`. Supported are arguments of Megatron and NeMo, torchtitan's TOML files,
-DeepSpeed's JSON files, and strategy objects of Lightning. An option that affects parallelism is rejected if it has no
-equivalent, and so are batch sizes. Other options (model, logging, data, learning rates) are ignored. Errors name the
-option. Example::
->>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
@@ -324,81 +317,6 @@ def _recomputed(mode: str, option: str, path: str) -> list[str]:
     return known[option]
 
 
-<<<<<<< HEAD
-=======
-DEEPSPEED_PASSED_OVER: Final = frozenset(
-    "stage overlap_comm offload_optimizer offload_param contiguous_gradients reduce_scatter reduce_bucket_size "
-    "use_multi_rank_bucket_allreduce allgather_partitions allgather_bucket_size load_from_fp32_weights "
-    "elastic_checkpoint sub_group_size prefetch_bucket_size param_persistence_threshold model_persistence_threshold "
-    "max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold "
-    "ignore_unused_parameters legacy_stage1 round_robin_gradients memory_efficient_linear override_module_apply "
-    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks leaf_module".split()
-)
-"""Keys of `zero_optimization` that `_of_deepspeed` reads, or that hardly affect predictions. Some may have the prefix
-`stage3_`. DeepSpeed itself rejects unknown keys there."""
-
-
-def _of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
-    zero = _table(found, "zero_optimization", path)
-    stage = zero.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise _refused(path, "zero_optimization.stage", stage)
-    words = [("ddp", "zero1", "zero2", "fsdp")[stage]]
-    for name in ("offload_optimizer", "offload_param"):
-        device = _table(zero, name, path).get("device", "none")
-        if device == "none":
-            continue
-        if name == "offload_param" or device != "cpu":
-            raise _refused(path, f"zero_optimization.{name}.device", device)
-        words.append("offload=optimizer")
-    for key, value in zero.items():
-        if key not in DEEPSPEED_PASSED_OVER and not key.startswith("stage3_") and value not in (False, None, -1):
-            raise _refused(path, f"zero_optimization.{key}", value)
-    accumulated = found.get("gradient_accumulation_steps", 1)
-    if accumulated == "auto":
-        raise InvalidArgumentError(
-            f"strategy={path!r}: gradient_accumulation_steps is 'auto', which the trainer fills in; write the number."
-        )
-    count = _whole(accumulated, path, "gradient_accumulation_steps")
-    words += [f"accumulate={count}"] * (count > 1)
-    if stage < 2 and zero.get("overlap_comm") is False:
-        words.append("overlap_grad_reduce=false")
-    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-    exchanged = found.get("communication_data_type")
-    if exchanged is not None:
-        if exchanged not in dtypes:
-            raise _refused(path, "communication_data_type", exchanged)
-        words.append(f"reduce_dtype={dtypes[exchanged]}")
-    for name in ("pipeline", "tensor_parallel", "sparse_attention"):
-        if found.get(name):
-            raise _refused(path, name, found[name])
-    return words
-
-
-def _table(found: Any, name: str, path: str) -> Mapping[str, Any]:
-    """Return a table of options; empty if it is missing."""
-    own = found.get(name) if isinstance(found, Mapping) else None
-    if own is None:
-        return {}
-    if not isinstance(own, Mapping):
-        raise _refused(path, name, own)
-    return own
-
-
-def _whole(value: Any, path: str, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidArgumentError(f"strategy={path!r}: {name}={value!r}; expected a whole number of at least 1.")
-    return value
-
-
-def _refused(path: str, name: str, value: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"strategy={path!r}: {name} = {value!r} has no word here, so that it would not be predicted; leave it out, or "
-        "say the sharing as 'fsdp,tensor=8'."
-    )
-
-
->>>>>>> 312fb4c2 (Words and names: planning, embeddings, parallel; names that misled a reader)
 # --- Lightning's objects
 
 _SHARDED: Final[Mapping[str, str]] = {
