@@ -91,7 +91,7 @@ def _run(name: str, argv: Sequence[str], commands: Mapping[str, Callable[..., Co
     return answer.exit_code
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"{PROGRAM}: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lightning_predict.callbacks.lightning_packages import samples_of, shapes_of
 from lightning_predict.callbacks.trainer_state import position_of
-from lightning_predict.observe.optimizer_steps import Pace
+from lightning_predict.observe.optimizer_steps import WindowSize
 from tests.callbacks.small import Rows, Small
 
 
@@ -45,6 +45,8 @@ def test_a_batch_larger_than_the_data_is_a_full_one(tmp_path: Path, rows: int, b
     trainer = small.trainer(tmp_path, max_epochs=1)
     trainer.fit(small.model(), DataLoader(Rows(rows // 4), batch_size=batch_size))
     assert (
-        position_of(trainer, batches_done=0, pace=Pace(batches_per_window=None, steps_per_window=1.0)).last_batch_share
+        position_of(
+            trainer, batches_done=0, window_size=WindowSize(batches_per_window=None, steps_per_window=1.0)
+        ).last_batch_share
         == share
     )
