@@ -66,8 +66,9 @@ def capture(
         samples_per_step: Samples per step, for throughput; None if not needed.
         precision: Lightning's name of a precision. `bf16-mixed` and `16-mixed` run the step under autocast. On the meta
             device, where torch's autocast has no effect, the casts of CUDA are applied (`meta_device.py`). Autocast is
-            off in `backward`, as in Lightning. Others (`32-true`, `bf16-true`, ...) only check that the parameters have
-            that dtype. None leaves precision to the step; an autocast that it enters also applies on the meta device.
+            off in `backward`, as in Lightning. Others (`32-true`, `bf16-true`, ...) only check that the trained
+            parameters have that dtype; frozen ones may have another, as under PEFT. None or `auto` takes the step as it
+            is: its parameters' dtypes, and an autocast that it enters, which also applies on the meta device.
 
     Raises:
         InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1, or the
@@ -85,7 +86,7 @@ def capture(
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
     compiled_before, own_step = compilations(), step
-    wanted = None if precision is None else precision_of(precision)
+    wanted = None if precision in (None, "auto") else precision_of(precision)
     step = _explaining_errors(step)
     casts = wanted is not None and wanted.autocast is not None
     if wanted is not None and wanted.autocast is not None:
@@ -242,13 +243,14 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    """Check that the parameters have the dtype of the precision."""
-    others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
+    """Check that the trained parameters have the dtype of the precision; frozen ones may have been converted."""
+    checked = [one for one in trace.parameters if one.requires_grad] or trace.parameters
+    others = sorted({one.dtype for one in checked if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
     if others:
         raise CaptureError(
-            f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "
-            f"{', '.join(others)}; make the model in {wanted.dtype}, for example model.to(torch.{wanted.dtype}), or "
-            "say another precision."
+            f"precision={wanted.word!r} means trained parameters in {wanted.dtype}, and the step has some in "
+            f"{', '.join(others)}. Convert the model, for example model.to(torch.{wanted.dtype}), or use another "
+            "precision; precision='auto' takes the step as it is."
         )
 
 
