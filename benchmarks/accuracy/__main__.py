@@ -49,6 +49,7 @@ from benchmarks.accuracy import (
     gpu_pairs,
     hosts,
     large_runs,
+    layout_memory,
     many_gpus,
     memory,
     memory_peers,
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *SOURCES,
             "products",
             "memory",
+            "layout-memory",
             "memory-peers",
         ),
         default="iterations",
@@ -260,6 +262,8 @@ def _run(options: argparse.Namespace, console: Console) -> Sequence[PublishedCas
             raise MeasurementTableError("--of unseen trains networks: name the measurement tables with --tables.")
         cache = options.cache or RECORDED_STEPS
         unseen_gpus.print_report(folder, options.tables, console, cache=cache, chips=options.chips)
+    elif options.of == "layout-memory":
+        layout_memory.print_report(folder, console, cache=options.cache)
     elif options.of == "memory":
         memory.print_report(folder, console, cache=options.cache)
     elif options.of == "memory-peers":

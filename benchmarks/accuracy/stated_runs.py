@@ -301,9 +301,8 @@ KEMPNER: Final = (
 )
 """KempnerInstitute/KempnerForge on machines of four H200: its `benchmarks/mfu_scaling/mfu_scaling_2026-04-05.md` at
 9f3f03a, `weak_scaling_160gpu/README.md` at e9f9189 (the newer of two where both have a run; not the one that fills the
-card) and `175b_360gpu/README.md` at b62d2e3: 4,096 tokens, all in bfloat16, all blocks computed again. What no word of
-ours says: sums of gradients stay whole on each GPU until the last micro-batch, and each of those that share a block has
-all logits."""
+card) and `175b_360gpu/README.md` at b62d2e3: 4,096 tokens, all in bfloat16, all blocks computed again. Sums of
+gradients stay whole on each GPU until the last micro-batch (`no_sync`), and each GPU of a block has all logits."""
 
 KEMPNER_GPUS: Final = 4
 """GPUs of a machine."""
@@ -332,6 +331,8 @@ def kempner_cases(_path: Path) -> Cases:
                 sequence=tensor > 1,
                 recompute="full",
                 reduce_dtype="float32" if count > tensor else None,
+                no_sync=count > tensor,
+                loss="gathered" if tensor > 1 else "split",
             ),
             micro_batch=batch,
             measured_seconds=seconds,

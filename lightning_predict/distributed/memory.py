@@ -19,7 +19,13 @@ from lightning_predict.distributed.gradients import is_of_expert, parameter_byte
 from lightning_predict.distributed.strategy import Strategy
 from lightning_predict.extensions import extension
 from lightning_predict.gpus.layouts import Layout
-from lightning_predict.memory.simulation import blocks_of, fullest_moments, gradient_bytes
+from lightning_predict.memory.simulation import (
+    blocks_of,
+    copy_bytes,
+    fullest_moments,
+    gradient_bytes,
+    moments_of_passes,
+)
 from lightning_predict.memory.storages import live_tensors
 from lightning_predict.tracing.trace import DTYPE_BYTES, Parameter, Trace
 
@@ -39,13 +45,15 @@ class HeldMemory:
         optimizer_state_bytes: Size of the optimizer state.
         trainable_bytes: Size of the parameters that have a gradient.
         trained_elements: Number of elements of trainable parameters.
-        unit_bytes: Parameter size of each FSDP unit.
-        unit_elements: Number of parameter elements of each FSDP unit.
-        activation_bytes: Temporary memory at the peak of the forward and backward passes.
-        early_gradient_bytes: Size of the gradients that exist at this peak; None for all gradients.
-        copy_bytes: Size of master copies of the parameters, which the optimizer updates.
-        update_bytes: Temporary memory of the optimizer update.
-        expert_share: Share of the trainable parameters that belong to experts, which fewer replicas hold.
+        unit_bytes: Parameters of each FSDP unit.
+        unit_elements: Number of elements of each FSDP unit.
+        activation_bytes: Temporary memory of the forward and backward passes at their peak.
+        early_gradient_bytes: Gradients that exist at that peak; None for all gradients.
+        moments: Temporary memory, and gradients that exist, at moments that may be the peak when gradients are
+            sharded; empty if only the peak of one GPU is known.
+        copy_bytes: Master copies of the parameters, which the optimizer updates.
+        update_bytes: Temporaries of the optimizer update.
+        expert_share: Share of trainable parameters in experts, which fewer replicas hold.
     """
 
     peak_bytes: float
@@ -58,6 +66,7 @@ class HeldMemory:
     unit_elements: tuple[int, ...]
     activation_bytes: float = 0.0
     early_gradient_bytes: float | None = None
+    moments: tuple[tuple[float, float], ...] = ()
     copy_bytes: float = 0.0
     update_bytes: float = 0.0
     expert_share: float = 0.0
@@ -91,29 +100,39 @@ class ModelMemory:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.whole = held_by_parameters(trace, trace.parameters)
-        self.copy_bytes, self.update_bytes = update_memory(trace)
+        self.copy_bytes, self.update_bytes = float(copy_bytes(trace)), update_bytes(trace)
         self._behind = _behind_passes(trace)
         self._early = _early_share(trace)
+        self._moments = _moments(trace)
         self.living_bytes = float(sum(live_tensors(trace.operations, _end_of_passes(trace) or None)))
 
     def held(self, single_bytes: float, strategy: Strategy) -> HeldMemory:
         """Predict the memory of the GPU that needs most; see `held_memory`."""
         whole, written = self.whole, self.update_bytes
-        # With gradient accumulation, the gradients of earlier micro-batches exist already.
-        late_share = 0.0 if strategy.accumulate > 1 else 1 - self._early
-        late = late_share * whole.gradient_bytes
-        known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes
+        known = whole.parameter_bytes + whole.gradient_bytes + whole.optimizer_state_bytes + self.copy_bytes
+        # With gradient accumulation, gradients of earlier micro-batches already exist.
+        late = 0.0 if strategy.accumulate > 1 else (1 - self._early) * whole.gradient_bytes
         passing = max(single_bytes - known + (1 - self._early) * whole.gradient_bytes - self._behind, 0.0)
+        moments = self._moments_of(passing)
         if strategy.runs_whole_model:
             return replace(
                 whole,
-                peak_bytes=max(single_bytes, known + self.copy_bytes + max(passing - late, written)),
+                peak_bytes=max(single_bytes, known + max(passing - late, written)),
                 activation_bytes=passing,
                 early_gradient_bytes=whole.gradient_bytes - late,
+                moments=moments,
                 copy_bytes=self.copy_bytes,
                 update_bytes=written,
             )
-        return self._stages.held(strategy, passing, late_share)
+        return self._stages.held(strategy, moments)
+
+    def _moments_of(self, passing: float) -> tuple[tuple[float, float], ...]:
+        """Return moments of the passes as (temporary memory, gradients), given the former at the peak of one GPU."""
+        early = self._early * self.whole.gradient_bytes
+        if not self._moments:
+            return ((passing, early),)
+        beyond = passing + early - max(map(sum, self._moments))
+        return tuple((max(size + beyond, 0.0), gradients) for size, gradients in self._moments)
 
     @cached_property
     def _stages(self) -> StageMemory:
@@ -122,30 +141,13 @@ class ModelMemory:
         return made
 
 
-def update_memory(trace: Trace) -> tuple[float, float]:
-    """Return the size of master copies that only the optimizer update uses, and of the update's temporary tensors.
-
-    Args:
-        trace: A trace with tensor ids. Without these, both sizes are 0.
-    """
-    end = _end_of_passes(trace)
-    met, written, given = set[int](), 0.0, 0.0
-    for index, operation in enumerate(trace.operations):
-        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
-            for tensor in tensors:
-                if tensor.id is None or tensor.id in met:
-                    continue
-                met.add(tensor.id)
-                if index >= end:
-                    given += tensor.size_bytes * is_given
-                    written += tensor.size_bytes * (not is_given)
-    if not end or trace.memory.peak_bytes is not None:
-        return 0.0, 0.0
-    copies = given - (trace.memory.optimizer_state_bytes or 0)
-    # Less than one byte per parameter cannot be copies of parameters; these are scalars and step counters.
-    copies = copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0.0
-    peak = sum(live_tensors(trace.operations[end:]))
-    return copies, min(written, float(peak))
+def update_bytes(trace: Trace) -> float:
+    """Return the bytes of the temporaries of the optimizer update; 0 without tensor ids."""
+    if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
+        return 0.0
+    # CUDA updates all parameters at once, also if the trace, from the meta device, has one after the other.
+    _, moment = fullest_moments(blocks_of(trace))
+    return float(moment.update_bytes + sum(one.size_bytes for one in moment.storages if one.cause == "update"))
 
 
 def _end_of_passes(trace: Trace) -> int:
@@ -157,12 +159,11 @@ def _end_of_passes(trace: Trace) -> int:
 
 
 def _behind_passes(trace: Trace) -> float:
-    """Return the number of bytes by which the peak of live tensors in the step exceeds their peak in the passes."""
-    end = _end_of_passes(trace)
-    if not end or trace.memory.peak_bytes is not None:
+    """Return by how many bytes the peak of live tensors in the step exceeds the peak in its passes."""
+    if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
         return 0.0
-    whole, passes = (sum(live_tensors(trace.operations, until)) for until in (None, end))
-    return float(max(whole - passes, 0))
+    passes, update = (moment.total_bytes for moment in fullest_moments(blocks_of(trace)))
+    return float(max(update - passes, 0))
 
 
 def _early_share(trace: Trace) -> float:
@@ -174,6 +175,15 @@ def _early_share(trace: Trace) -> float:
     written = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
     passes, _ = fullest_moments(blocks)
     return min((max(gradients - written, 0) + passes.gradient_bytes) / gradients, 1.0)
+
+
+def _moments(trace: Trace) -> tuple[tuple[float, float], ...]:
+    """Return moments of the passes that may be the peak, as in `HeldMemory`; empty if they were not recorded."""
+    if not _end_of_passes(trace) or trace.memory.peak_bytes is not None:
+        return ()
+    blocks = blocks_of(trace)
+    unseen = max(gradient_bytes(trace) - sum(one.size_bytes for one in blocks.storages if one.cause == "gradient"), 0)
+    return tuple((float(size), float(gradients + unseen)) for size, gradients in moments_of_passes(blocks))
 
 
 def held_by_parameters(trace: Trace, parameters: tuple[Parameter, ...]) -> HeldMemory:
@@ -209,8 +219,8 @@ def share_of(part: float, whole: float) -> float:
 
 # --- Sharding between replicas
 
-GATHERED_UNITS: Final = 2
-"""Number of FSDP units whose parameters are gathered at the same time: the current one and the next one."""
+GATHERED_UNITS: Final = 3
+"""Number of FSDP units whose parameters are gathered at once: the root, which stays, the current one and the next."""
 
 
 def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strategy: Strategy) -> float:
@@ -219,8 +229,9 @@ def shared_memory_bytes(single_bytes: float, trace: Trace, layout: Layout, strat
     - DDP adds buckets of the same size as all gradients (torch's default, `gradient_as_bucket_view=False`). If
       gradients are reduced in another dtype, a buffer of that dtype accumulates them, with any number of replicas.
     - ZeRO 1 shards the optimizer state, ZeRO 2 also the gradients, and FSDP all three (Rajbhandari et al., SC 2020).
-      Under FSDP, the parameters of two units at a time are gathered, in `param_dtype`.
-    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients
+      Under FSDP, parameters of three units at a time are whole, in `param_dtype`.
+    - Sharded gradients make other moments the fullest: the end of the forward pass, not of the backward pass.
+    - A pipeline keeps gathered parameters from the first micro-batch to the last. It also keeps accumulated gradients,
       in `reduce_dtype`, which are sharded only after the last micro-batch.
     - Master copies of the parameters are part of the optimizer state. Offloaded state takes no GPU memory.
 
@@ -237,27 +248,46 @@ def memory_on(held: HeldMemory, layout: Layout, strategy: Strategy) -> float:
     count = strategy.sharded_count(layout)
     # With expert parallelism, fewer replicas hold the same experts.
     share = (1 - held.expert_share + held.expert_share * min(strategy.expert, count)) / count
-    gradients, parameters, buckets = held.gradient_bytes, held.parameter_bytes, 0.0
-    early = gradients if held.early_gradient_bytes is None else held.early_gradient_bytes
+    parameters, buckets = held.parameter_bytes, 0.0
     state = (held.optimizer_state_bytes + held.copy_bytes) * (0.0 if strategy.offload == "optimizer" else 1.0)
     updated = held.update_bytes
     split = strategy.split
     if split.state:
         state, updated = state * share, updated * share
-    if split.gradients:
-        dtype = strategy.reduce_dtype
-        added_up = gradients if dtype is None else held.trained_elements * float(DTYPE_BYTES[dtype])
-        early = added_up if strategy.pipeline > 1 else early * share
-        gradients *= share
-    elif strategy.reduce_dtype is not None:
+    if not split.gradients and strategy.reduce_dtype is not None:
         buckets = held.trained_elements * DTYPE_BYTES[strategy.reduce_dtype]
-    elif split.state or count > 1:
+    elif not split.gradients and (split.state or count > 1):
         buckets = held.trainable_bytes
     if split.parameters:
         whole = _gathered_bytes(held, strategy)
         together = whole if strategy.pipeline > 1 else sorted(whole, reverse=True)[:GATHERED_UNITS]
         parameters = parameters * share + sum(together)
-    return parameters + buckets + state + max(early + held.activation_bytes, gradients + updated)
+    passes, gradients = _peak_of_passes(held, strategy, share)
+    return parameters + buckets + state + max(passes, gradients + updated)
+
+
+def _peak_of_passes(held: HeldMemory, strategy: Strategy, share: float) -> tuple[float, float]:
+    """Return the peak of temporary memory and gradients in the passes, and the gradients in the update.
+
+    Args:
+        held: Memory before sharding.
+        strategy: Parallel strategy.
+        share: Share of the gradients that a GPU keeps if they are sharded.
+    """
+    early = held.gradient_bytes if held.early_gradient_bytes is None else held.early_gradient_bytes
+    moments = held.moments or ((held.activation_bytes, early),)
+    fullest = max(size for size, _ in moments)
+    dtype = strategy.reduce_dtype
+    if not strategy.split.gradients and dtype is not None:
+        return fullest, 0.0  # each gradient is added to the buffer and freed
+    kept = held.gradient_bytes * (share if strategy.split.gradients else 1.0)
+    if strategy.split.gradients and (strategy.pipeline > 1 or (strategy.no_sync and strategy.is_accumulating)):
+        added_up = held.gradient_bytes if dtype is None else held.trained_elements * float(DTYPE_BYTES[dtype])
+        return fullest + added_up, kept
+    if strategy.is_accumulating:
+        return fullest + kept, kept
+    part = share if strategy.split.gradients else 1.0
+    return max(size + part * gradients for size, gradients in moments), kept
 
 
 def _gathered_bytes(held: HeldMemory, strategy: Strategy) -> list[float]:

@@ -81,6 +81,7 @@ PipelineSchedule = Literal["1f1b", "gpipe", "zero_bubble"]
 Recompute = Literal["none", "selective", "operations", "layers", "full"]
 Float8 = Literal["tensorwise", "rowwise", "blockwise", "mx"]
 Offload = Literal["none", "optimizer"]
+LossMemory = Literal["split", "gathered", "fused"]
 GatheredDtype = Literal["float32", "bfloat16", "float16"]
 
 MIXED_DTYPES: Final[tuple[GatheredDtype, ...]] = get_args(GatheredDtype)
@@ -127,6 +128,11 @@ class Strategy:
             without it. `selective` recomputes the attention between its projections, as in Megatron. `operations`
             recomputes everything except attention and every second matmul (torchtitan's default), `layers` every second
             block, and `full` every block.
+        loss: Memory of the loss under tensor parallelism. `split`: each GPU has a part of the vocabulary (torch's
+            `loss_parallel`). `gathered`: each GPU has all logits. `fused`: Megatron's fused cross entropy, also split,
+            which keeps float32 probabilities and turns them into the gradient in place.
+        no_sync: Under FSDP, keep gradients whole on each GPU until the last accumulated batch (`no_sync`,
+            `set_requires_gradient_sync(False)`), instead of scattering those of every batch.
         offload: State in host memory: none, or the optimizer state, which the CPU then updates.
         fp8: Scaling of float8 for the blocks' matmuls: one scale per tensor, row, block, or 32 values (`mx`); None for
             no float8.
@@ -168,6 +174,8 @@ class Strategy:
     groups: int | None = None
     recompute: Recompute = "none"
     offload: Offload = "none"
+    loss: LossMemory = "split"
+    no_sync: bool = False
     fp8: Float8 | None = None
     overlap_grad_reduce: bool = True
     param_dtype: GatheredDtype | None = None
@@ -247,6 +255,10 @@ class Strategy:
         yield (
             split.gradients and not self.overlap_grad_reduce,
             f"{self.data} scatters gradients as they come; overlap_grad_reduce=false is of ddp and zero1.",
+        )
+        yield (
+            self.no_sync and not split.gradients,
+            f"no_sync=true keeps whole the gradients that FSDP scatters, and {self.data} scatters none; leave it out.",
         )
         yield (
             self.overlap_param_gather and (split.parameters or not split.state),
@@ -346,6 +358,11 @@ class Strategy:
             )
         return replace(self, accumulate=self.global_batches // together, global_batches=None)
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients of several micro-batches are added up before an update."""
+        return self.accumulate * (self.micro_batches or 1) > 1
+
     def replicas(self, layout: Layout) -> int:
         """Return the number of data-parallel groups of a layout, each with its own samples; always 1 for a single GPU.
 
@@ -416,6 +433,7 @@ _NUMBERS: Final = (
 _DECIMALS: Final = ("bucket_cap_mb", "capacity")
 _FLAGS: Final = (
     *("sequence", "gather_again", "expert_launches"),
+    "no_sync",
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_tensor"),
 )
 _TEXTS: Final = ("embedding",)
@@ -423,6 +441,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": get_args(PipelineSchedule),
     "recompute": get_args(Recompute),
     "offload": get_args(Offload),
+    "loss": get_args(LossMemory),
     "fp8": get_args(Float8),
     "param_dtype": MIXED_DTYPES,
     "reduce_dtype": MIXED_DTYPES,

@@ -34,11 +34,8 @@ from lightning_predict.kernels.memory_bound import COMPILED_CALL, LOOK_UPS, REDU
 from lightning_predict.kernels.operations import OperationSpec, operation_spec
 from lightning_predict.kernels.translation import translate
 from lightning_predict.tracing.operand_strides import CHANNELS_LAST, IMAGES_AT
-from lightning_predict.tracing.signatures import DRAWS_MASKS
+from lightning_predict.tracing.signatures import DRAWS_MASKS, FUSED
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
-
-FUSED: Final = "triton::fused"
-"""Name of a fused kernel."""
 
 STATISTICS: Final = "triton::statistics"
 """Name of the reduction part of a norm; its results are known only when it ends."""

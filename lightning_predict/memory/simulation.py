@@ -14,6 +14,7 @@ Three steps are simulated, because fragmentation builds up over steps. Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -50,7 +51,7 @@ class Blocks:
     """Sizes and lifetimes of the memory blocks of a training step.
 
     Attributes:
-        lasting: Parameters, buffers, and gradients that no recorded operation writes.
+        lasting: Parameters, buffers, copies of them, and gradients that no recorded operation writes.
         kept: Gradients that persist from one step to the next.
         state: Optimizer state, which the first update allocates.
         batch: Batch from the data loader, new in each step.
@@ -104,7 +105,7 @@ def blocks_of(trace: Trace) -> Blocks:
         storages = tuple(one for one in storages if one.cause != "update")
         update = (max(trained, default=0),) if written else ()
     return Blocks(
-        lasting=(*sizes, *(size for size in (rest, unseen) if size > 0)),
+        lasting=(*sizes, *(size for size in (rest, unseen, copy_bytes(trace)) if size > 0)),
         kept=tuple(kept),
         state=_copies(memory.optimizer_state_bytes or 0, trained),
         batch=batch_bytes(operations, trace.parameters, trace.buffers or ()),
@@ -137,6 +138,27 @@ def gradient_bytes(trace: Trace) -> int:
     if memory.gradient_bytes is None and any(operation.phase == "backward" for operation in trace.operations):
         return memory.parameter_bytes or 0
     return memory.gradient_bytes or 0
+
+
+def copy_bytes(trace: Trace) -> int:
+    """Return the bytes of tensors that only the update touches, besides the optimizer state.
+
+    These are an EMA's copy of the parameters, or master copies that are not in the optimizer's state.
+    """
+    memory = trace.memory
+    end = max((index for index, one in enumerate(trace.operations) if one.phase == "backward"), default=None)
+    if end is None or memory.peak_bytes is not None:
+        return 0
+    met, given = set[int](), 0
+    for index, operation in enumerate(trace.operations):
+        for tensors, is_given in ((operation.inputs, True), (operation.outputs, False)):
+            for tensor in tensors:
+                if tensor.id is not None and tensor.id not in met:
+                    met.add(tensor.id)
+                    given += tensor.size_bytes if is_given and index > end else 0
+    copies = given - (memory.optimizer_state_bytes or 0)
+    # Less than one byte per parameter cannot be copies; these are scalars and step counters.
+    return copies if copies >= sum(math.prod(one.shape) for one in trace.parameters) else 0
 
 
 def _copies(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -256,23 +278,53 @@ class MemoryMoment:
 
 
 def fullest_moments(blocks: Blocks) -> tuple[MemoryMoment, MemoryMoment]:
-    """Return the moments of peak memory in the passes and in the optimizer update, for any step but the first."""
-    changes = [0] * (blocks.count + 1)
-    gradients = sum(one.size_bytes for one in blocks.storages if one.cause == "gradient")
-    for one in blocks.storages:
-        changes[one.allocated_at] += one.size_bytes
-        changes[blocks.count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
-        if one.freed_at is None and one.cause != "gradient":
-            changes[0] += one.size_bytes
-            changes[one.allocated_at + 1] -= one.size_bytes
-    changes[0] += gradients
-    changes[blocks.drops_gradients_at + 1] -= gradients
-    levels = list(accumulate(changes[: blocks.count])) or [0]
+    """Return the peaks in the passes and in the optimizer update, for a step that is not the first."""
+    levels = [other + gradient for other, gradient in zip(*_levels(blocks), strict=True)] or [0]
     passes = levels[: blocks.update_at] or [0]
     updates = levels[blocks.update_at :] or [0]
     at_passes = passes.index(max(passes))
     at_update = min(blocks.update_at, blocks.count - 1) + updates.index(max(updates)) if updates != [0] else at_passes
     return _moment(blocks, at_passes, 0), _moment(blocks, at_update, sum(blocks.update))
+
+
+def _levels(blocks: Blocks) -> tuple[list[int], list[int]]:
+    """Return the bytes of written storages during each operation: those without gradients, and recorded gradients."""
+    gradients = [one for one in blocks.storages if one.cause == "gradient"]
+    others, held = ([0] * (blocks.count + 1) for _ in range(2))
+    for one in blocks.storages:
+        changes = held if one.cause == "gradient" else others
+        changes[one.allocated_at] += one.size_bytes
+        changes[blocks.count if one.freed_at is None else one.freed_at + 1] -= one.size_bytes
+        if one.freed_at is None and one.cause != "gradient":
+            changes[0] += one.size_bytes
+            changes[one.allocated_at + 1] -= one.size_bytes
+    old = sum(one.size_bytes for one in gradients)
+    held[0] += old
+    held[blocks.drops_gradients_at + 1] -= old
+    return list(accumulate(others[: blocks.count])), list(accumulate(held[: blocks.count]))
+
+
+def moments_of_passes(blocks: Blocks) -> tuple[tuple[int, int], ...]:
+    """Return the moments of the passes that may be the fullest when gradients are sharded, as pairs of bytes.
+
+    The first value has all tensors of the passes, with a gradient that is just being written and the batch. The second
+    has finished gradients. No other moment has as much of both.
+    """
+    written = [0] * (blocks.count + 1)
+    for one in blocks.storages:
+        if one.cause == "gradient":
+            written[one.allocated_at] += one.size_bytes
+    batch, kept = sum(blocks.batch), sum(blocks.kept)
+    others, gradients = _levels(blocks)
+    found = {
+        (other + fresh + batch, max(gradient - fresh, 0) + kept)
+        for other, gradient, fresh in list(zip(others, gradients, written, strict=False))[: blocks.update_at]
+    } or {(batch, kept)}
+    fullest = list[tuple[int, int]]()
+    for moment in sorted(found, reverse=True):
+        if not fullest or moment[1] > fullest[-1][1]:
+            fullest.append(moment)
+    return tuple(fullest)
 
 
 def _moment(blocks: Blocks, index: int, update_bytes: int) -> MemoryMoment:

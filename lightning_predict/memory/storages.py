@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Final, Literal, final
 
-from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, backward_name
-from lightning_predict.tracing.trace import Operation, Parameter, Phase, TensorInfo, Trace
+from lightning_predict.tracing.signatures import ATTENTION, DRAWS_MASKS, FUSED, backward_name, has_wider_mask
+from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, Parameter, Phase, TensorInfo, Trace
 
 Cause = Literal["activation", "backward", "gradient", "update", "batch"]
 """Use of a storage: activation (written by the forward pass), temporary tensor of the backward pass, gradient,
@@ -81,8 +81,47 @@ def written_storages(trace: Trace) -> tuple[Storage, ...]:
     """List the storages that the step writes, in the order of their allocation."""
     held = None if trace.held is None else frozenset(trace.held)
     trained = frozenset((math.prod(one.shape), one.dtype) for one in trace.parameters if one.requires_grad)
-    written = [_storage(life, held, trained) for life in _lives(trace.operations) if not life.is_given]
+    again = computed_again(trace.operations)
+    written = [
+        _storage(life, held, trained)
+        for life in _lives(trace.operations)
+        if not life.is_given and life.tensor.id not in again
+    ]
     return tuple(sorted([*written, *_kept_inside(trace.operations)], key=lambda one: one.allocated_at))
+
+
+_ACTIVATION_FUNCTIONS: Final = frozenset(f"aten::{name}" for name in ("gelu", "relu", "sigmoid", "silu", "tanh"))
+_POINTWISE: Final = (
+    _ACTIVATION_FUNCTIONS
+    | {f"{name}_backward" for name in _ACTIVATION_FUNCTIONS}
+    | {FUSED, "aten::add", "aten::mul", "aten::view"}
+)
+
+
+def computed_again(operations: Sequence[Operation]) -> frozenset[int]:
+    """Return the storages that compiled code does not keep, but computes again in the backward pass.
+
+    A point-wise operation of the forward pass wrote them, only point-wise operations read them, and its inputs are kept
+    anyway. Inductor's backward pass reads these inputs instead.
+    """
+    if not any(operation.name == FUSED for operation in operations):
+        return frozenset()
+    written: dict[int, Operation] = {}
+    kept, needed = set[int | None](), set[int | None]()
+    for operation in operations:
+        read = {tensor.id for tensor in operation.inputs}
+        if operation.phase == "forward" and (operation.name == FUSED or operation.name in _ACTIVATION_FUNCTIONS):
+            written |= {one.id: operation for one in operation.outputs if one.id is not None and one.id not in read}
+        if operation.phase == "backward":
+            kept |= read
+        if operation.name not in _POINTWISE:
+            needed |= read
+    found = frozenset(number for number in written if number in kept and number not in needed)
+    return frozenset(
+        number
+        for number in found
+        if all(tensor.id in kept and tensor.id not in found for tensor in written[number].inputs)
+    )
 
 
 def batch_bytes(
@@ -120,14 +159,29 @@ ATTENTIONS: Final = frozenset({ATTENTION, backward_name(ATTENTION)})
 def attention_bytes(operation: Operation) -> int:
     """Return the size of the attention probabilities; 0 if a fused kernel does not store them.
 
-    Fused kernels accept only tensors with four dimensions.
+    Fused kernels accept only tensors of four dimensions, with a mask of the same dtype.
     """
     if operation.name not in ATTENTIONS or len(operation.inputs) < 3:
         return 0
     query, key = operation.inputs[:2]
-    if len(query.shape) == 4 or len(query.shape) < 2 or len(key.shape) < 2:
+    is_wide = has_wider_mask(operation)
+    if (len(query.shape) == 4 and not is_wide) or len(query.shape) < 2 or len(key.shape) < 2:
         return 0
-    return math.prod(query.shape[:-1]) * key.shape[-2] * (query.size_bytes // max(query.elements, 1))
+    return math.prod(query.shape[:-1]) * key.shape[-2] * DTYPE_BYTES["float32" if is_wide else query.dtype]
+
+
+def _kept_by_attention(operation: Operation) -> int:
+    """Return the bytes that unfused attention keeps for its backward pass; 0 if a fused kernel computes it.
+
+    These are the probabilities, the scaled queries and keys, and with dropout its mask and output.
+    """
+    probabilities = attention_bytes(operation)
+    if not probabilities:
+        return 0
+    query, key = operation.inputs[:2]
+    item_bytes = DTYPE_BYTES["float32" if has_wider_mask(operation) else query.dtype]
+    dropout = probabilities + probabilities // item_bytes if operation.arguments.get("dropout_p") else 0
+    return probabilities + (query.elements + key.elements) * item_bytes + dropout
 
 
 KEPT_BY_GATES: Final = {"aten::lstm": 5, "aten::gru": 6, "aten::rnn_tanh": 1, "aten::rnn_relu": 1}
@@ -151,13 +205,13 @@ def recurrent_bytes(operation: Operation) -> int:
 def _kept_inside(operations: Sequence[Operation]) -> Iterator[Storage]:
     """Yield the storages that operations recorded as one call keep for the backward pass, in addition to outputs.
 
-    Unfused attention keeps its probabilities and the scaled queries and keys. A recurrent layer keeps its gates.
+    Unfused attention keeps its probabilities; a recurrent layer keeps its gates.
     """
     open_calls: dict[str, list[tuple[int, Operation, int]]] = {}
     for index, operation in enumerate(operations):
         size = recurrent_bytes(operation)
-        if operation.name == ATTENTION and (probabilities := attention_bytes(operation)):
-            size = probabilities + sum(tensor.size_bytes for tensor in operation.inputs[:2])
+        if operation.name == ATTENTION:
+            size = _kept_by_attention(operation)
         if size:
             open_calls.setdefault(backward_name(operation.name), []).append((index, operation, size))
         elif open_calls.get(operation.name) and (operation.name not in ATTENTIONS or attention_bytes(operation)):
@@ -174,8 +228,11 @@ def live_tensors(operations: Sequence[Operation], end: int | None = None) -> tup
         operations: Operations of a step.
         end: Search the peak only before this operation; if None, anywhere. Storages that are freed later count as live.
     """
+    again = computed_again(operations)
     written = [
-        _storage(life, None, frozenset()) for life in _lives(operations) if not life.is_given and not life.is_gradient
+        _storage(life, None, frozenset())
+        for life in _lives(operations)
+        if not life.is_given and not life.is_gradient and life.tensor.id not in again
     ]
     changes = [0] * (len(operations) + 1)
     for one in written:

@@ -23,11 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lightning_predict.tracing.trace import DTYPE_BYTES, TensorInfo
+from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 RECORDED_TENSORS: Final = "recorded tensors"
 """Key for data that a recorder in the same process adds to the profile. For each position, it lists the tensors as rows
 of shape, dtype, storage id and device type."""
+
+FUSED: Final = "triton::fused"
+"""Name of a compiler's fused kernel."""
 
 MODULE_MARK: Final = "nn.Module#"
 """Prefix of the markers that our recorder puts around a module's call; the module's name follows."""
@@ -303,6 +306,18 @@ def recorded_name(name: str) -> str:
 def backward_name(name: str) -> str:
     """Return the name of the backward pass of a whole call."""
     return f"{recorded_name(name)}_backward"
+
+
+def has_wider_mask(operation: Operation) -> bool:
+    """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast.
+
+    No fused kernel takes such a mask: torch computes products and softmax in float32.
+    """
+    heads, masks = operation.inputs[:3], operation.inputs[3:]
+    return any(
+        heads[0].dtype in ("float16", "bfloat16") and one.dtype == "float32" and one.shape[-1:] == heads[1].shape[-2:-1]
+        for one in masks
+    )
 
 
 def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:

@@ -15,6 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 import lightning_predict as lp
 from lightning_predict.cost.memory import (
     MEASURED_ALLOCATED,
+    MEASURED_PEAK,
     MEASURED_RESERVED,
     StepMemory,
     fit_probability,
@@ -255,6 +256,25 @@ def test_what_the_allocator_reserves_beyond_the_tensors_of_the_fullest_moment_is
     assert tensor_bytes(TRACE) + memory.slack_bytes == simulated(blocks_of(TRACE)).reserved_bytes
 
 
+def test_workspaces_are_allocated_as_torch_counts_it() -> None:
+    """max_memory_allocated contains the layout copies for a convolution's weight gradient, of images and gradient."""
+    with torch.device("meta"):
+        model, images = torch.nn.Conv2d(16, 16, 3, padding=1, bias=False), torch.empty(64, 16, 64, 64)
+
+    def step() -> None:
+        model(images).sum().backward()
+
+    trace = lp.capture(step, warmup_steps=0)
+    memory, card = step_memory(trace), gpu("T4")
+    assert memory is not None
+    image = 64 * 16 * 64 * 64 * 4
+    tensors = memory.lasting_bytes + memory.passing_bytes + 2 * CUBLAS_WORKSPACE_BYTES
+    # Tensors peak in the forward pass: batch and output. The gradient of a sum has no storage of its own, so the
+    # backward pass holds the batch and two copies.
+    assert memory.allocated_on(card) - tensors == pytest.approx(image, rel=0.01)
+    assert memory.allocated_on(card) <= memory.bytes_on(card)
+
+
 def test_gradients_not_yet_there_are_as_large_as_the_parameters_where_there_is_a_backward_pass() -> None:
     trace = replace(TRACE, memory=Memory(parameter_bytes=400))
     assert tensor_bytes(trace) == (400 + 400) + 200 + (800 + 2000)
@@ -286,9 +306,15 @@ def test_what_one_parameter_after_the_other_takes_is_taken_at_once_on_cuda() -> 
 
 def test_a_measured_peak_comes_first_and_holds_the_workspaces() -> None:
     measured = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9)))
-    assert measured == StepMemory(lasting_bytes=9, relative=MEASURED_ALLOCATED)
+    assert measured == StepMemory(lasting_bytes=9, relative=MEASURED_ALLOCATED, relative_allocated=MEASURED_PEAK)
     reserved = step_memory(replace(TRACE, memory=Memory(parameter_bytes=1, peak_bytes=9, reserved_bytes=12)))
-    assert reserved == StepMemory(lasting_bytes=12, spare_bytes=3, relative=MEASURED_RESERVED)  # 12 - 1.03 x 9
+    assert reserved == StepMemory(
+        lasting_bytes=9,
+        slack_bytes=3,
+        spare_bytes=3,  # 12 - 1.03 x 9
+        relative=MEASURED_RESERVED,
+        relative_allocated=MEASURED_PEAK,
+    )
     assert measured is not None
     assert measured.bytes_on(gpu("T4")) == 9
 

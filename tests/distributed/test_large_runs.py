@@ -266,8 +266,8 @@ def test_float32_copies_of_the_parameters_are_shared_like_the_optimizers_state()
         Operation(name="aten::_fused_adamw_", phase="optimizer", inputs=(copy, gradient, *moments)),
     )
     trace = replace(TRACE, operations=(*TRACE.operations, *update))
-    sharded = memory("fsdp", 4, trace=trace)
     copies = 4 * elements
+    sharded = memory("fsdp", 4, trace=trace, single=SINGLE_BYTES + copies)
     lasting = (2 * 4 * WEIGHT_BYTES + copies) / 4 + 2 * WEIGHT_BYTES
     assert sharded == pytest.approx(lasting + max(2 * ACTIVATION_BYTES, copies / 4))
 

@@ -102,7 +102,9 @@ def test_gradients_that_are_exchanged_in_another_dtype_are_added_up_in_one_buffe
         exchanged = Strategy(**own, reduce_dtype="float32")  # type: ignore[arg-type]
         buckets = 0 if tensor == 2 else 2 * elements  # torch's own: as large as the gradients, where there are replicas
         found = shared_memory_bytes(SINGLE_BYTES, half, layout, exchanged)
-        assert found == pytest.approx(without - buckets + 4 * elements / tensor)
+        # A gradient is freed when it was added to the buffer.
+        gradients = 2 * WEIGHT_BYTES / tensor
+        assert found == pytest.approx(without - buckets - gradients + 4 * elements / tensor)
 
 
 def test_what_the_loss_writes_in_passing_is_there_whatever_is_computed_again() -> None:
@@ -179,7 +181,7 @@ def test_gradients_that_come_behind_the_fullest_moment_leave_its_activations_who
 
     # The gradient is written while weight, batch and hidden are there: 16 + 16 + 40 + 16, of which it is a part.
     assert on_two(88, data="ddp") == 88 + 16
-    assert on_two(88, data="fsdp") == 8 + 16 + 8 + 56
+    assert on_two(88, data="fsdp") == 8 + 16 + 16 + 56  # the gradient is whole until it is scattered
     # With as much again freed before it is written, it is none: 16 + 16 + 40 + 32.
     scratch = TensorInfo((32, MEBIBYTE), "uint8", id=4)
     passing = Operation(name="aten::exp", phase="forward", inputs=(hidden,), outputs=(scratch,))
@@ -225,3 +227,55 @@ def test_without_tensors_the_activations_are_dealt_out_evenly() -> None:
 def test_more_gpus_to_a_block_never_need_more_memory_each(data: DataStrategy, pipeline: int) -> None:
     sizes = [memory(data, 16, tensor=tensor, pipeline=pipeline) for tensor in (1, 2, 4, 8)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_gradients_stay_whole_without_synchronisation_until_the_last_batch() -> None:
+    """KempnerForge, 70B on 32 GPUs: 22.8 GiB were predicted with scattered sums; 93.2 GiB were measured."""
+    scattered, whole = (
+        memory("fsdp", 2, accumulate=4, no_sync=no_sync, reduce_dtype="float32") for no_sync in (False, True)
+    )
+    # Two blocks of gradients, of which the scattered sums are half.
+    assert whole - scattered == pytest.approx(2 * WEIGHT_BYTES - 2 * WEIGHT_BYTES / 2)
+    once = [memory("fsdp", 2, no_sync=no_sync) for no_sync in (False, True)]
+    assert once[0] == once[1]  # a single batch is scattered at once
+
+
+def test_sharded_gradients_move_the_fullest_moment_to_the_end_of_the_forward_pass() -> None:
+    """A gradient as large as the activations exists when these are gone: on eight GPUs an eighth of it counts."""
+    weight, data, hidden, gradient = (TensorInfo((48, MEBIBYTE), "uint8", id=number) for number in range(4))
+    small = TensorInfo((1, MEBIBYTE), "uint8", id=4)
+    trace = Trace(
+        operations=(
+            Operation(name="aten::mul", phase="forward", inputs=(data, weight), outputs=(hidden,)),
+            Operation(name="aten::sum", phase="backward", inputs=(hidden,), outputs=(small,)),
+            Operation(name="aten::mul", phase="backward", inputs=(small, data), outputs=(gradient,)),
+        ),
+        device="meta",
+        recorder="dispatch",
+        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
+        memory=Memory(parameter_bytes=48 * MEBIBYTE, gradient_bytes=48 * MEBIBYTE, forward_gradient_bytes=0),
+        held=(3,),
+    )
+    single = 48 + 48 + 48 + 1  # weight and batch; hidden, with what is summed; the gradient comes later
+    found = shared_memory_bytes(single * MEBIBYTE, trace, Layout(H100, 8), Strategy(data="zero2")) / MEBIBYTE
+    assert found == pytest.approx(single)
+
+
+def test_the_optimizers_temporaries_are_sharded_like_its_state() -> None:
+    """Mistral-7B on two A100 allocated 34.2 GiB under FSDP; 42.2 were predicted, with the whole copy in the passes."""
+    weight, gradient, root = (TensorInfo((32, MEBIBYTE), "uint8", id=number) for number in range(3))
+    trace = Trace(
+        operations=(
+            Operation(name="aten::mul", phase="forward", inputs=(weight,), outputs=(TensorInfo((1,), "uint8", id=9),)),
+            Operation(name="aten::mul", phase="backward", inputs=(weight,), outputs=(gradient,)),
+            Operation(name="aten::sqrt", phase="optimizer", inputs=(gradient,), outputs=(root,)),
+        ),
+        device="meta",
+        recorder="dispatch",
+        parameters=(Parameter(name="body.weight", shape=weight.shape, dtype="uint8"),),
+        memory=Memory(parameter_bytes=32 * MEBIBYTE, gradient_bytes=32 * MEBIBYTE, forward_gradient_bytes=0),
+        held=(1,),
+    )
+    single = 3 * 32 * MEBIBYTE + 1
+    found = shared_memory_bytes(single, trace, Layout(H100, 2), Strategy(data="fsdp")) / MEBIBYTE
+    assert found == pytest.approx(32 + 32 / 2 + 32 / 2 + 32 / 2, abs=0.1)  # gathered, and halves of all three

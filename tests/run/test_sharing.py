@@ -74,10 +74,10 @@ def test_each_strategy_by_hand() -> None:
     assert memory("ddp", 4) == 3600 + 600  # buckets as large as the gradients
     assert memory("zero1", 4) == 3600 + 600 - 900  # a quarter of the optimizer's state
     assert memory("zero2", 4) == 3600 - 900 - 450  # and of the gradients
-    # A quarter of all three, and the two largest units whole: 400 + 200.
-    assert memory("fsdp", 4) == 3600 - 0.75 * (1200 + 600 + 800) + 600
+    # A quarter of all three, and the three largest units whole: 400 + 200 + 200.
+    assert memory("fsdp", 4) == 3600 - 0.75 * (1200 + 600 + 800) + 800
     # Inside machines of two only, however many machines there are.
-    assert memory("hybrid", 2, 8) == 3600 - 0.5 * (1200 + 600 + 800) + 600
+    assert memory("hybrid", 2, 8) == 3600 - 0.5 * (1200 + 600 + 800) + 800
 
 
 def test_experts_are_shared_by_fewer_and_a_pipeline_holds_its_units_at_once() -> None:

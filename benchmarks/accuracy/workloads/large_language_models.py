@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.accuracy.workloads.recorded import without_pauses
-from lightning_predict.kernels.fusion import FUSED
 from lightning_predict.tracing.session import CaptureSession
+from lightning_predict.tracing.signatures import FUSED
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo, Trace
 
 

@@ -11,9 +11,10 @@ Example::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from lightning_predict.distributed.gradients import experts_module
 from lightning_predict.distributed.memory import HeldMemory, ModelMemory, held_by_parameters, share_of
@@ -28,6 +29,7 @@ from lightning_predict.extensions.parallel.recomputation import (
 )
 from lightning_predict.extensions.parallel.tensor_parallel import SplitModel, TransformerBlock, split_model
 from lightning_predict.kernels.memory_bound import COMPILED_CALL
+from lightning_predict.memory.storages import computed_again
 from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
@@ -45,13 +47,12 @@ class StageMemory:
         self._kept: tuple[_Kept, ...] | None = None
         self._held: dict[tuple[int | None, ...], list[HeldMemory]] = {}
 
-    def held(self, strategy: Strategy, passing: float, late_share: float) -> HeldMemory:
+    def held(self, strategy: Strategy, moments: Sequence[tuple[float, float]]) -> HeldMemory:
         """Predict the memory of the GPU that needs the most.
 
         Args:
             strategy: Parallel strategy.
-            passing: Temporary memory of the whole step.
-            late_share: Share of the gradients that do not exist yet at the memory peak of the passes.
+            moments: Temporary memory of the whole step, and its gradients, at moments that may be the peak.
         """
         trace, whole, written = self._memory.trace, self._memory.whole, self._memory.update_bytes
         model = self._split(strategy)
@@ -63,20 +64,23 @@ class StageMemory:
         if self._kept is None:
             is_again = any(recomputed_products(trace, model).values())
             self._kept = (*_kept(trace, model), *(_kept_again(trace, model) if is_again else ()))
-        shares = _shares(trace, model, strategy, self._kept, passing, self._memory.living_bytes)
-        late_share = 0.0 if _micro_batches(trace, strategy) > 1 else late_share
+        shares = _shares(trace, model, strategy, self._kept, moments[0][0], self._memory.living_bytes)
+        is_added_up = _micro_batches(trace, strategy) * strategy.accumulate > 1
         held = []
         for own, share in zip(stages, shares, strict=True):
             part = share_of(own.trainable_bytes, whole.trainable_bytes)
-            activations = share * passing
+            scaled = tuple(
+                (share * size, own.gradient_bytes if is_added_up else part * gradients) for size, gradients in moments
+            )
             lasting = own.peak_bytes + part * self._memory.copy_bytes
-            late = late_share * own.gradient_bytes
+            passes = max(size + gradients - own.gradient_bytes for size, gradients in scaled)
             held.append(
                 replace(
                     own,
-                    peak_bytes=lasting + max(activations - late, part * written),
-                    activation_bytes=activations,
-                    early_gradient_bytes=own.gradient_bytes - late,
+                    peak_bytes=lasting + max(passes, part * written),
+                    activation_bytes=scaled[0][0],
+                    early_gradient_bytes=scaled[0][1],
+                    moments=scaled,
                     copy_bytes=part * self._memory.copy_bytes,
                     update_bytes=part * written,
                 )
@@ -105,9 +109,9 @@ def _shares(
 ) -> list[float]:
     """Return each stage's share of the temporary memory that a whole batch needs on one GPU.
 
-    Most of it is activations that the backward pass reads. With a pipeline, the rest is in proportion to these. If one
-    GPU has all layers, the rest at the peak is the gradient of the logits, plus allocator overhead in proportion to
-    both. Tensor parallelism splits the vocabulary of the logits.
+    Most of it is activations that the backward pass reads. The rest at the peak is the gradient of the logits, in the
+    last stage, plus allocator overhead in proportion to both. Tensor parallelism splits the vocabulary of the logits
+    unless `Strategy.loss` says otherwise.
 
     Args:
         trace: The step.
@@ -117,10 +121,10 @@ def _shares(
         passing_bytes: Temporary memory of the step.
         living_bytes: Size of the live tensors at the memory peak of the passes.
     """
-    stage_of = block_stages(strategy, len(model.blocks))
+    stage_of, logits = block_stages(strategy, len(model.blocks)), _logits(model, kept_storages)
     micro_batches = _micro_batches(trace, strategy)
     held = [in_flight(strategy, stage, micro_batches * strategy.accumulate) for stage in range(strategy.pipeline)]
-    sizes, again = [0.0] * strategy.pipeline, dict[str, float]()
+    sizes, whole, again = [0.0] * strategy.pipeline, [0.0] * strategy.pipeline, dict[str, float]()
     recorded_again = dict[str, float]()
     total = 0.0
     for kept in kept_storages:
@@ -131,6 +135,10 @@ def _shares(
             total += size
         is_whole = kept.is_gathered and not strategy.gather_again
         is_shared = kept.is_split or (strategy.sequence and kept.block is not None and not is_whole)
+        if kept.is_of_vocabulary(model):
+            is_shared = strategy.loss != "gathered"
+            if strategy.loss == "fused":
+                size, logits = (logits * FUSED_PROBABILITY_BYTES if kept.tensor.elements == logits else 0), 0
         own = size / (strategy.tensor if is_shared else 1) * (strategy.capacity if kept.is_expert else 1.0)
         is_again = kept.position is not None and is_recomputed(kept.position, strategy.recompute)
         if strategy.recompute in ("selective", "operations"):
@@ -139,7 +147,8 @@ def _shares(
             again[kept.block] = again.get(kept.block, 0.0) + own
         else:
             sizes[0 if kept.position is None else stage_of[kept.position]] += own
-    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block is kept
+        whole[0 if kept.position is None else stage_of[kept.position]] += own
+    if strategy.recompute in ("operations", "layers", "full"):  # the input of each recomputed block
         for position, (block, stage) in enumerate(zip(model.blocks, stage_of, strict=True)):
             input_bytes = block.stream_bytes / (strategy.tensor if strategy.sequence else 1)
             sizes[stage] += input_bytes if is_recomputed(position, strategy.recompute) else 0.0
@@ -153,12 +162,29 @@ def _shares(
         return [count / parts / strategy.pipeline for count in held]
     # Recomputed activations exist only for one block of one micro-batch at a time.
     passing = max(again.values(), default=0.0)
-    shares = [(size * count + passing) / total / parts for size, count in zip(sizes, held, strict=True)]
-    if strategy.pipeline > 1:
-        return shares
-    living = min(max(living_bytes, total), max(passing_bytes, total))
-    beyond = living / total - 1
-    return [(share + beyond / strategy.tensor / parts) / (1 + beyond) for share in shares]
+    # A recomputed block's input is one of its tensors, so recomputation never needs more than keeping everything.
+    limits = [math.inf if strategy.recompute == "operations" else size for size in whole]
+    shares = [
+        min(size * count + passing, limit * count) / total / parts
+        for size, limit, count in zip(sizes, limits, held, strict=True)
+    ]
+    beyond = min(max(living_bytes, total), max(passing_bytes, total)) / total - 1
+    last = beyond / (1 if strategy.loss == "gathered" else strategy.tensor) / parts
+    if strategy.loss == "fused":
+        last = _logits(model, kept_storages) * FUSED_GRADIENT_BYTES / total / strategy.tensor / parts
+    return [(share + (last if stage == len(shares) - 1 else 0.0)) / (1 + beyond) for stage, share in enumerate(shares)]
+
+
+FUSED_PROBABILITY_BYTES: Final = 4
+"""Bytes per logit that Megatron's fused cross entropy keeps: probabilities in float32."""
+
+FUSED_GRADIENT_BYTES: Final = 2
+"""Bytes per logit of the gradient, a 16-bit copy of what took the probabilities' place."""
+
+
+def _logits(model: SplitModel, kept_storages: Sequence[_Kept]) -> int:
+    """Return the number of logits of a whole batch."""
+    return max((one.tensor.elements for one in kept_storages if one.is_of_vocabulary(model)), default=0)
 
 
 @final
@@ -190,6 +216,10 @@ class _Kept:
     is_expert: bool = False
     is_gathered: bool = False
 
+    def is_of_vocabulary(self, model: SplitModel) -> bool:
+        """Whether it has a value for each word of the vocabulary: logits, or their probabilities."""
+        return self.block is None and model.vocabulary is not None and self.tensor.shape[-1:] == (model.vocabulary,)
+
 
 def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
     """Yield the storages that the forward pass keeps for the backward pass."""
@@ -203,7 +233,7 @@ def _kept(trace: Trace, model: SplitModel) -> Iterator[_Kept]:
         and model.block(operation.module) is not None
         for tensor in operation.inputs
     }
-    met = set[int | None]()
+    met = set[int | None](computed_again(trace.operations))
     goes_with = list(stages_of(trace.operations, model.positions, range(len(model.blocks))))
     for operation, position in zip(trace.operations, goes_with, strict=True):
         if operation.phase != "forward":

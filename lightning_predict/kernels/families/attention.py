@@ -45,6 +45,7 @@ from lightning_predict.kernels.operations import (
 )
 from lightning_predict.kernels.roofline import per_gpu, roofline_seconds
 from lightning_predict.kernels.translation import whole_compute_dtype
+from lightning_predict.tracing.signatures import has_wider_mask
 from lightning_predict.tracing.trace import Flags, Operation, TensorInfo
 from lightning_predict.units import MICROSECOND
 
@@ -398,18 +399,8 @@ def _unfused(b: int, seq: int, kv_seq: int, head_dim: int, *, backward: bool) ->
 @translates("aten::scaled_dot_product_attention", "aten::scaled_dot_product_attention_backward")
 def _whole(operation: Operation, flags: Flags) -> tuple[OperationShape, ...] | None:
     backward = operation.name.endswith("_backward")
-    # No fused kernel takes a mask in another dtype. PyTorch then computes products and softmax in the wider dtype.
-    wider = ("tf32" if flags.matmul_tf32 else "float32") if _has_wider_mask(operation) else None
+    wider = ("tf32" if flags.matmul_tf32 else "float32") if has_wider_mask(operation) else None
     return _attention(operation, operation.inputs[:3], backward=backward, eager_dtype=wider)
-
-
-def _has_wider_mask(operation: Operation) -> bool:
-    """Return whether a 16-bit attention has a float32 mask, as T5's position bias under autocast."""
-    heads, masks = operation.inputs[:3], operation.inputs[3:]
-    return any(
-        heads[0].dtype in ATTENTION.dtypes and one.dtype == "float32" and one.shape[-1:] == heads[1].shape[-2:-1]
-        for one in masks
-    )
 
 
 _FUSED: Final = tuple(
