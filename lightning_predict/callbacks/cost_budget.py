@@ -205,7 +205,7 @@ class CostBudget(Callback):
         watts: Power of all machines of this run. If None, the power limits of its GPUs, an upper estimate.
         pue: Power usage effectiveness of the data centre, a factor on the power; 1 for the machines alone.
         setup_minutes: Minutes of paid machine time before training.
-        storage_usd: Dollars for storage and data transfer; they count as used from the start.
+        storage_usd: Dollars for storage and data transfer, which count as used from the start.
         webhook: An https address that gets a JSON notice at 80 % and at the stop, for example of Slack or Discord.
 
     Attributes:
@@ -928,7 +928,7 @@ def batches_between_checks(clock: RunClock) -> int:
 
 
 def log_budget(trainer: Trainer, watch: BudgetWatch, *, exceeded: bool, reason: str = "") -> None:
-    """Log the used, allowed and forecast amounts, and the reason if the budget is exceeded."""
+    """Log the used, allowed and forecast amounts and, if the budget is exceeded, the reason."""
     refusals = log_values(trainer, BUDGET_GROUP, watch.metrics() | {"exceeded": float(exceeded)})
     if exceeded:
         refusals += log_event(trainer, BUDGET_GROUP, "exceeded", reason)

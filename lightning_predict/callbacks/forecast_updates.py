@@ -222,7 +222,7 @@ class ForecastUpdates:
         return predictions
 
     def _news(self, trainer: Trainer, answer: RestPrediction, instead_of_seconds: float | None = None) -> str:
-        """Return a line with the new forecast and, for comparison, the rest of the previous one."""
+        """Return a line with the new forecast and, for comparison, the previous one."""
         steps = steps_done(trainer, self.run_clock)
         return f"RuntimePredictor: after {steps:,} steps, {_news(answer, instead_of_seconds)}."
 

@@ -106,7 +106,7 @@ def samples_of(batch: Any) -> int | None:
     """Return the batch size, which is the first size that all tensors share; None if tensors differ.
 
     Args:
-        batch: A batch of a loader: a tensor, or tensors in tuples, lists, mappings and dataclasses.
+        batch: A batch of a loader: a tensor, or tuples, lists, mappings and dataclasses with tensors.
     """
     sizes = set(_first_sizes(batch))
     return sizes.pop() if len(sizes) == 1 else None

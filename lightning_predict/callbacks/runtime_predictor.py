@@ -97,8 +97,8 @@ class RuntimePredictor(Callback):
     random numbers are the same with and without this callback. If the callback has an error, it shows one warning.
 
     Args:
-        gpus: `all`, `datacenter` or `consumer`: every NVIDIA GPU of that group with a current price; the table shows
-            the best of them. Or names of GPUs; our, torch's and cloud providers' spellings are understood.
+        gpus: `all`, `datacenter` or `consumer` for every NVIDIA GPU of that group with a current price; the table shows
+            the best of them. Otherwise names of GPUs: our names, torch's and those of cloud providers are understood.
         warmup_steps: Number of steps to time before a step is recorded. It is increased if step times are not steady,
             and decreased for a short run or for the warm-up of a CostBudget.
         capture_steps: Number of consecutive steps to record. The step of median duration is used.

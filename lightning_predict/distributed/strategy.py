@@ -152,6 +152,9 @@ class Strategy:
             tables are replicated like other layers.
 
     Raises:
+        InvalidArgumentError: A value is out of its range, or values contradict each other.
+
+    Raises:
         InvalidArgumentError: A value is out of range, or values contradict each other.
     """
 
@@ -464,8 +467,8 @@ class LightningStrategy(Protocol):
 def parse_strategy(words: str | Strategy | LightningStrategy) -> Strategy:
     """Parse a strategy: its text, Megatron's arguments (`--tensor-model-parallel-size 8 ...`), or a file.
 
-    Files are torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, and
-    shell scripts with Megatron's arguments. A strategy object of Lightning is also accepted.
+    A file is torchtitan's TOML, DeepSpeed's JSON, YAML of accelerate, axolotl, Hugging Face's Trainer or gpt-neox, or a
+    shell script with Megatron's arguments. A strategy object of Lightning is also accepted.
 
     Raises:
         InvalidArgumentError: A name or an option is unknown.

@@ -24,8 +24,8 @@ from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.units import seconds_to_hours, seconds_to_milliseconds
 
 MIN_BATCHES: Final = 20
-"""Minimum number of batches after the prediction for a run to enter the history and the logger. In a shorter one, its
-end or a single checkpoint decides the ratio."""
+"""Minimum number of batches after the prediction for a run to be stored in the history and logged. In a shorter run,
+its end or a single checkpoint decides the ratio."""
 
 
 @final
@@ -166,7 +166,7 @@ class Outcome:
         return values
 
     def record(self) -> HistoryRecord | None:
-        """Return a record for the history; None if the run was too short or its GPU is unknown."""
+        """Return a record for the history; None if the run was too short, or if its GPU is unknown."""
         if self.expected.gpu is None or self.batches < MIN_BATCHES:
             return None
         return HistoryRecord(

@@ -94,8 +94,8 @@ class Correction:
         step: Factor on the step time; 1 if the step was measured in this run.
         run: Factor on the run time, for effects that a measured step does not show (throttling, pauses); 1 if there are
             none.
-        runs: Number of runs from which the factors are derived.
         run_spread: Factor by which `run` is uncertain, up and down (90 %).
+        runs: Number of runs from which the factors are derived.
         batch_sizes: Batch sizes of these runs, if none equals the current one and a line through them was used.
     """
 
@@ -236,8 +236,8 @@ def correction_for(
 def run_correction(records: Sequence[HistoryRecord], fingerprint: str, layout: str) -> Correction | None:
     """Estimate the ratio of actual to predicted run time from earlier runs of this step; None without such runs.
 
-    Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU, so the factor applies to
-    all. It is the geometric mean of the runs' ratios and of one run without any difference, so a single odd run counts
+    Time outside the steps (pauses, other programs, slow disks) does not depend on the GPU. So the factor applies to all
+    GPUs. It is the geometric mean of the runs' ratios and of one run without any difference, so a single odd run counts
     half. Its spread is the standard error of that mean, which becomes smaller with more runs that agree.
 
     Args:

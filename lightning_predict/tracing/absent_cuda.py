@@ -64,16 +64,17 @@ class StepSettings:
     """Settings of a step that its operations do not show, or that are off on a machine without CUDA.
 
     Attributes:
-        entered: Whether an enabled autocast for CUDA was entered.
-        lost: Whether a disabled one was entered that torch may have disabled.
-        is_float16: Whether an autocast in float16 was entered.
-        scalers: GradScalers that torch turned off, and that are on while the step is recorded.
-        lost_scaler: Whether a GradScaler stayed off on the CPU.
+        has_enabled: Whether the step entered an enabled autocast for CUDA.
+        has_disabled_by_torch: Whether the step entered a disabled autocast that was created earlier, so torch may have
+            disabled it.
+        is_float16: Whether the step entered an autocast in float16.
+        scalers: GradScalers that torch disabled, and that are enabled while the step is recorded.
+        lost_scaler: Whether a GradScaler stayed disabled on the CPU.
         set_to_none: Value that the step gave to `zero_grad`; None if it gave none.
     """
 
-    entered: bool = False
-    lost: bool = False
+    has_enabled: bool = False
+    has_disabled_by_torch: bool = False
     is_float16: bool = False
     scalers: list[Any] = field(default_factory=list)
     lost_scaler: bool = False
@@ -83,13 +84,13 @@ class StepSettings:
         """Return the trace with these settings, and with notes for the user about them."""
         notes = list(trace.notes)
         flags = replace(trace.flags, set_to_none=self.set_to_none)
-        if self.entered and trace.device == "cpu":
+        if self.has_enabled and trace.device == "cpu":
             flags = replace(flags, autocast_dtype=None)
             notes.append(
                 "The step entered an autocast for CUDA, which casts nothing on the CPU: predicted as it ran. Record it "
                 "on the meta device for its casts to be counted."
             )
-        if self.lost:
+        if self.has_disabled_by_torch:
             notes.append(
                 "An autocast for CUDA that the step entered is off: without CUDA, torch turns it off as it is made. "
                 "Make it within the step, or say capture(precision=...), for its casts to be counted."
@@ -226,9 +227,9 @@ def _entered_for_cuda(plain: Callable[..., Any]) -> Callable[..., Any]:
             found.is_float16 |= self._enabled and self.fast_dtype is torch.float16
         if found is not None and self.device == "cuda":
             if self._enabled:
-                found.entered = True
+                found.has_enabled = True
             elif self not in _MADE and autocast_dtype() is None:
-                found.lost = True
+                found.has_disabled_by_torch = True
         return plain(self)
 
     return enter

@@ -1,8 +1,8 @@
-"""Runs operations that depend on values of meta tensors, which have none, with stated assumptions.
+"""Runs operations that need values of meta tensors, which have no values, under stated assumptions.
 
 A mask is true, a check such as `isnan(...).any()` passes, and a data-dependent size is its upper bound. A number is 1,
-unless the recorded operations before it show the value: `torch.zeros(8).sum()` is 0. An integer that stays unknown is
-refused, because it may become a size. One note per kind of assumption says where it was made. Example::
+unless the operations recorded before it determine the value: `torch.zeros(8).sum()` is 0. An integer that stays unknown
+is rejected, because it may become a size. One note per kind of assumption states where it was made. Example::
 
     assumed = AssumedValues(recorder.operations, storage_ids.number)
     assumed.output_of("aten::nonzero", torch.ops.aten.nonzero.default, (mask,), {})   # shape (mask.numel(), mask.dim())
@@ -31,10 +31,10 @@ _SIZES: Final = "sizes that depend on them are upper bounds"
 _NUMBERS: Final = "numbers read from them are 1"
 
 _PLACES_SHOWN: Final = 2
-"""Maximum number of places named in a note."""
+"""Maximum number of places in the code that a note names."""
 
 _COPIED_ELEMENTS: Final = 2**24
-"""Maximum number of elements of a copy to the CPU, which is filled with ones; larger ones are refused."""
+"""Maximum number of elements of a copy to the CPU, which is filled with ones. Larger copies are rejected."""
 
 _ZEROS: Final = frozenset({"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::zero_", "aten::isnan"}) | {
     "aten::isinf"
@@ -49,14 +49,14 @@ _FILLED: Final[Mapping[str, str]] = {
     "aten::scalar_tensor": "s",
     "aten::masked_fill": "value",
 }
-"""Operations that fill a tensor with a number, and the argument that holds it."""
+"""Operations that fill a tensor with a number, with the name of the argument that holds the number."""
 
 _KEEPS: Final = frozenset(
     f"aten::{name}"
     for name in "_to_copy clone repeat expand index gather index_select take flip roll max min mean cat stack abs "
     "masked_select copy_ constant_pad_nd tril triu".split()
 )
-"""Operations whose result contains only values of their inputs, so that a uniform input gives a uniform result."""
+"""Operations whose result contains only values of their inputs, so a uniform input gives a uniform result."""
 
 _COMPARISONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     f"aten::{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
@@ -76,19 +76,19 @@ _INTERSECTIONS: Final = frozenset({"aten::bitwise_and", "aten::logical_and", "at
 _WRITES_PART: Final = frozenset({"aten::index_put_", "aten::scatter_", "aten::index_fill_", "aten::_index_put_impl_"})
 
 _DEEPEST: Final = 24
-"""Maximum number of operations to look back through."""
+"""Maximum number of operations to follow backwards for a value."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Known facts about a tensor's elements.
+    """Facts about the elements of a tensor.
 
     Attributes:
         value: Value of all elements; None if they differ or are unknown.
         nonzeros: Upper bound on the number of elements that are not zero.
         distinct: Upper bound on the number of distinct values.
-        is_mask: Whether a mask that the step was given decides the value.
+        is_mask: Whether the value depends on a mask that the step received as input.
         is_bound: Whether the value is an upper bound.
     """
 
@@ -100,15 +100,15 @@ class _Known:
 
 
 class _UnknownError(Exception):
-    """A value that no assumption covers."""
+    """No assumption covers a value."""
 
 
 @final
 class AssumedValues:
-    """Values of meta tensors that a step reads.
+    """Assumed values of meta tensors that a step reads.
 
     Args:
-        operations: Recorded operations so far.
+        operations: Operations recorded so far.
         number: Returns the storage id of a tensor.
     """
 
@@ -126,10 +126,10 @@ class AssumedValues:
         )
 
     def output_of(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of an operation that the meta device refuses.
+        """Return the result of an operation that the meta device rejects.
 
         Raises:
-            LookupError: No assumption covers it.
+            LookupError: No assumption covers this operation.
         """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if not any(tensor.device.type == "meta" for tensor in tensors):
@@ -165,10 +165,10 @@ class AssumedValues:
         return 1.0
 
     def _expected(self, tensor: torch.Tensor) -> bool:
-        """Return the outcome of a check in a step without exceptional values."""
+        """Return the result of a check in a step without exceptional values."""
         writer = self._writer(self._number(tensor), len(self._operations))
         if writer is None:
-            return True  # a given flag counts as a mask
+            return True  # a flag that the step received counts as a mask
         name = self._operations[writer].name
         return name == "aten::all" or name.startswith("aten::logical_or")
 
@@ -204,7 +204,7 @@ class AssumedValues:
         return result
 
     def _unique(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Return values, positions and counts; the last two are empty unless they are asked for."""
+        """Return values, positions and counts. The last two are empty unless they are requested."""
         values, flags = args[0], args[2:4] if "_unique2" in func.name() else args[1:3]
         self._note(_SIZES)
         count = self._known(values).distinct
@@ -217,12 +217,12 @@ class AssumedValues:
         )
 
     def _suppressed(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
-        """Return the indices kept by non-maximum suppression: all boxes."""
+        """Return the indices that non-maximum suppression keeps: all boxes."""
         self._note(_SIZES)
         return torch.empty((args[0].shape[0],), dtype=torch.int64, device="meta")
 
     def _ctc(self, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss and the table of the forward algorithm, with the lengths' upper bounds."""
+        """Return the CTC loss, and the table of its forward algorithm at the upper bounds of the lengths."""
         log_probabilities, targets, lengths = args[0], args[1], args[3]
         steps, *batch, _ = log_probabilities.shape
         if isinstance(lengths, torch.Tensor):
@@ -237,7 +237,7 @@ class AssumedValues:
         return torch.empty_like(args[1])
 
     def _divided(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Divide a CTC loss by its lengths, which torch leaves on the CPU for a device that it does not know."""
+        """Divide a CTC loss by its lengths, which torch leaves on the CPU because it does not know the device."""
         if all(operation.name != "aten::_ctc_loss" for operation in self._operations):
             raise _UnknownError
         result: torch.Tensor = func(args[0], args[1].to("meta"), **kwargs)
@@ -255,7 +255,7 @@ class AssumedValues:
         return result
 
     def _copied(self, _func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Return a copy on the CPU, where code may read values."""
+        """Return a copy on the CPU, where the step may read its values."""
         source = args[0]
         if source.numel() > _COPIED_ELEMENTS:
             raise _UnknownError
@@ -281,7 +281,7 @@ class AssumedValues:
         return self._read(info, len(self._operations), _DEEPEST)
 
     def _writer(self, number: int | None, before: int) -> int | None:
-        """Return the index of the last operation that wrote a storage; None if the step was given it."""
+        """Return the index of the last operation that wrote a storage; None if it is an input of the step."""
         for index in range(before - 1, -1, -1) if number is not None else ():
             operation = self._operations[index]
             if all(tensor.id != number for tensor in operation.outputs):
@@ -306,7 +306,7 @@ class AssumedValues:
         return replace(known, nonzeros=min(known.nonzeros, count), distinct=min(known.distinct, count))
 
     def _written(self, operation: Operation, index: int, depth: int) -> _Known:
-        """Return the known facts about the result of an operation."""
+        """Return the facts about the result of an operation."""
         name, out = operation.name, math.prod(operation.outputs[0].shape)
         inputs = operation.inputs
         base = name.removesuffix("_")
@@ -324,7 +324,7 @@ class AssumedValues:
             return _Known(None, out, out) if value is None else _uniform(float(value), out)
         if name in ("aten::all", "aten::any"):
             whole = read(0)
-            # For unknown elements, `_expected` decides.
+            # If elements are unknown, `_expected` decides.
             return _Known(None if whole.value is None else float(bool(whole.value)), out, out, whole.is_mask)
         if name == "aten::sum":
             return _sum(read(0), inputs[0], out)
@@ -341,7 +341,7 @@ class AssumedValues:
         base = operation.name.removesuffix("_")
         other = operation.arguments.get("other")
         if base == "aten::eq" and len(parts) == 2 and operation.inputs[0] == operation.inputs[1]:
-            return _uniform(1.0, out)  # `x == x` is a check for NaN, in `isfinite`
+            return _uniform(1.0, out)  # `isfinite` checks for NaN by `x == x`
         if base in ("aten::eq", "aten::ne") and other in ("inf", "-inf"):
             return _uniform(float(base == "aten::ne"), out)
         is_mask = any(part.is_mask for part in parts)
@@ -356,7 +356,7 @@ class AssumedValues:
         if base in _INTERSECTIONS:
             return _Known(None, min(bounds), out, is_mask)
         if base == "aten::eq" and len(parts) == 2 and parts[0].distinct < math.prod(operation.inputs[0].shape):
-            return _Known(None, math.ceil(out / max(parts[0].distinct, 1)), 2)  # as many elements of each value
+            return _Known(None, math.ceil(out / max(parts[0].distinct, 1)), 2)  # each value occurs equally often
         if base == "aten::gt" and other == 0:
             return _Known(None, bounds[0], 2)
         return _Known(None, out, 2)
@@ -371,7 +371,7 @@ def _as_number(value: object) -> float | None:
 
 
 def _sum(whole: _Known, tensor: TensorInfo, out: int) -> _Known:
-    """Return the sum of a tensor; a sum of integers counts the elements of a mask."""
+    """Return the sum of a tensor. A sum of integers counts the elements of a mask."""
     is_counted = whole.is_mask and whole.value is None and tensor.dtype in ("bool", "int64", "int32")
     value = 1.0 if is_counted else whole.value
     if value is None and tensor.dtype == "bool" and out == 1:
@@ -381,7 +381,7 @@ def _sum(whole: _Known, tensor: TensorInfo, out: int) -> _Known:
 
 
 def _kept(name: str, operation: Operation, read: Callable[[int], _Known], out: int) -> _Known:
-    """Return the known facts about a copy, or about a selection of elements."""
+    """Return the facts about a copy, or about a selection of elements."""
     if name == "aten::copy_":
         return read(1) if len(operation.inputs) > 1 else _Known(None, out, out)
     if name not in ("aten::cat", "aten::stack"):
@@ -404,7 +404,7 @@ _OURS: Final = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).pare
 
 
 def _place() -> str:
-    """Return the file and line of the innermost frame outside torch and this package."""
+    """Return file and line of the innermost frame outside torch and this package."""
     frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
@@ -430,4 +430,4 @@ _RUNS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten::copy_": AssumedValues._copied_into,
     "torchvision::nms": AssumedValues._suppressed,
 }
-"""Operations that depend on values, and how they run without."""
+"""Operations that depend on values, with functions that run them without values."""

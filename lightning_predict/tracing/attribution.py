@@ -1,14 +1,14 @@
-"""Attributes the work of a profile to operations, at the level that a recorder below autograd sees.
+"""Attributes the device work in a profile to operations, at the level that a recorder below autograd sees.
 
-Composites and containers are replaced by the calls inside them. Everything inside an operation belongs to it. Parts of
-the backward pass of a whole call are joined by autograd's sequence numbers. No device work is lost: work outside every
+Composites and containers are replaced by the calls inside them. All work inside an operation belongs to it. Parts of
+the backward pass of a whole call are joined by autograd's sequence numbers. No device work is lost. Work outside every
 operation is named after the enclosing call, a fused kernel `triton::<kernel>`, all kernels of a CUDA graph together
 `cuda_graph`, and work without an enclosing call `unattributed`.
 
-The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`), so a recorder below autograd
-sees the parts, and a reader of profiler events must descend to the same level. The list comes from torch's registry
-(kernels under `CompositeImplicitAutograd` and none for the CPU). It is copied here so that reading a file does not need
-torch; a test compares it with the installed torch. Example::
+The dispatcher runs a composite by running its parts (`aten::linear` calls `aten::addmm`). A recorder below autograd
+sees only the parts, so a reader of profiler events must descend to the same level. The list of composites comes from
+torch's registry (kernels under `CompositeImplicitAutograd`, and none for the CPU). It is copied here, so that reading a
+file does not need torch. A test compares it with the installed torch. Example::
 
     for found in select_operations(profile):
         print(found.name, found.in_backward, len(found.work))
@@ -94,7 +94,7 @@ to_sparse_csc to_sparse_csr trace_backward trapezoid trapz triplet_margin_loss t
 unflatten unflatten_dense_tensors unsafe_chunk value_selecting_reduction_backward vander view_as vsplit vstack
 """.split()
 )
-"""Operations whose overloads are all composite, from the registry of torch 2.13."""
+"""Operations all of whose overloads are composite, from the registry of torch 2.13."""
 
 PARTLY_COMPOSITE: Final[Mapping[str, frozenset[str]]] = {
     "aten::max": frozenset({"aten::maximum"}),
@@ -111,7 +111,7 @@ upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d va
 """.split()
     },
 }
-"""Operations with some composite overloads, and the child calls that identify such an overload."""
+"""Operations with some composite overloads, and the names of inner calls by which such an overload is recognized."""
 
 
 def is_composite(name: str, child_names: Collection[str]) -> bool:
@@ -123,7 +123,7 @@ UNATTRIBUTED: Final = "unattributed"
 """Name of device work without an enclosing call."""
 
 CUDA_GRAPH: Final = "cuda_graph"
-"""Name of a CUDA graph launch; the calls of its kernels are unknown."""
+"""Name of a CUDA graph launch. The calls of its kernels are unknown."""
 
 
 FUSED_PREFIX: Final = "triton_"
@@ -134,7 +134,7 @@ LOADER_MARK: Final = "enumerate(DataLoader)#"
 
 _NODE: Final = "autograd::engine::evaluate_function: "
 _BARE_NODE: Final = re.compile(r"\w*Backward\d*|(struct )?torch::autograd::\w+(<.*>)?")
-"""Name of an autograd node; torch 1.8 and 1.9 record it without an enclosing engine call."""
+"""Name of an autograd node. torch 1.8 and 1.9 record it without an enclosing call of the engine."""
 
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _ZERO_GRAD: Final = "Optimizer.zero_grad#"
@@ -146,18 +146,18 @@ class FoundOperation:
     """An operation of the profile.
 
     Attributes:
-        name: Its name in the Trace.
+        name: Name of the operation in the Trace.
         call: Call with its tensors and arguments; None for device work without a call.
         start: Start on the host in microseconds.
         duration: Time on the host in microseconds; None without a call.
         in_backward: Whether an autograd node ran it.
         builds_graph: Whether it created a backward node of this step.
         grad_enabled: Whether gradients were enabled.
-        zeroes: Whether it cleared gradients.
-        work: Its device work, with the launch if recorded.
-        whole_forward: Whole call whose backward pass this is; None for all other operations.
+        zeroes: Whether it set gradients to zero.
+        work: Its device work, each with its launch if that was recorded.
+        whole_forward: The whole call whose backward pass this is; None for all other operations.
         accumulates: Whether it accumulates into `.grad`.
-        module: Module that called it, or whose backward pass it is; None if no call was marked.
+        module: Module that called it, or whose backward pass it is; None if no module call was marked.
     """
 
     name: str
@@ -177,7 +177,7 @@ class FoundOperation:
 @final
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """Phase and module of a call, inherited from enclosing calls."""
+    """Phase and module of a call, which it inherits from the enclosing calls."""
 
     in_backward: bool = False
     accumulates: bool = False
@@ -188,7 +188,7 @@ class _Around:
 
 
 def select_operations(profile: Profile) -> list[FoundOperation]:
-    """Return the operations of a step in host order."""
+    """Return the operations of a step, in the order of the host."""
     selector = _Selector(_Nodes(profile))
     engine_threads = _engine_threads(profile)
     found = [
@@ -205,13 +205,13 @@ def select_operations(profile: Profile) -> list[FoundOperation]:
 
 
 def is_backward_node(call: Call) -> bool:
-    """Return whether the call is autograd's record of a node, outer or inner."""
+    """Return whether a call is autograd's record of a node, outer or inner."""
     parent = call.parent
     return is_outer_node(call) or (parent is not None and parent.name == _NODE + call.name)
 
 
 def is_outer_node(call: Call) -> bool:
-    """Return whether the call is the outermost record of a node: the engine's, or the node itself in older files."""
+    """Return whether a call is the outermost record of a node: the engine's, or the node itself in older files."""
     if call.is_annotation or call.is_launch:
         return False
     if call.name.startswith(_NODE):
@@ -222,9 +222,9 @@ def is_outer_node(call: Call) -> bool:
 
 
 def _engine_threads(profile: Profile) -> frozenset[Thread]:
-    """Find threads of autograd's engine, which also accumulates gradients between nodes.
+    """Find the threads of autograd's engine, which also accumulates gradients between nodes.
 
-    In newer files, accumulation is inside the engine's call; in files of torch 1.8 and 1.9 only the thread identifies
+    In newer files, accumulation is inside the engine's call. In files of torch 1.8 and 1.9, only the thread identifies
     it.
     """
     if not profile.roots:
@@ -235,7 +235,7 @@ def _engine_threads(profile: Profile) -> frozenset[Thread]:
 
 @final
 class _Nodes:
-    """Forward calls of autograd nodes, by thread and sequence number."""
+    """Forward calls that created autograd nodes, by thread and sequence number."""
 
     def __init__(self, profile: Profile) -> None:
         calls = list(profile.calls())
@@ -266,7 +266,7 @@ class _Nodes:
             self._whole_calls[thread] = sorted(regions, key=lambda region: region[0])
 
     def whole_call(self, node: Call) -> Call | None:
-        """Return the whole call that created a node, or None."""
+        """Return the whole call that created a node; None if no whole call did."""
         number = node.sequence_number
         regions = self._whole_calls.get(self._forward_thread(node), [])
         if number is None:
@@ -289,12 +289,12 @@ class _Nodes:
         if operator_name(call) in WHOLE_OPERATIONS:
             end = next((region[1] for region in self._whole_calls.get(call.thread, []) if region[2] is call), end)
         elif not call.start <= self._makers.get((call.thread, number), call).start < call.end:
-            return False  # a later call created the node; this one only read the counter, like a batch copy
+            return False  # a later call created the node, and this one only read the counter, like the copy of a batch
         return bisect_left(numbers, number) < bisect_left(numbers, end)
 
     @staticmethod
     def _number_after(members: list[Call], starts: list[float], call: Call) -> int:
-        """Return autograd's counter after a call, read from the next call on its thread."""
+        """Return autograd's counter after a call, as the next call on its thread shows it."""
         index = bisect_left(starts, call.end)
         return (members[index].sequence_number or 0) if index < len(members) else 2**63
 
@@ -311,7 +311,7 @@ class _Nodes:
 
 @final
 class _Selector:
-    """Walks the tree of calls and yields the operations."""
+    """Walks through the tree of calls, and yields the operations."""
 
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
@@ -359,14 +359,17 @@ class _Selector:
 
     @staticmethod
     def _is_only_calls(call: Call, name: str) -> bool:
-        """Return whether the call is a composite; one that launches work itself is a kernel of its own."""
+        """Return whether a call is a composite that only calls others.
+
+        A composite that launches work itself is an operation.
+        """
         launches = (child for child in call.children if child.is_launch)
         if name in WHOLE_OPERATIONS or call.device_work or any(launch.device_work for launch in launches):
             return False
         return is_composite(name, [child_name for child in call.children if (child_name := operator_name(child))])
 
     def _backward_part(self, node: Call, whole_forward: Call, around: _Around) -> Iterator[FoundOperation]:
-        """Yield the part of a whole call's backward pass in a node, then forward operations recomputed there."""
+        """Yield a node's part of a whole call's backward pass, then the forward operations recomputed there."""
         recomputed = list(_recomputed(node))
         work = list(_work(node, leave_out=recomputed))
         inner = (call for call in node.descendants() if operator_name(call) is not None)
@@ -396,7 +399,7 @@ class _Selector:
 
 
 def _module_around(call: Call) -> str | None:
-    """Return the name of the innermost marked module around a call."""
+    """Return the name of the innermost module whose marked call contains a call."""
     around = call.parent
     while around is not None:
         if around.name.startswith(MODULE_MARK):
@@ -406,7 +409,7 @@ def _module_around(call: Call) -> str | None:
 
 
 def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWork, Call | None]]:
-    """List the device work of a call and its descendants, with the launches, in order."""
+    """List the device work of a call and of all calls inside it, with the launches, in order."""
     for work in call.device_work:
         yield work, call if call.is_launch else None
     for child in call.children:
@@ -415,7 +418,7 @@ def _work(call: Call, leave_out: Iterable[Call] = ()) -> Iterator[tuple[DeviceWo
 
 
 def _recomputed(node: Call) -> Iterator[Call]:
-    """Find the outermost operations inside a node that ran with gradients enabled (checkpoint recomputation)."""
+    """Yield the outermost operations inside a node that ran with gradients enabled (recomputed by checkpointing)."""
     for child in node.children:
         if operator_name(child) is not None and child.sequence_number is not None:
             yield child
@@ -434,9 +437,9 @@ def _stray_name(work: DeviceWork, launch: Call | None) -> str:
 
 
 def _join_backward(found: Iterable[FoundOperation]) -> Iterator[FoundOperation]:
-    """Join the nodes of each whole call's backward pass.
+    """Join the nodes of the backward pass of each whole call into one operation.
 
-    Autograd runs them consecutively; only nodes that accumulate into `.grad` may come in between.
+    Autograd runs them consecutively. Only nodes that accumulate into `.grad` may run between them.
     """
     last: FoundOperation | None = None
     for item in found:

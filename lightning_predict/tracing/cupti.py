@@ -1,12 +1,11 @@
-"""Detach CUPTI after a recording, so that the rest of the run is as fast as before it.
+"""Detaches CUPTI (NVIDIA's tracing library) after a recording, so that the rest of the run is as fast as before.
 
-torch's profiler leaves CUPTI, NVIDIA's tracing library, attached to the process, which slows down later kernel
-launches. On an H200 with torch 2.11 and CUDA 13.0, a host-bound step took 3.52 ms before four recordings and 4.15 ms
-after them. With the environment variable `TEARDOWN_CUPTI=1` it took 3.82 and 3.81 ms. The profiler reads the variable
-when it stops.
+torch's profiler leaves CUPTI attached to the process, which slows down later kernel launches. On an H200 with torch
+2.11 and CUDA 13.0, a host-bound step took 3.52 ms before four recordings, and 4.15 ms after them. With the environment
+variable `TEARDOWN_CUPTI=1`, it took 3.82 and 3.81 ms. The profiler reads this variable when it stops.
 
-PyTorch sets the variable to 0 for CUDA graphs: before CUDA 13, reattaching CUPTI can crash a process that has CUDA
-graphs. CUPTI is therefore detached only from CUDA 13 on, and never against the user's own setting.
+PyTorch sets the variable to 0 for CUDA graphs, because before CUDA 13, reattaching CUPTI can crash a process that has
+CUDA graphs. Therefore, CUPTI is detached only from CUDA 13 on, and never if the user has set the variable.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 VARIABLE: Final = "TEARDOWN_CUPTI"
 
 FIRST_CUDA: Final = 13
-"""First major version of CUDA on which CUPTI is detached, because reattaching was tested there."""
+"""First major version of CUDA on which CUPTI is detached. Reattaching was tested there."""
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""Combines a GPU profile with the same step seen by the dispatch recorder, which knows the data flow.
+"""Adds data flow to a GPU profile, from the same step as recorded by the dispatch recorder.
 
-The profiler times operations but does not see their results. The dispatch recorder sees results but slows the step. On
-a GPU, one more step is therefore run under the dispatch recorder, or the same step is captured on the meta device. Both
-list the same calls in the same order, except calls that only one of them sees. Operations are matched by name and
-shapes, in order.
+The profiler times operations, but does not see their results. The dispatch recorder sees the results, but slows down
+the step. Therefore, on a GPU, one more step is run under the dispatch recorder, or the same step is captured on the
+meta device. Both recordings list the same calls in the same order, except for calls that only one of them sees.
+Operations are matched by name and shapes, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.tracing.trace import Operation, Trace
 
 MIN_MATCHED: Final = 0.9
-"""Minimum share of the operations with kernels that must be matched."""
+"""Minimum share of the operations with kernels for which a match must be found."""
 
 
 def with_data_flow(trace: Trace, followed: Trace) -> Trace:
@@ -28,7 +28,7 @@ def with_data_flow(trace: Trace, followed: Trace) -> Trace:
         followed: The same step, with tensor ids.
 
     Raises:
-        InvalidArgumentError: `followed` has no output tensors, or is a different step.
+        InvalidArgumentError: `followed` has no output tensors, or is another step.
     """
     if not any(one.outputs for one in followed.operations):
         raise InvalidArgumentError("The followed step holds no results of operations; capture it on the meta device.")
@@ -63,7 +63,7 @@ def has_data_flow(trace: Trace) -> bool:
 
 
 def _matched(recorded: Sequence[Operation], followed: Sequence[Operation]) -> dict[int, int]:
-    """Map indices of recorded operations to indices of followed operations."""
+    """Map indices of operations in the profile to indices of operations in the other recording."""
     one, other = ([_key(operation) for operation in side] for side in (recorded, followed))
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     return {a + step: b + step for a, b, length in matcher.get_matching_blocks() for step in range(length)}

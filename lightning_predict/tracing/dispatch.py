@@ -1,10 +1,10 @@
-"""`DispatchRecorder`: records a step on the CPU or the meta device while it runs.
+"""`DispatchRecorder`: records a step on the CPU or the meta device while it runs, with torch's dispatch modes.
 
-A `TorchDispatchMode` sees every operation below autograd, forward and backward. A `TorchFunctionMode` sees the calls
-that are recorded whole (`signatures.py`); the dispatch mode then skips their parts. Parts of their backward pass are
-identified by autograd's sequence numbers. The nodes that a whole call creates have numbers between autograd's counter
-before and after the call. Nothing is copied, cloned or computed twice. Operations that cannot be read (on nested
-tensors, for example) run unchanged and are listed in `notes`. Example::
+A `TorchDispatchMode` sees every operation below autograd, in the forward and backward pass. A `TorchFunctionMode` sees
+calls that are recorded as one operation ("whole calls", `signatures.py`). While such a call runs, the dispatch mode
+skips its parts. Parts of its backward pass are identified by autograd's sequence numbers: the nodes that the call
+creates have numbers between autograd's counter before and after the call. Nothing is copied, cloned or computed twice.
+Operations that cannot be read (on nested tensors, for example) run unchanged, and `notes` lists them. Example::
 
     recorder = DispatchRecorder()
     recorder.start()
@@ -67,28 +67,28 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _OUTSIDE: Final = -1
-"""Value of torch's graph task id outside a backward pass."""
+"""Value of torch's graph task id if no backward pass is running."""
 
 _ACCUMULATES: Final = 2**64 - 1
-"""Sequence number of nodes that accumulate into `.grad`; they may run between any other nodes."""
+"""Sequence number of nodes that accumulate into `.grad`. They may run between any other nodes."""
 
 _NAMES_SHOWN: Final = 5
-"""Maximum number of operations named in a note."""
+"""Maximum number of operations that a note names."""
 
 _COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_"})
 
 _ASKED_EVERY: Final = 8
-"""Interval, in operations, at which recently used storages are checked for being freed."""
+"""Number of operations after which recently used storages are checked for being freed."""
 
 _SWEEP: Final = 64
-"""Interval, in operations, at which all storages are checked, a multiple of `_ASKED_EVERY`. They are also checked
-before a backward pass."""
+"""Number of operations after which all storages are checked, a multiple of `_ASKED_EVERY`. They are also checked before
+a backward pass."""
 
 
 @final
 @dataclass(slots=True)
 class _Parts:
-    """Parts of a whole call seen so far."""
+    """Parts of a whole call that were seen so far."""
 
     ran: bool = False
     compute_dtype: str | None = None
@@ -97,7 +97,7 @@ class _Parts:
 @final
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """Autograd nodes of one whole call: sequence numbers from `start` up to `end`, exclusive."""
+    """Autograd nodes of one whole call: sequence numbers from `start` to `end`, without `end`."""
 
     start: int
     end: int
@@ -105,13 +105,13 @@ class _Region:
 
 
 def _lies_in_columns(factor: Any) -> bool:
-    """Return whether a matmul factor is an ordinary matrix, or a batch of matrices, that is transposed in memory."""
+    """Return whether a matmul factor is an ordinary matrix (or batch of matrices) that is stored by columns."""
     is_plain = type(factor) in _TENSORS and factor.layout is torch.strided and not factor.is_nested
     return is_plain and is_transposed(factor.shape, factor.stride())
 
 
 def _side_by_side(name: str, tensors: Sequence[torch.Tensor], arguments: Mapping[str, Any]) -> int | None:
-    """Return how many elements that a block reads are contiguous; None if all operands have the same layout."""
+    """Return how many elements that a block reads are contiguous; None if all operands have the same memory layout."""
     if any(one.layout is not torch.strided or one.is_nested for one in tensors):
         return None
     if all(one.is_contiguous() for one in tensors):
@@ -124,10 +124,10 @@ def _used_by(operations: Sequence[Operation]) -> set[int | None]:
 
 
 def _may_be_parameter(tensor: torch.Tensor, *, in_backward: bool) -> bool:
-    """Return whether a tensor with a gradient can be a parameter.
+    """Return whether a leaf tensor that requires gradients can be a parameter.
 
-    Activations also appear as leaves: recomputed ones in a backward pass with checkpointing, and views of them in code
-    without gradients. Keeping a reference to these would keep their inputs alive.
+    Activations can also be leaves: recomputed ones in a backward pass with gradient checkpointing, and views of them in
+    code without gradients. A reference to such a leaf would keep its inputs alive.
     """
     if in_backward or not tensor.is_leaf:
         return False
@@ -145,20 +145,20 @@ def _are_alike(one: Operation, other: Operation) -> bool:
 class DispatchRecorder:
     """Records the operations between `start` and `stop`, which may be called repeatedly.
 
-    An error in the recorder ends the recording; it never reaches the step.
+    An error in the recorder ends the recording, but never reaches the step.
 
     Args:
-        model: Model that defines module names; None uses the outermost modules that are called.
+        model: Model that defines module names. If None, the outermost modules that are called define them.
 
     Attributes:
         operations: Recorded operations, in order.
-        pauses: Times the code between operations.
+        pauses: Timer of the code between operations.
         optimizers: Tracks optimizer steps.
         modules: Tracks module calls.
-        leaves: Leaf tensors with gradients that were read; these are the parameters if no module is known.
-        forward_gradient_bytes: Size of the gradients that these leaves had when first read.
-        autocast_dtype: dtype of an active autocast; None without.
-        failure: Error that ended the recording; None without.
+        leaves: Leaf tensors with gradients that were read. They are the parameters if no module is known.
+        forward_gradient_bytes: Size of the gradients that these leaves had when they were first read.
+        autocast_dtype: dtype of the active autocast; None if autocast is off.
+        failure: Error that ended the recording; None if there was none.
     """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
@@ -180,8 +180,8 @@ class DispatchRecorder:
         self._held: dict[int, HeldNodes] = {}  # by graph task id
         self._used_before: set[int | None] = set()
         self._was_in_backward = False
-        # Storages freed later than after their last use, by the index of the previous operation; storages alive at the
-        # end.
+        # By the index of the previous operation: storages that were freed later than after their last use; storages
+        # alive at the end.
         self._freed: dict[int, list[int]] = {}
         self._alive_at_stop: tuple[int, ...] = ()
         self._assumed: AssumedValues | None = None  # created at the first value that a step reads on the meta device
@@ -193,7 +193,7 @@ class DispatchRecorder:
         self._burst_at = 0
         self.forward_gradient_bytes = 0
         self._last_number: int | None = None
-        # Autograd's counter after each forward operation, and its module: finds the module of a backward node.
+        # Autograd's counter after each forward operation, with its module, to find the module of a backward node.
         self._counters: list[int] = []
         self._counted_modules: list[str | None] = []
 
@@ -211,7 +211,7 @@ class DispatchRecorder:
         self.pauses.open()
 
     def stop(self) -> None:
-        """Stop recording and remove all modes and hooks; calling it again has no effect."""
+        """Stop recording, and remove all modes and hooks. Calling it again has no effect."""
         with ExitStack() as parts:  # each callback runs even if others raise
             parts.callback(self.pauses.close, after=len(self.operations))
             parts.callback(self._take_failures)
@@ -225,7 +225,7 @@ class DispatchRecorder:
         drain()
 
     def _note_alive(self) -> None:
-        """Record which storages are alive at the end, and how many nodes autograd created."""
+        """Store which storages are alive at the end, and how many nodes autograd created."""
         if self._written_in_burst:
             self._end_burst()
         self._note_freed(sweep=True)
@@ -237,7 +237,7 @@ class DispatchRecorder:
         self._begins = None
 
     def _take_failures(self) -> None:
-        """Record failures of hooks, which make the recording incomplete."""
+        """Store the failures of hooks, which make the recording incomplete."""
         for watch in (self.modules, self.optimizers):
             if watch.failure is not None:
                 self.fail(watch.failure)
@@ -249,7 +249,7 @@ class DispatchRecorder:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Notes on values of meta tensors that the step read."""
+        """Notes on values of meta tensors that the step read, and that had to be assumed."""
         return () if self._assumed is None else self._assumed.notes
 
     @property
@@ -271,7 +271,7 @@ class DispatchRecorder:
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to run an operation with; they are changed only under autocast on the meta device."""
+        """Return the arguments for running an operation. Only autocast on the meta device changes them."""
         casts = self._casts
         if self._parts is not None or not (casts.has_cast or casts.dtype):
             return args, kwargs
@@ -282,7 +282,7 @@ class DispatchRecorder:
             return casts.cast(schema.name, args, kwargs, in_backward=in_backward)
 
     def note_autocast(self) -> bool:
-        """Record whether autocast is active, which is not visible below autograd."""
+        """Store whether autocast is active, which cannot be seen below autograd."""
         dtype = self._casts.dtype = autocast_dtype()
         if dtype is not None and self.autocast_dtype is None:
             self.autocast_dtype = dtype_name(dtype)
@@ -291,7 +291,7 @@ class DispatchRecorder:
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
+        """Return the arguments for running a function. Only autocast on the meta device changes them."""
         if self._casts.dtype is None or self.failure is not None or self._parts is not None:
             return nullcontext((args, kwargs))
         return self._casts.cast_call(func, args, kwargs)
@@ -304,19 +304,19 @@ class DispatchRecorder:
         self.failure = self.failure or error
 
     def _part_ends(self) -> None:
-        """Split a pause at the start or end of an optimizer update, so that user code is attributed to one side."""
+        """Split a pause at the start or end of an optimizer update, so that user code counts on the right side."""
         self.pauses.ends(before=len(self.operations))
         self.pauses.begins()
 
     def _is_in_torch(self) -> bool:
-        """Return whether no user code ran since the last operation: inside an update or a backward pass."""
+        """Return whether no user code can have run since the last operation: inside an update or a backward pass."""
         if self.optimizers.inside:
             return True
         return _graph_task() != _OUTSIDE and bool(self.operations) and self.operations[-1].phase == "backward"
 
     @property
     def timed_operations(self) -> tuple[Operation, ...]:
-        """The operations, with the Python time before each and the storages that were freed late."""
+        """The operations, with the Python time before each, and with the storages that were freed late."""
         timed = list(self.pauses.placed(self.operations, parameters=len(self.leaves), nodes=self._nodes))
         for index, numbers in self._freed.items():
             timed[index] = replace(timed[index], freed=tuple(numbers))
@@ -324,7 +324,7 @@ class DispatchRecorder:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Storages that the step wrote and that were alive at `stop`."""
+        """Storages that the step wrote, and that were alive at `stop`."""
         given, written = set[int | None](), set[int | None]()
         for operation in self.operations:
             given.update([tensor.id for tensor in operation.inputs if tensor.id not in written])
@@ -340,7 +340,7 @@ class DispatchRecorder:
         return laid_out(timed, self._recorded_parts, shown_by=shown_by, lasting=lasting, held=held)
 
     def read_storages(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-        """Return the storages of these tensors that an operation read."""
+        """Return those storages of these tensors that an operation has read."""
         read = {tensor.id for operation in self.operations for tensor in operation.inputs}
         numbers = dict.fromkeys(self._numbers.number(tensor) for tensor in tensors)
         return tuple(number for number in numbers if number is not None and number in read)
@@ -359,18 +359,18 @@ class DispatchRecorder:
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> Any:
-        """Return an assumed result of an operation that failed for lack of values on meta, or raise `error`."""
+        """Return an assumed result for an operation that failed because meta has no values, or raise `error`."""
         from lightning_predict.tracing.assumed_values import AssumedValues
 
         if self._assumed is None:
             self._assumed = AssumedValues(self.operations, self._numbers.number)
         try:
             return self._assumed.output_of(schema.name, func, args, kwargs)
-        except Exception:  # the step's own error is the one to see
+        except Exception:  # the user should see the error of the step
             raise error from None
 
     def record_skipped(self, schema: Schema) -> None:
-        """Record that an operation ran which cannot be described."""
+        """Store that an operation ran that cannot be described."""
         if self.failure is None:
             self._guarded(self._pass_over, schema.name)
 
@@ -378,7 +378,7 @@ class DispatchRecorder:
         self._passed_over[name] += 1
 
     def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is recorded whole, without its parts."""
+        """Run a call that is recorded as one operation, without recording its parts."""
         if self.failure is not None or self._parts is not None:
             return call(*args, **kwargs)
         parts = self._parts = _Parts()  # its casts belong to it, too
@@ -397,13 +397,13 @@ class DispatchRecorder:
             output = call(*positional, **by_name)
         finally:
             self._parts = None
-            # Checkpointing ends a recomputation early by raising an error; the parts have run by then.
+            # Checkpointing ends a recomputation early by raising an error, when the parts have run.
             if output is not None or parts.ran:
                 self._guarded(self._record_whole, name, args, kwargs, output, parts, first_number)
         return output
 
     def _guarded(self, record: Callable[..., None], *values: Any, **named: Any) -> None:
-        """Run a recording function; an error ends the recording and is not raised."""
+        """Run a recording function. An error ends the recording, and is not raised."""
         try:
             with _NoFunctionModes():
                 record(*values, **named)
@@ -442,7 +442,7 @@ class DispatchRecorder:
             else:
                 found = list(tensors_in(value))
                 tensors.extend(found)
-                if not found and kind is not torch.Generator:  # its instance check would run Python
+                if not found and kind is not torch.Generator:  # its instance check would run Python code
                     arguments[word] = json_argument(value)
         if len(values) < len(words):
             arguments.update(schema.left_out[len(values)])
@@ -534,16 +534,16 @@ class DispatchRecorder:
         return operation
 
     def _look_for_freed(self, *, in_backward: bool) -> None:
-        """Find freed storages; must be called before the next operation is added."""
+        """Find storages that were freed. This must be called before the next operation is added."""
         count = len(self.operations)
-        turns = in_backward is not self._was_in_backward  # functions have returned, freeing local variables
+        turns = in_backward is not self._was_in_backward  # functions have returned, which frees their local variables
         if turns or count % _ASKED_EVERY == 0:
             self._note_freed(sweep=turns or count % _SWEEP == 0)
         self._was_in_backward = in_backward
 
     def _note_freed(self, *, sweep: bool) -> None:
-        """Record freed storages, except recently used ones."""
-        drain()  # rows of graphs retained for a second backward pass would keep saved tensors alive
+        """Store which storages were freed. If not `sweep`, check only some of them."""
+        drain()  # nodes of graphs that are kept for a second backward pass would keep saved tensors alive
         lately = _used_by(self.operations[-_ASKED_EVERY:])
         asked = self._numbers.alive if sweep else lately | self._used_before
         self._used_before = lately
@@ -552,7 +552,7 @@ class DispatchRecorder:
                 self._freed.setdefault(len(self.operations) - 1, []).append(number)
 
     def _note_gradient(self, leaf: torch.Tensor) -> None:
-        """Add the size of the gradient that a leaf has when the forward pass first reads it."""
+        """Add the size of the gradient that a leaf has when the forward pass first reads the leaf."""
         gradient = leaf.grad
         if gradient is not None:
             self.forward_gradient_bytes += gradient.numel() * gradient.element_size()
@@ -579,20 +579,23 @@ class DispatchRecorder:
         return number
 
     def _module(self, number: int | None, *, in_module: bool, grad_enabled: bool) -> str | None:
-        """Return the name of the module being called, or of the module whose backward pass is running."""
+        """Return the name of the module that is called, or of the module whose backward pass is running."""
         if in_module or number is None:
             name = self.modules.name if in_module else None
         else:
             index = bisect_right(self._counters, number)
             is_known = number != _ACCUMULATES and index < len(self._counters)
             name = self._counted_modules[index] if is_known else None
-        if grad_enabled:  # in the backward pass as well: checkpointing recomputes there and creates new nodes
+        if grad_enabled:  # also in the backward pass, where checkpointing recomputes and creates new nodes
             self._counters.append(_sequence_number())
             self._counted_modules.append(name)
         return name
 
     def _computed_again(self, region: _Region) -> Operation:
-        """Find the recomputed call that replaces a region's call under checkpointing; the backward pass reads it."""
+        """Find the recomputed call that replaces a region's call under checkpointing.
+
+        The backward pass reads its tensors.
+        """
         first = region.operation
         if self._regions[-1].operation.phase == "backward":
             for later in reversed(self._regions):
@@ -607,7 +610,7 @@ class DispatchRecorder:
         """Return whether an operation belongs to a whole call's backward pass, which is recorded at its first part.
 
         Autograd runs the nodes of one call consecutively, because the highest sequence number runs first. Only nodes
-        that accumulate into `.grad` may come in between.
+        that accumulate into `.grad` may run between them.
         """
         if number == _ACCUMULATES:
             return False
@@ -634,7 +637,10 @@ class DispatchRecorder:
         return region is not None
 
     def _note_part_of_backward(self, output: Any) -> None:
-        """Record outputs of a part of a whole call's backward pass; those that survive its last part are the result."""
+        """Store the outputs of a part of a whole call's backward pass.
+
+        Those that survive its last part are the result.
+        """
         for tensor in tensors_in(output):
             described = self._numbers.describe(tensor)
             if described is not None and described.id is not None:

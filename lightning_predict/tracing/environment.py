@@ -1,4 +1,4 @@
-"""Describes the environment of a step: parameters, persistent memory, global flags, software, and compiled code.
+"""Reads the environment of a step: parameters, persistent memory, global flags, software and compiled code.
 
 Example::
 
@@ -29,13 +29,14 @@ from lightning_predict.tracing.trace import Flags, Memory, Parameter
 
 _HOLD_NOTHING: Final = frozenset({bool, int, float, str, type(None), torch.Tensor, nn.Parameter})
 _DICTIONARIES: Final = frozenset({dict, OrderedDict})
-"""Common types of module attributes that cannot contain compiled code; skipping them saves most of the search time."""
+"""Common types of module attributes that cannot contain compiled code. Skipping them saves most of the search time."""
 
 _LIBRARIES: Final = frozenset({"torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins", "numpy"})
-"""Packages whose functions are not searched for compiled ones."""
+"""Packages whose functions are not searched for compiled functions."""
 
 MAX_PLACES: Final = 20_000
-"""Maximum number of modules, classes and functions to search, at some microseconds each; a model has hundreds."""
+"""Maximum number of modules, classes and functions to search. Each takes some microseconds, and a model has
+hundreds."""
 
 _FAST_IN_EVALUATION: Final = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
@@ -44,7 +45,7 @@ def read_flags(autocast_dtype: str | None, optimizers: Iterable[torch.optim.Opti
     """Return the current global flags, and the choice of the optimizers.
 
     Args:
-        autocast_dtype: Autocast dtype seen while the step ran.
+        autocast_dtype: Autocast dtype that was seen while the step ran.
         optimizers: Optimizers that stepped.
     """
     choices = {_updates_together(group) for optimizer in optimizers for group in optimizer.param_groups}
@@ -70,13 +71,13 @@ def _updates_together(group: Mapping[str, Any]) -> bool | None:
 
 
 def _allows_tf32(backend: Any, legacy_backend: Any) -> bool:
-    """Return whether a backend may use TF32 for float32; the old flag is unreadable once the new one is set."""
+    """Return whether a backend may use TF32 for float32. If the new flag is set, the old flag cannot be read."""
     precision = getattr(backend, "fp32_precision", None)
     return bool(legacy_backend.allow_tf32) if precision is None else precision == "tf32"
 
 
 def software_versions() -> dict[str, str]:
-    """Return the versions of software that affects how a step runs."""
+    """Return the versions of the software that affects how a step runs."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
@@ -90,7 +91,7 @@ def check_listed(roots: Sequence[nn.Module]) -> None:
     """Check that modules can list their parameters and buffers.
 
     Raises:
-        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of a module raised.
+        CaptureError: `named_modules`, `named_parameters` or `named_buffers` of a module raised an error.
     """
     for root in roots:
         try:
@@ -106,7 +107,7 @@ def check_listed(roots: Sequence[nn.Module]) -> None:
 
 
 def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
-    """Describe parameters in the order of `named_parameters`; with several roots, names are prefixed."""
+    """Describe the parameters in the order of `named_parameters`. With several roots, names have a prefix."""
     rows = []
     seen: set[int] = set()
     for prefix, root in name_roots(roots):
@@ -118,10 +119,10 @@ def describe_parameters(roots: Sequence[nn.Module]) -> tuple[Parameter, ...]:
 
 
 def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Return each outermost module with its name prefix; a single module has an empty prefix.
+    """Return each outermost module with the prefix of its names. A single module has an empty prefix.
 
-    The prefix is the class name, numbered if several modules have the same class: `Embedding.`, `Block.0.`, `Block.1.`.
-    This looks like a `ModuleList` per class, so that equal blocks are found by their numbers.
+    The prefix is the class name, with a number if several modules have the same class: `Embedding.`, `Block.0.`,
+    `Block.1.`. This looks like a `ModuleList` for each class, so that equal blocks can be found by their numbers.
     """
     if len(roots) == 1:
         return [("", roots[0])]
@@ -135,7 +136,7 @@ def name_roots(roots: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 
 
 def describe_leaves(leaves: Iterable[torch.Tensor]) -> tuple[Parameter, ...]:
-    """Describe parameters without a known module, with numbered names."""
+    """Describe parameters whose module is unknown, with numbers as names."""
     return tuple(_parameter(f"parameter_{index}", leaf) for index, leaf in enumerate(leaves))
 
 
@@ -162,7 +163,7 @@ def measure_memory(
 
     Args:
         roots: Outermost modules.
-        leaves: Parameters without a known module; used if there are no roots.
+        leaves: Parameters whose module is unknown. They are used if there are no roots.
         optimizers: Optimizers that stepped.
         has_backward: Whether the step ran a backward pass.
         forward_gradient_bytes: Size of the gradients that existed during the forward pass.
@@ -175,7 +176,7 @@ def measure_memory(
     if not tensors:
         return Memory(peak_bytes=peak_bytes, reserved_bytes=reserved_bytes)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.is_leaf and tensor.grad is not None]
-    if has_backward and not gradients:  # cleared within the step: gradients have the size of their parameters
+    if has_backward and not gradients:  # gradients were freed within the step; they have the size of their parameters
         gradients = [tensor for tensor in tensors.values() if tensor.requires_grad]
     return Memory(
         parameter_bytes=_total_bytes(tensors.values()),
@@ -201,22 +202,22 @@ def _total_bytes(tensors: Iterable[torch.Tensor]) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Compilations:
-    """Number of functions and seconds that `torch.compile` has processed in this process.
+    """What `torch.compile` has compiled in this process: number of functions, and seconds.
 
     Attributes:
-        frames: Number of functions.
-        seconds: Compilation time; 0 if this torch does not report it.
+        frames: Number of compiled functions.
+        seconds: Compilation time; 0 if this torch release does not report it.
     """
 
     frames: int = 0
     seconds: float = 0.0
 
     def frames_since(self, before: Compilations) -> int:
-        """Return the number of functions compiled since `before`; all of them if the compiler was reset in between."""
+        """Return the number of functions compiled since `before`. If the compiler was reset in between, return all."""
         return self.frames - before.frames if self.frames >= before.frames else self.frames
 
     def seconds_since(self, before: Compilations) -> float | None:
-        """Return the compilation time since `before`; None if it is zero or this torch does not report it."""
+        """Return the compilation time since `before`; None if it is zero, or if this torch does not report it."""
         seconds = self.seconds - before.seconds if self.seconds >= before.seconds else self.seconds
         return seconds if seconds > 0 else None
 
@@ -226,14 +227,14 @@ NO_COMPILATIONS: Final = Compilations()
 
 
 def compilations() -> Compilations:
-    """Return what `torch.compile` has compiled in this process, as it reports."""
+    """Return what `torch.compile` has compiled in this process, as torch reports it."""
     utilities = sys.modules.get("torch._dynamo.utils")
     spent: dict[str, float] = getattr(utilities, "calculate_time_spent", dict)()
     return Compilations(frames_compiled(), float(spent.get("total_wall_time", 0.0)))
 
 
 def frames_compiled() -> int:
-    """Return the number of functions that `torch.compile` has compiled; faster than `compilations`."""
+    """Return the number of functions that `torch.compile` has compiled. This is faster than `compilations`."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters.get("frames", {}).get("total", 0))
 
@@ -241,13 +242,13 @@ def frames_compiled() -> int:
 def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: Compilations = NO_COMPILATIONS) -> bool:
     """Return whether a step may run code compiled by `torch.compile`.
 
-    This is the case if anything was compiled since. It is also the case if a module of the model, a method of it, or a
+    This is so if anything was compiled since `since`. It is also so if a module of the model, one of its methods, or a
     function that these call by name was compiled before.
 
     Args:
-        model: The model to search, or the function that runs the step; None searches every live object, which takes
-            some milliseconds.
-        since: Compilations before the step's training began, which are ignored.
+        model: The model to search, or the function that runs the step. If None, every live object is searched, which
+            takes some milliseconds.
+        since: Compilations before the training of this step began, which are ignored.
     """
     frames = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     if frames is None:  # the compiler was never imported
@@ -260,9 +261,9 @@ def has_compiled_code(model: nn.Module | Callable[[], object] | None, *, since: 
 
 
 def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | FunctionType]:
-    """Yield the modules and functions that a model or step may call: its parts, and objects they refer to by name.
+    """Yield the modules and functions that a model or step may call: its parts, and objects that these use by name.
 
-    Containers and other objects contribute the modules and functions that they hold directly. Code of torch and
+    Of containers and other objects, the modules and functions that they hold directly are included. Code of torch and
     Lightning is not searched.
     """
     seen: set[int] = set()
@@ -292,7 +293,7 @@ def _code_of(model: nn.Module | Callable[[], object]) -> Iterator[nn.Module | Fu
 
 
 def _parts_of(step: Any) -> list[Any]:
-    """Return a model or step function, with the object it is bound to or the arguments it was given."""
+    """Return a model or step function, with the object to which it is bound, or the arguments that it was given."""
     if isinstance(step, partial):
         return [*_parts_of(step.func), *step.args, *step.keywords.values()]
     if isinstance(step, MethodType):
@@ -301,7 +302,7 @@ def _parts_of(step: Any) -> list[Any]:
 
 
 def _held_by(value: Any) -> list[Any]:
-    """List modules and functions held by a container or by a user's object."""
+    """List the modules and functions that a container, or a user's object, holds."""
     held: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         held = value
@@ -313,14 +314,14 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _function(value: Any) -> FunctionType | None:
-    """Return the plain function behind a method, a static method or a property; None for anything else."""
+    """Return the plain function of a method, a static method or a property; None for other objects."""
     inner = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod, MethodType)) else value
     inner = inner.fget if isinstance(inner, property) else inner
     return inner if isinstance(inner, FunctionType) else None
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:
-    """Yield globals, closure variables and module members that a function's code refers to."""
+    """Yield the globals, closure variables and module members that the code of a function uses."""
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # empty cell
             yield cell.cell_contents
@@ -353,20 +354,20 @@ def _is_compiled(item: Any, optimized_module: type) -> bool:
 
 
 def autograd_nodes() -> int:
-    """Return the number of autograd nodes created on this thread; 0 if this torch does not count them.
+    """Return the number of autograd nodes that this thread has created; 0 if this torch release does not count them.
 
-    Identical work creates the same number of nodes, so differences distinguish kinds of steps.
+    The same work creates the same number of nodes, so a different number means another kind of step.
     """
     count = getattr(torch.autograd, "_get_sequence_nr", None)
     return 0 if count is None else int(count())
 
 
 def makes_own_tensors() -> bool:
-    """Return whether a tensor subclass outside torch is created by torch's own constructor.
+    """Return whether a tensor subclass outside torch is created with torch's own constructor.
 
     `class Labelled(torch.Tensor)` without `__new__`, or with one that calls `super().__new__(cls, data)`, cannot be
     created while a dispatch mode is active: "Creating a new Tensor subclass Labelled but the raw Tensor object is
-    already associated to a python object". Subclasses created by `as_subclass` or `_make_subclass` can.
+    already associated to a python object". Subclasses that are created by `as_subclass` or `_make_subclass` can.
     """
     pending: list[type] = list(torch.Tensor.__subclasses__())
     while pending:
@@ -379,7 +380,7 @@ def makes_own_tensors() -> bool:
 
 
 def _is_abstract(kind: type) -> bool:
-    """Return whether only subclasses with constructors of their own are created, as torchvision's `TVTensor` is."""
+    """Return whether only subclasses with constructors of their own are created, as for torchvision's `TVTensor`."""
     kinds: list[type] = kind.__subclasses__()
     return bool(kinds) and all("__new__" in one.__dict__ for one in kinds)
 
@@ -396,7 +397,7 @@ def _is_made_by_torch(kind: type) -> bool:
 
 
 def has_fast_evaluation(model: nn.Module | None) -> bool:
-    """Return whether a module in evaluation mode would leave torch's fused path while a function mode is active."""
+    """Return whether a module in evaluation mode would leave torch's fused path if a function mode is active."""
     return model is not None and any(
         isinstance(module, _FAST_IN_EVALUATION) and not module.training for module in model.modules()
     )

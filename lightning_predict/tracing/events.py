@@ -1,8 +1,9 @@
-"""Events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
+"""Reads the events of a Kineto (Chrome trace) JSON file: trees of host calls, and device work.
 
-Calls on one thread nest by time. Device work is linked to its launch by a correlation id. If a file has several steps
-and none is requested, the median step is used. The first is a warm-up, and the last is often truncated. Files of all
-torch releases since 1.8 can be read; older ones spell categories and keys differently. Example::
+Calls on one thread are nested by their times. Device work is linked to its launch by a correlation id. If a file has
+several steps and none is requested, the median step is used, because the first is a warm-up, and the last is often
+truncated. Files of all torch releases since 1.8 can be read. Older files spell categories and keys differently.
+Example::
 
     >>> rows = [{"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 1, "ts": 0, "dur": 9, "args": {}},
     ...         {"ph": "X", "cat": "cpu_op", "name": "aten::transpose", "pid": 1, "tid": 1, "ts": 2, "dur": 5}]
@@ -36,12 +37,12 @@ _HOST: Final = frozenset({"cpu_op", "user_annotation"}) | _LAUNCHES
 _DEVICE: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _NUMBERS: Final = (int, float)
 NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "GenericList", "TensorList", "None", "Device", "String"})
-"""Argument types without sizes."""
+"""Argument types that have no sizes."""
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 _WAITS_FOR_DEVICE: Final = frozenset({"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"})
-"""Runtime functions that return when the device has finished all earlier work."""
+"""Runtime functions that return only when the device has finished all earlier work."""
 
 
 @final
@@ -52,14 +53,14 @@ class Call:
     Attributes:
         name: Name of the operation, annotation or runtime function.
         is_launch: Whether it is a function of the CUDA runtime or driver.
-        is_annotation: Whether it is a range marked by the program.
+        is_annotation: Whether it is a range that the program marked.
         thread: Process and thread.
         start: Start in microseconds.
         end: End in microseconds.
-        details: Its `args`, with keys in lower case.
-        children: Calls made directly inside, in order.
-        parent: Enclosing call.
-        device_work: Device work that it launched.
+        details: The event's `args`, with keys in lower case.
+        children: Calls directly inside this call, in order.
+        parent: Enclosing call; None if there is none.
+        device_work: Device work that this call launched.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Call:
         return number if isinstance(number, int) and number >= 0 else None
 
     def descendants(self) -> Iterator[Call]:
-        """Yield all calls inside, each before its own children."""
+        """Yield all calls inside this call, each before the calls inside it."""
         for child in self.children:
             yield child
             yield from child.descendants()
@@ -89,7 +90,7 @@ class Call:
 @final
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """A kernel, copy or fill on the device; times in microseconds."""
+    """A kernel, copy or fill on the device. Times are in microseconds."""
 
     name: str
     start: float
@@ -103,16 +104,16 @@ class Profile:
     """One step of a file.
 
     Attributes:
-        roots: Outermost calls of all threads, by start.
-        stray_work: Device work within the step that no call of the step launched.
+        roots: Outermost calls of all threads, sorted by start.
+        stray_work: Device work within the step's time that no call of the step launched.
         start: Start of the step in microseconds.
         end: End of the step in microseconds.
         flows: Pairs of (thread, start) that link a forward call to its backward call.
         header: Other fields of the file.
-        step: Number of the `ProfilerStep#`; None if the file marks none.
+        step: Number of the step's `ProfilerStep#`; None if the file marks no steps.
         marked_steps: Numbers of all steps that the file marks.
-        earlier_work: Device work within the step that belongs to the previous step.
-        waited: Microseconds that the host waited for the previous step; excluded from this step.
+        earlier_work: Device work within the step's time that belongs to the previous step.
+        waited: Microseconds in which the host waited for the previous step. They are excluded from this step.
     """
 
     roots: tuple[Call, ...]
@@ -127,7 +128,7 @@ class Profile:
     waited: float = 0.0
 
     def calls(self) -> Iterator[Call]:
-        """Yield every call, parents before children."""
+        """Yield every call, each before the calls inside it."""
         for root in self.roots:
             yield root
             yield from root.descendants()
@@ -139,8 +140,8 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     Args:
         document: The parsed JSON: an object with `traceEvents`, or only their list.
         source: Name of the file, for errors.
-        step: Number of the `ProfilerStep#` to read; None reads the median of the steps with work, or the whole file if
-            no step is marked.
+        step: Number of the `ProfilerStep#` to read. If None, the median of the steps with work, or the whole file if no
+            step is marked.
 
     Raises:
         TraceFormatError: There are no events, an event has no times, or the step does not exist.
@@ -164,7 +165,7 @@ def read_profile(document: Any, source: str, *, step: int | None) -> Profile:
     roots = tuple(_nest(inside))
     stray = [item for item in _attach_device_work(calls, inside, work) if start <= item.start < end]
     begun = _end_of_leading_wait(inside) if step is not None else None
-    if begun is not None:  # the next step begins with the same wait, until the last work of this one is done
+    if begun is not None:  # the next step begins with the same wait, until the last work of this step is done
         end = max([end, *(item.start + item.duration for call in inside for item in call.device_work)])
     earlier = _earlier_work(stray, inside)
     kept = set(map(id, earlier))
@@ -206,7 +207,7 @@ def _split(rows: Checked) -> tuple[list[Call], list[DeviceWork]]:
 
 
 def _thread(row: Checked) -> Thread:
-    """Return process and thread of an event."""
+    """Return the process and thread of an event."""
     thread = (row.value.get("pid"), row.value.get("tid"))
     if not all(map(is_label, thread)):
         raise row.error(f"has {shown(thread)} as its process and thread; expected numbers or strings.")
@@ -220,7 +221,7 @@ def _fields(row: Checked) -> tuple[str, float, float, dict[str, Any]]:
     usual = type(name) is str and type(start) in _NUMBERS and type(duration) in _NUMBERS and type(arguments) is dict
     if usual and math.isfinite(start + duration):
         return name, start, duration, arguments
-    # The fast check failed: the slow path raises an error with the reason.
+    # The fast check failed. The slow path raises an error with the reason.
     return (
         row.member("name").text(),
         row.member("ts").any_number(),
@@ -280,9 +281,9 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def _median_step(marks: Mapping[int, Call], calls: list[Call], work: list[DeviceWork]) -> int:
-    """Return the number of the step of median length among steps with work; the later one of two.
+    """Return the number of the step of median length among the steps with work (of two, the later one).
 
-    A step has work if it launched device work or, in a file without any, if an operation began.
+    A step has work if it launched device work. In a file without device work, it has work if an operation began in it.
     """
     launched = {item.details.get("correlation") for item in work} - {None}
     launches = [call.start for call in calls if call.is_launch and call.details.get("correlation") in launched]
@@ -304,7 +305,7 @@ def _whole_window(calls: list[Call], work: list[DeviceWork]) -> tuple[float, flo
 
 
 def _end_of_leading_wait(inside: list[Call]) -> float | None:
-    """Return the end of the host's initial wait for the previous step, or None."""
+    """Return the end of the host's initial wait for the previous step; None without such a wait."""
     begun = min((call.start for call in inside if not call.is_launch and not call.is_annotation), default=math.inf)
     begun = min(begun, min((call.start for call in inside if call.device_work), default=math.inf))
     waits = [call.end for call in inside if call.name in _WAITS_FOR_DEVICE and call.end <= begun]
@@ -312,10 +313,10 @@ def _end_of_leading_wait(inside: list[Call]) -> float | None:
 
 
 def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWork]:
-    """Find work without a launch that the previous step had queued.
+    """Find work without a known launch that the previous step had queued.
 
-    Streams execute in order, so work that began before this step's first work on the stream was launched earlier. On a
-    stream that the step does not use, this is work that began before the step's first launch.
+    Streams execute in order. So work on a stream that began before this step's first work on the stream was launched
+    earlier. On a stream that the step does not use, it is work that began before the step's first launch.
     """
     first_launch = min((call.start for call in inside if call.device_work), default=-math.inf)
     first_on: dict[Any, float] = {}
@@ -326,9 +327,10 @@ def _earlier_work(stray: list[DeviceWork], inside: list[Call]) -> list[DeviceWor
 
 
 def _nest(calls: list[Call]) -> Iterator[Call]:
-    """Nest calls by time on their thread; yields the outermost ones by start."""
+    """Nest calls by their times on each thread. Yield the outermost calls, sorted by start."""
     open_calls: dict[Thread, list[Call]] = {}
-    # If two calls start together, the longer one is outside; if they also end together, the one numbered first.
+    # If two calls start at the same time, the longer one is outside. If they also end together, it is the one with the
+    # lower number.
     for call in sorted(calls, key=lambda one: (one.start, one.start - one.end, one.details.get("external id", 0))):
         stack = open_calls.setdefault(call.thread, [])
         while stack and stack[-1].end <= call.start:
@@ -342,7 +344,7 @@ def _nest(calls: list[Call]) -> Iterator[Call]:
 
 
 def _attach_device_work(calls: list[Call], inside: list[Call], work: list[DeviceWork]) -> list[DeviceWork]:
-    """Attach device work to the launches of the step; return work without a known launch or call."""
+    """Attach device work to the launches of the step. Return the work without a known launch or call."""
     launches = {call.details["correlation"]: call for call in calls if call.is_launch and "correlation" in call.details}
     by_external_id = {
         call.details["external id"]: call
@@ -360,7 +362,7 @@ def _attach_device_work(calls: list[Call], inside: list[Call], work: list[Device
 
 
 def _flows(rows: Checked) -> Iterator[tuple[tuple[Thread, float], tuple[Thread, float]]]:
-    """Yield links from forward to backward calls: pairs of events with the same id."""
+    """Yield the links from forward to backward calls, which are pairs of events with the same id."""
     starts: dict[Any, tuple[Thread, float]] = {}
     for row in rows.items():
         event = row.value

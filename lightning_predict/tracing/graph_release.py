@@ -1,10 +1,10 @@
 """Avoids a stack overflow when Python frees a long chain of autograd nodes.
 
-torch keeps a Python object for every node that Python has accessed. A chain of such nodes is freed recursively, with
-about 165 bytes of stack per node. With a stack of 8 MiB, torch 2.13 survives 40,000 nodes and crashes at 50,000.
-Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. Recursion stops at
-such a row, and the nodes behind it are freed afterwards. A single node is not enough, because a skip connection may
-bypass it. Example::
+torch keeps a Python object for every autograd node that Python code has accessed. A chain of such nodes is freed
+recursively, with about 165 bytes of stack per node. With a stack of 8 MiB, torch 2.13 survives 40,000 nodes and crashes
+at 50,000. Therefore, at regular intervals, an object attached to the graph holds a row of consecutive nodes. The
+recursion stops at such a row, and the nodes behind it are freed afterwards. A single node would not be enough, because
+a skip connection may bypass it. Example::
 
     held = HeldNodes()
     held.saw(node)  # each node of a backward pass, in order
@@ -18,22 +18,22 @@ from typing import Any, Final, final
 from weakref import ref
 
 INTERVAL: Final = 2_000
-"""Number of nodes between two rows; this needs about 0.4 MB of stack if no skip connection bypasses a row."""
+"""Number of nodes between two rows. This needs about 0.4 MB of stack, if no skip connection bypasses a row."""
 
 ROW: Final = 64
-"""Number of nodes in a row. It exceeds the nodes of a transformer block, so that a path that bypasses the row is
-short."""
+"""Number of nodes in a row. It is larger than the number of nodes of a transformer block, so a path that bypasses the
+row is short."""
 
 _KEY: Final = "lightning_predict"
 
 _released: deque[list[Any]] = deque()
 _keepers: set[int] = set()
-"""Ids of the keepers of live graphs."""
+"""Ids of the keepers whose graphs are alive."""
 
 
 @final
 class _Keeper:
-    """Holds the next row of nodes; when the graph releases it, it leaves the row to `drain`."""
+    """Holds the next row of nodes. When the graph releases the keeper, it passes the row on to `drain`."""
 
     __slots__ = ("__weakref__", "row")
 
@@ -41,7 +41,7 @@ class _Keeper:
         self.row: list[Any] = []
         _keepers.add(id(self))
 
-    # Default arguments, since globals may be gone at interpreter shutdown.
+    # Default arguments are used because globals may be gone when the interpreter shuts down.
     def __del__(self, released: deque[list[Any]] = _released, keepers: set[int] = _keepers) -> None:
         keepers.discard(id(self))
         if self.row:
@@ -50,13 +50,13 @@ class _Keeper:
 
 @final
 class HeldNodes:
-    """Holds rows of nodes of one backward pass, attached to its graph."""
+    """Holds rows of nodes of one backward pass. They are attached to its graph."""
 
     __slots__ = ("_count", "_keeper")
 
     def __init__(self) -> None:
         self._count = 0
-        # A weak reference: the graph owns the keeper, and a strong one would keep the graph alive.
+        # The graph owns the keeper. A strong reference to the keeper would keep the graph alive.
         self._keeper: ref[_Keeper] | None = None
 
     def saw(self, node: Any) -> None:
@@ -68,12 +68,12 @@ class HeldNodes:
             keeper.row.append(node)
         if keeper is None or position == ROW:  # this node's keeper will hold the next row
             self._keeper = ref(node.metadata.setdefault(_KEY, _Keeper()))
-            if _after_collection not in gc.callbacks:  # for graphs that outlive their recording
+            if _after_collection not in gc.callbacks:  # for graphs that live longer than their recording
                 gc.callbacks.append(_after_collection)
 
 
 def drain() -> None:
-    """Free the released rows and the nodes behind them, iteratively."""
+    """Free the released rows, and the nodes behind them, iteratively."""
     while _released:
         row = _released.popleft()
         row.reverse()

@@ -1,7 +1,8 @@
-"""Tracks optimizers and modules during a step, through torch's global hooks.
+"""Tracks optimizers and modules during a step, with torch's global hooks.
 
-Both watchers are open only while a step is recorded; closing them removes all hooks. torch calls hooks within the step,
-which must not see their errors. An error is stored in `failure`, and the hook does nothing from then on. Example::
+Both watchers are open only while a step is recorded. Closing them removes all hooks. torch calls hooks within the step,
+which must not see errors of a hook. Such an error is stored in `failure`, and the hook does nothing from then on.
+Example::
 
     watch = OptimizerWatch()
     watch.open()
@@ -47,7 +48,7 @@ _AnyWatch = TypeVar("_AnyWatch", bound=_Watch)
 def _unseen_by_the_step(
     hook: Callable[Concatenate[_AnyWatch, Parameters], Result],
 ) -> Callable[Concatenate[_AnyWatch, Parameters], Result | None]:
-    """Wrap a hook so that it stores its first error and does nothing afterwards."""
+    """Wrap a hook, so that it stores its first error, and does nothing afterwards."""
 
     @wraps(hook)
     def guarded(watch: _AnyWatch, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
@@ -71,7 +72,7 @@ class OptimizerWatch:
         steps: Number of finished steps.
         on_step_end: Called after each step.
         before_change: Called before `inside` changes.
-        failure: First error in a hook; None without.
+        failure: First error in a hook; None if there was none.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class OptimizerWatch:
         self.steps = 0
         self.on_step_end = on_step_end
         self.before_change = before_change
-        # Graph task id of the backward pass around each open step (-1 outside of any), or _CLOSURE inside its closure.
+        # Graph task id of the backward pass around each open step (-1 outside of one), or _CLOSURE inside its closure.
         self._open: list[int | None] = []
         self._stepping: list[Optimizer] = []
         self._thread = threading.get_ident()
@@ -94,7 +95,7 @@ class OptimizerWatch:
         return bool(self._open) and self._open[-1] == _graph_task()
 
     def open(self) -> None:
-        """Register the hooks; only this thread is tracked, since others may train another model."""
+        """Register the hooks. Only this thread is tracked, because other threads may train another model."""
         self._thread = threading.get_ident()
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -102,7 +103,7 @@ class OptimizerWatch:
         ]
 
     def close(self) -> None:
-        """Remove the hooks; calling it again has no effect."""
+        """Remove the hooks. Calling it again has no effect."""
         _remove(self._handles)
         self._open = []
         self._stepping = []
@@ -133,7 +134,8 @@ class OptimizerWatch:
             self._open.pop()
         if self._stepping:
             self._stepping.pop()
-        # An optimizer's step may call its parent's step, which torch hooks as well: this counts as one update.
+        # An optimizer's step may call its parent's step, for which torch calls the hooks, too. This counts as one
+        # update.
         if not any(outer is optimizer for outer in self._stepping):
             self.steps += 1
             self.on_step_end()
@@ -142,7 +144,7 @@ class OptimizerWatch:
         """Wrap a closure so that it does not count as part of the update."""
 
         def watched() -> Any:
-            with suppress(*CAUGHT):  # hooks store their own errors; this catches errors before they begin
+            with suppress(*CAUGHT):  # hooks store their own errors, and this catches errors before a hook begins
                 self._enter_closure()
             try:
                 return closure()
@@ -165,11 +167,11 @@ class OptimizerWatch:
 
 
 _CLOSURE: Final = None
-"""Marks the inside of a step's closure; different from every graph task id."""
+"""Marks the inside of a step's closure. It differs from every graph task id."""
 
 
 def _remove(handles: list[RemovableHandle]) -> None:
-    """Remove all hooks of a list and empty it, even if some removals raise."""
+    """Remove all hooks of a list and empty it, even if removing one of them raises an error."""
     with ExitStack() as parts:
         while handles:
             parts.callback(handles.pop().remove)
@@ -177,19 +179,19 @@ def _remove(handles: list[RemovableHandle]) -> None:
 
 @final
 class ModuleWatch:
-    """Tracks the module being called, by its qualified name.
+    """Tracks which module is called, by its qualified name.
 
-    Without a model, names are relative to the outermost module seen at the time of the call. A model may be called
-    after one of its parts, and a step may call several models. `final_names` therefore translates them to the names of
-    parameters.
+    Without a model, names are relative to the outermost module that is known at the time of the call. A model may be
+    called after one of its parts, and a step may call several models. Therefore `final_names` translates these names to
+    the names of parameters.
 
     Args:
-        model: Model that defines the names; None uses the outermost modules that are called.
-        marks: Mark each call for a running profiler, at about a microsecond each.
+        model: Model that defines the names. If None, the outermost modules that are called define them.
+        marks: Whether to mark each call for a running profiler, which takes about a microsecond per call.
 
     Attributes:
         roots: Outermost modules that were called, in the order of their first call.
-        failure: First error in a hook; None without.
+        failure: First error in a hook; None if there was none.
     """
 
     def __init__(self, model: torch.nn.Module | None = None, *, marks: bool = False) -> None:
@@ -198,7 +200,7 @@ class ModuleWatch:
         self._mark = getattr(torch._C._profiler, "_RecordFunctionFast", None) if marks else None
         self._open_marks: list[Any] = []
         self._names: dict[int, str] = {}
-        self._count = 0  # number of modules taken as outermost
+        self._count = 0  # number of modules that were taken for outermost modules
         self._parts: set[int] = set()
         self._named_by_model = model is not None
         self._calls: list[torch.nn.Module] = []
@@ -214,7 +216,7 @@ class ModuleWatch:
 
     @property
     def name(self) -> str | None:
-        """Qualified name of the innermost named module being called."""
+        """Qualified name of the innermost named module that is being called; None outside of modules."""
         for module in reversed(self._calls):
             name = self._names.get(id(module))
             if name:
@@ -222,9 +224,9 @@ class ModuleWatch:
         return None
 
     def final_names(self) -> dict[str, str | None]:
-        """Map names given while recording to final names, for those that differ.
+        """Map the names that were used while recording to final names, if these differ.
 
-        None stands for the only outermost module, which has no name.
+        None stands for a single outermost module, which has no name.
         """
         if self._named_by_model:
             return {}
@@ -245,7 +247,7 @@ class ModuleWatch:
         ]
 
     def close(self) -> None:
-        """Remove the hooks; calling it again has no effect."""
+        """Remove the hooks. Calling it again has no effect."""
         with ExitStack() as parts:
             while self._open_marks:
                 parts.push(self._open_marks.pop())
@@ -273,12 +275,12 @@ class ModuleWatch:
                 self._open_marks.pop().__exit__(None, None, None)
 
     def _add_root(self, module: torch.nn.Module) -> None:
-        """Add an outermost module, replacing its parts that were added before."""
+        """Add an outermost module. It replaces its parts, if these were added before."""
         parts = {id(part) for part in _parts_of(module)} | {id(module)}
         self.roots = [*(root for root in self.roots if id(root) not in parts), module]
         self._parts |= parts
         if not self._named_by_model:
-            # Names in the first module are final unless more follow; later modules get a number as prefix.
+            # Names in the first module are final unless more modules follow. Later modules get a number as prefix.
             prefix = f"{self._count}:"
             for name, part in _named_parts_of(module):
                 self._names.setdefault(id(part), name if name and not self._count else f"{prefix}{name}")
@@ -286,7 +288,7 @@ class ModuleWatch:
 
 
 def _named_parts_of(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """List named modules inside a module; empty if the model fails to list them, since names are optional."""
+    """List the named modules inside a module; empty if the model fails to list them, because names are optional."""
     with suppress(Exception):
         return list(root.named_modules())
     return []

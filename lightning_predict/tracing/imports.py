@@ -1,8 +1,8 @@
-"""Reads files of other tools as Traces; the format is detected from the content. Pure Python.
+"""`import_trace`: reads a profiler trace (Kineto) or an execution trace as a Trace. Pure Python.
 
-An execution trace (written by `torch.profiler.ExecutionTraceObserver`) has every call with its tensors, but no times
-and no kernels. Node numbers follow the order in which calls begin, so they replace times: nodes become events of a
-profile, which the reader of `kineto.py` processes.
+The format is detected from the content. An execution trace (written by `torch.profiler.ExecutionTraceObserver`) has
+every call with its tensors, but no times and no kernels. Nodes are numbered in the order in which calls begin, so the
+numbers replace times: nodes become events of a profile, which `kineto.py` then reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_predict.tracing.signatures import RECORDED_TENSORS
 from lightning_predict.tracing.trace import FORMAT, Trace, read_trace_json
 
 _SCHEMA: Final = "1.1."
-"""Prefix of `schema` in supported files, written by torch 2.4 and later."""
+"""Prefix of `schema` in supported files, which torch 2.4 and later write."""
 
 _ROOT: Final = "[pytorch|profiler|execution_trace|"
 _NODE: Final = "autograd::engine::evaluate_function: "
@@ -63,7 +63,7 @@ def _name(node: Checked) -> str:
 
 
 def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
-    """Yield nodes as events; a call ends after the last call inside it begins."""
+    """Yield the nodes as events. A call ends after the last call inside it begins."""
     number = {id(node): node.member("id").integer() for node in nodes}
     parents = {number[id(node)]: node.member("ctrl_deps").integer() for node in nodes}
     last = {own: own for own in parents}
@@ -72,7 +72,7 @@ def _events(nodes: list[Checked]) -> Iterator[dict[str, Any]]:
         if parent in last:
             last[parent] = max(last[parent], last[own])
     attributes = {number[id(node)]: _attributes(node) for node in nodes}
-    # The engine's node has no sequence number; the node inside it does.
+    # The engine's node has no sequence number, but the node inside it does.
     inner = {parents[own]: row for own, row in attributes.items() if row.get("seq_id", -1) >= 0}
     for node in nodes:
         own, name = number[id(node)], _name(node)
@@ -106,7 +106,7 @@ def _attributes(node: Checked) -> dict[str, Any]:
 
 
 def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's tensors and values in the format of profiler events."""
+    """Return the tensors and values of a call in the format of profiler events."""
     inputs, outputs = node.member("inputs"), node.member("outputs")
     values = [None if item.value == "<None>" else item.value for item in inputs.member("values").items()]
     arguments: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _arguments(node: Checked, attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor_rows(group: Checked) -> list[list[list[Any]]]:
-    """Return the tensors at each position as rows: shape, dtype, storage id and device type."""
+    """Return the tensors at each position as rows of shape, dtype, storage id and device type."""
     values = group.member("values").items()
     shapes, kinds = (group.member(key).items(length=len(values)) for key in ("shapes", "types"))
     return [list(_rows(*row)) for row in zip(values, shapes, kinds, strict=True)]
@@ -151,9 +151,9 @@ def import_trace(path: str | os.PathLike[str], *, step: int | None = None, gpu: 
 
     Args:
         path: A JSON file, gzip or plain.
-        step: Number of the `ProfilerStep#` to read; None reads the median of the steps with work, or the whole file if
-            no step is marked.
-        gpu: GPU of the recording, if the file does not name it or the catalogue does not know the name.
+        step: Number of the `ProfilerStep#` to read. If None, the median of the steps with work, or the whole file if no
+            step is marked.
+        gpu: GPU of the recording, if the file does not name it, or if the catalogue does not know the name.
 
     Raises:
         TraceFormatError: The file has another format or no such step, or was not recorded on an NVIDIA GPU.

@@ -1,9 +1,9 @@
-"""Reads Kineto JSON files (exported by `torch.profiler`) as Traces. Pure Python: torch is not needed.
+"""Reads a profile (Kineto JSON file, exported by `torch.profiler`) as a Trace. Pure Python: torch is not needed.
 
 The operations are those that a recorder below autograd sees: the outermost calls that are not composites. Recurrent
-layers, attention and RMS normalisation are read as whole calls, with their backward passes (matched by autograd's
-sequence numbers). Kernels belong to the operation that launched them, directly or through inner calls. Content that
-predictions cannot use is reported in the trace's notes. Example::
+layers, attention and RMS normalisation are read as one operation each, with their backward passes (matched by
+autograd's sequence numbers). Kernels belong to the operation that launched them, directly or through inner calls. The
+trace's notes report content that predictions cannot use. Example::
 
     trace = import_trace("rank0.pt.trace.json.gz", step=5)  # detects the format
     trace.gpu_reported_name          # 'NVIDIA A100-SXM4-40GB'
@@ -51,9 +51,9 @@ _SHORT_DTYPES: Final = frozenset({"float16", "bfloat16"})
 def trace_of_kineto(document: Any, source: str, *, step: int | None, gpu: str | None) -> Trace:
     """Read one step of a profile exported by `torch.profiler`.
 
-    Values that the file lacks remain unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults,
-    with a note). Time inside a DataLoader's `__next__` is loader time. Collectives are removed if the file does not
-    state the number of GPUs. A GPU that is not in the catalogue causes a warning, since its measured kernels cannot be
+    Values that the file lacks stay unknown: tensor ids, outputs, samples, and the TF32 and cuDNN flags (defaults, with
+    a note). Time inside a DataLoader's `__next__` is loader time. Collectives are removed if the file does not state
+    the number of GPUs. If the GPU is not in the catalogue, there is a warning, because its measured kernels cannot be
     used.
 
     Raises:
@@ -80,18 +80,19 @@ _TF32_BY_KERNELS: Final = "The file does not contain the TF32 setting; its matmu
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 _TF32_KERNEL: Final = re.compile(r"tf32|tensorop_s1688gemm_\d")
-"""Kernels that round float32 to TF32 for the tensor cores."""
+"""Names of kernels that round float32 to TF32 for the tensor cores."""
 
 
 _UNCERTAIN_TF32: Final = re.compile(r"nvjet_(sm\d+_)?sss_")
-"""Kernels of float32 operands whose names do not tell TF32 from float32; Blackwell's cuBLAS uses them for both."""
+"""Names of kernels with float32 operands that do not distinguish TF32 from float32. Blackwell's cuBLAS uses them for
+both."""
 
 _ABOVE_PEAK: Final = 1.1
-"""Ratio to the GPU's float32 peak from which a product must have used TF32; boost clocks explain less."""
+"""Ratio to the GPU's float32 peak above which a matmul must have used TF32. Boost clocks explain less than this."""
 
 
 def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
-    """Return whether float32 matmuls used TF32, judged by their kernels; only the TF32 flag permits it.
+    """Return whether float32 matmuls used TF32, judged by their kernels. Only the TF32 flag permits it.
 
     Args:
         operations: Operations of the step.
@@ -106,7 +107,7 @@ def _ran_tf32(operations: Sequence[Operation], peak: float | None) -> bool:
 
 
 def _rate_of(product: Operation) -> float:
-    """Return the FLOP/s of a product with a kernel of an uncertain name; 0 for others."""
+    """Return the FLOP/s of a matmul whose kernel name leaves TF32 open; 0 for other operations."""
     seconds = math.fsum(kernel.seconds for kernel in product.kernels)
     left, right = product.inputs[-2:] if len(product.inputs) > 1 else (None, None)
     if left is None or right is None or not right.shape or seconds <= 0:
@@ -125,7 +126,7 @@ _AMD_WAVEFRONT: Final = 64
 
 
 def _refuse_other_vendors(profile: Profile, source: str) -> None:
-    """Raise an error for recordings of AMD GPUs, whose kernels follow other rules."""
+    """Raise an error for a recording on an AMD GPU, whose kernels follow other rules."""
     rows = _device_rows(profile)
     names = [str(row.get("name", "")) for row in rows]
     is_amd = any(name.lower().startswith(_AMD) for name in names)
@@ -139,7 +140,7 @@ def _refuse_other_vendors(profile: Profile, source: str) -> None:
 
 
 def step_notes(profile: Profile, *, asked: int | None) -> Iterator[str]:
-    """Yield notes on which part of a file was read."""
+    """Yield notes that state which part of a file was read."""
     marked = profile.marked_steps
     if profile.step is None:
         updates = len(_updates(profile))
@@ -185,7 +186,7 @@ def trace_of_profile(profile: Profile, *, recorder: str) -> Trace:
 
 
 def _float32_peak(row: dict[str, Any]) -> float | None:
-    """Return the float32 FLOP/s of the GPU in a file; None if the catalogue does not contain it."""
+    """Return the float32 FLOP/s of the GPU that a file names; None if the catalogue does not contain it."""
     try:
         return find_gpu(str(row["name"]), memory_bytes=row.get("totalGlobalMem")).peak_flops_per_second["float32"]
     except (KeyError, UnknownGpuError, InvalidArgumentError):
@@ -195,11 +196,11 @@ def _float32_peak(row: dict[str, Any]) -> float | None:
 _KERNEL_LAUNCH: Final = re.compile(r"_*(cuda|cu)LaunchKernel\w*")
 
 _FEW_LOST: Final = 0.01
-"""Share of launches without kernels that is not worth a note."""
+"""Share of launches without kernels up to which no note is given."""
 
 
 def _lost_kernels(profile: Profile) -> Iterator[str]:
-    """Yield a note on launches whose kernels the profiler lost, as it may at the start of a session."""
+    """Yield a note on launches whose kernels the profiler lost, as may happen at the start of a session."""
     launches = [call for call in profile.calls() if call.is_launch and _KERNEL_LAUNCH.fullmatch(call.name)]
     lost = sum(not call.device_work for call in launches)
     if _FEW_LOST * len(launches) < lost < len(launches):
@@ -212,7 +213,7 @@ def _lost_kernels(profile: Profile) -> Iterator[str]:
 @final
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """An optimizer step: from the end of the last backward pass inside it (the closure's) to its own end."""
+    """An optimizer step: from the end of the last backward pass inside it (in its closure) to its own end."""
 
     start: float
     end: float
@@ -249,7 +250,7 @@ def _phases(found: Sequence[FoundOperation], updates: Sequence[_Update]) -> list
             in_optimizer=index >= 0 and item.start < updates[index].end,
             in_backward=item.in_backward,
             builds_graph=item.builds_graph,
-            # In files, a sequence number indicates enabled gradients; calls without tensors never have one.
+            # In files, a sequence number means that gradients are enabled. Calls without tensors never have one.
             grad_enabled=item.grad_enabled or not tensors_of(item.call),
             in_module=item.module is not None and not item.in_backward,
             between_devices=_is_between_devices(item),
@@ -265,7 +266,7 @@ def _is_between_devices(item: FoundOperation) -> bool:
 def _copied(
     item: FoundOperation, inputs: tuple[TensorInfo, ...]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """Return inputs and outputs of a host-device copy with their devices, which files omit."""
+    """Return the inputs and outputs of a copy between host and device, with their devices, which files omit."""
     to_gpu = any("HtoD" in work.name for work, _ in item.work)
     if not inputs or any(one.device for one in inputs) or not (to_gpu or _is_between_devices(item)):
         return inputs, ()
@@ -314,7 +315,7 @@ def _kernel(work: DeviceWork, launch: Call | None, profile: Profile) -> Kernel:
 
 
 def _three(value: Any) -> tuple[int, int, int]:
-    """Parse sizes in x, y, z; zeros for copies and fills, which have none."""
+    """Parse sizes in x, y, z. Copies and fills have none, so their sizes are 0."""
     if not isinstance(value, list) or len(value) != 3:
         return 0, 0, 0
     x, y, z = map(_whole, value)
@@ -343,7 +344,7 @@ def _gpu_properties(profile: Profile, devices: Counter[Any]) -> dict[str, Any]:
     for row in rows:
         if row.get("id") == number:
             return row
-    # Some files number the visible GPUs in one place and all GPUs in the other.
+    # Some files number only the visible GPUs in one place, and all GPUs in the other.
     return rows[0] if len({row.get("name") for row in rows}) == 1 else {}
 
 
@@ -364,7 +365,7 @@ def _processes(profile: Profile) -> tuple[int, int]:
 
 
 def _loader_microseconds(profile: Profile) -> float:
-    """Return the time inside DataLoader `__next__` calls; nested loaders are counted once."""
+    """Return the time inside `__next__` calls of a DataLoader. Nested loaders are counted once."""
     total, ended = 0.0, profile.start
     for call in sorted(profile.calls(), key=lambda call: call.start):
         if call.name.startswith(LOADER_MARK) and call.start >= ended:
@@ -373,11 +374,11 @@ def _loader_microseconds(profile: Profile) -> float:
 
 
 _SHORT_WAIT: Final = 0.01
-"""Minimum share of the step for which a wait for the previous step is reported."""
+"""Minimum share of the step above which a wait for the previous step is reported."""
 
 
 def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
-    """Yield notes on content of the step's window that does not belong to the step."""
+    """Yield notes on content within the step's time that does not belong to the step."""
     if profile.earlier_work:
         seconds = microseconds_to_seconds(math.fsum(work.duration for work in profile.earlier_work))
         yield (
@@ -396,7 +397,7 @@ def _profile_notes(profile: Profile, loading: float) -> Iterator[str]:
 
 
 def _waits(profile: Profile) -> Iterator[HostWait]:
-    """Yield host waits in order: calls that synchronise with the device, and waits for the data loader.
+    """Yield waits of the host in order: calls that synchronise with the device, and waits for the data loader.
 
     Threads that launch nothing (for pinning memory, or a watchdog of collectives) are ignored, because they do not
     delay the step.
@@ -412,7 +413,7 @@ def _waits(profile: Profile) -> Iterator[HostWait]:
 
 
 def _has_python_stacks(document: Any) -> bool:
-    """Return whether the profiler traced Python calls; newer files state it, older ones contain such events."""
+    """Return whether the profiler recorded Python stacks. Newer files state this; older files contain such events."""
     if isinstance(document, dict) and document.get("with_stack"):
         return True
     rows = document if isinstance(document, list) else document["traceEvents"]
@@ -420,7 +421,7 @@ def _has_python_stacks(document: Any) -> bool:
 
 
 def _autocast_dtype(operations: Sequence[Operation], profile: Profile) -> str | None:
-    """Return the 16-bit dtype to which tensors with gradients were cast, or None."""
+    """Return the 16-bit dtype to which tensors with gradients were cast; None if none was."""
     if not any(call.name == "ToCopyBackward0" for call in profile.calls()):
         return None
     casts = Counter(
@@ -459,7 +460,7 @@ def _notes(operations: Sequence[Operation]) -> Iterator[str]:
 
 
 def _most_time(kernels: Sequence[Kernel]) -> str:
-    """Return short names of the kernels with the most time."""
+    """Return short names of the kernels that take most time."""
     seconds: dict[str, float] = {}
     for kernel in kernels:
         name = _short_name(kernel.name)

@@ -1,10 +1,10 @@
-"""Records a step with variable sequence lengths as the mean of a few representative lengths.
+"""`capture_lengths`: records a step with variable sequence lengths as the mean of a few representative lengths.
 
-If each batch is as long as its longest sequence, steps vary in length. Each recorded length represents the batches
-nearest to it. The longest length is always recorded, since it determines the required memory. Example::
+If each batch is as long as its longest sequence, steps differ in length. Each recorded length represents the batches
+with the nearest lengths. The longest length is always recorded, because it determines the required memory. Example::
 
     trace = capture_lengths(lambda length: step_of(batch, length), lengths={64: 500, 128: 900, 512: 80})
-    predict(trace, iterations=1480)  # the mean step, and the memory of the longest
+    predict(trace, iterations=1480)  # the mean step, and the memory of the longest length
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ def capture_lengths(
 
     Args:
         step: Runs one step with batches of the given length.
-        lengths: Frequency of each batch length, or a list of batch lengths.
+        lengths: Number of batches of each length, or a list of batch lengths.
         kinds: Maximum number of lengths to record.
         warmup_steps: As for `capture`, at each length.
         samples_per_step: As for `capture`.
         precision: As for `capture`.
 
     Raises:
-        InvalidArgumentError: No length, a length below 1, a count that is not positive, or as `capture`.
-        CaptureError: As `capture`.
+        InvalidArgumentError: There is no length, a length is below 1, a count is not positive, or an error of
+            `capture`.
+        CaptureError: An error of `capture`.
     """
     if kinds < 1:
         raise InvalidArgumentError(f"kinds={kinds} is no number of lengths; expected 1 or more.")
@@ -65,11 +66,11 @@ def capture_lengths(
 def shares_of_lengths(lengths: Mapping[int, float] | Iterable[int], kinds: int) -> dict[int, float]:
     """Choose representative lengths, each with its share of the batches.
 
-    The longest length represents itself. The others are grouped by length, with about the same number of batches per
-    group. Each group is represented by its mean length, rounded up.
+    The longest length represents only itself. The others are grouped by length, with about the same number of batches
+    in each group. A group is represented by its mean length, rounded up.
 
     Args:
-        lengths: Frequency of each length, or a list of lengths.
+        lengths: Number of batches of each length, or a list of lengths.
         kinds: Maximum number of lengths to choose.
     """
     counts: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Explains errors of steps on the meta device: which line needs values, or an operation that torch lacks there.
+"""Explains errors of steps on the meta device: which line needs values, or which operation torch lacks there.
 
 Example::
 
@@ -29,13 +29,13 @@ _RAISED: Final = (RuntimeError, AssertionError, ValueError, TypeError)
 _READS: Final = re.compile(
     r"called on meta tensors|out of meta tensor|register_meta|type tensor to numpy|repeat_interleave"
 )
-"""torch's errors for calls that need the values of a meta tensor."""
+"""Patterns of torch's errors for calls that need the values of a meta tensor."""
 
 _OURS: Final = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent.parent}{os.sep}")
 
 
 def explained(error: Exception) -> CaptureError | None:
-    """Return the error to raise in place of torch's; None if the meta device is not the cause."""
+    """Return the error to raise instead of torch's error; None if the meta device is not the cause."""
     text = str(error)
     if isinstance(error, CaptureError) or not isinstance(error, _RAISED) or not _NAMES_META.search(text):
         return None
@@ -63,7 +63,7 @@ def failed_with_assumptions(error: Exception, notes: Sequence[str]) -> CaptureEr
 
 
 def _raised_by_torch(error: BaseException) -> bool:
-    """Return whether the innermost Python frame is torch's, or called it."""
+    """Return whether the innermost Python frame belongs to torch, or called torch."""
     frames = extract_tb(error.__traceback__)
     return isinstance(error, (RuntimeError, AssertionError)) or not frames or _is_ours(frames[-1]) or _calls(frames[-1])
 
@@ -77,7 +77,7 @@ def _calls(frame: FrameSummary) -> bool:
 
 
 def _asking_line(error: BaseException) -> str:
-    """Describe the innermost line of the traceback outside torch and this package."""
+    """Describe the innermost line of the traceback that is outside torch and this package."""
     frames = [one for one in extract_tb(error.__traceback__) if not _is_ours(one)]
     if not frames:
         return "The step"

@@ -1,9 +1,9 @@
-"""Builds a complete step with gradient accumulation from the micro-batches that were recorded.
+"""Builds a complete step with gradient accumulation from those micro-batches that were recorded.
 
-Micro-batches with the same shapes run the same operations, except the first and the last. The first creates the
-gradients to which the others add, and the optimizer update follows the last. Each missing micro-batch is a copy of a
-recorded one without the update. It gets new storage ids for tensors that the recorded one created or received.
-Example::
+Micro-batches with the same shapes run the same operations, except the first and the last. The first one creates the
+gradients to which the others add, and the optimizer update follows the last one. Each micro-batch that was not recorded
+becomes a copy of a recorded one, without the update. The copy gets new storage ids for tensors that the recorded one
+created or received. Example::
 
     laid_out(operations, parts, shown_by=(0, 3, 3, 3))     # the first and the last of four were recorded
 """
@@ -22,7 +22,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector while many small objects are created, which it would scan repeatedly."""
+    """Pause the garbage collector while many small objects are created, because it would scan them repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -35,12 +35,12 @@ def collector_paused() -> Iterator[None]:
 @final
 @dataclass(frozen=True, slots=True)
 class RecordedMicroBatch:
-    """A recorded micro-batch.
+    """Position of a recorded micro-batch in the recorded operations.
 
     Attributes:
         begins: Index of its first operation.
         ends: Index after its last operation.
-        alive: Ids of storages alive at its end.
+        alive: Ids of the storages that are alive at its end.
     """
 
     begins: int
@@ -58,8 +58,9 @@ def without_update(operations: Sequence[Operation], *, like: Sequence[Operation]
     """Return the operations of a micro-batch without the optimizer update.
 
     Args:
-        operations: Operations of a micro-batch that may include an update.
-        like: Operations of a micro-batch without an update; the same operations are kept after the backward pass.
+        operations: Operations of a micro-batch, perhaps with an update.
+        like: Operations of a micro-batch without an update. After the backward pass, only operations that it also has
+            are kept.
     """
     end = backward_ends(operations)
     rest = iter(operations[end:])
@@ -84,8 +85,9 @@ def laid_out(
     Args:
         operations: The recorded operations.
         parts: The recorded micro-batches.
-        shown_by: For each micro-batch, the index of the recorded one to copy; its own index if it was recorded.
-        lasting: Storages that belong to no micro-batch (parameters).
+        shown_by: For each micro-batch, the index of the recorded one that represents it; its own index if it was
+            recorded.
+        lasting: Storages that do not belong to a micro-batch (parameters).
         held: Storages that survive the recorded operations.
     """
     recorded = dict(zip(sorted({*shown_by}), parts, strict=True))
@@ -122,12 +124,13 @@ def laid_out(
 @final
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """A micro-batch without the update, to be copied.
+    """A micro-batch without the update, which is to be copied.
 
     Attributes:
-        operations: Its operations.
+        operations: Operations of the micro-batch.
         own: Storages that it created or received.
-        collected: Those that survive in every micro-batch, because their counterparts from the first one survive.
+        collected: Storages that survive in every micro-batch, because the corresponding ones of the first micro-batch
+            do.
     """
 
     operations: tuple[Operation, ...]
@@ -153,7 +156,7 @@ def _added(
 
 
 def _collected(first: Sequence[Operation], other: Sequence[Operation], held: Collection[int]) -> frozenset[int | None]:
-    """Find storages of a micro-batch whose counterparts in the first one survive; each micro-batch leaves these."""
+    """Find the storages of a micro-batch that survive it, because the corresponding ones of the first one survive."""
     return frozenset(
         its.id
         for one, same in zip(first, other, strict=False)
@@ -172,7 +175,7 @@ def _touched(operations: Iterable[Operation]) -> Iterator[int | None]:
 
 
 def _renumbered(operations: Iterable[Operation], names: Mapping[int, int]) -> Iterator[Operation]:
-    """Return operations with new storage ids."""
+    """Yield the operations with other storage ids."""
     known: dict[int, TensorInfo] = {}  # by identity: the recorder describes a tensor once, and hashing is slower
 
     def its(tensor: TensorInfo) -> TensorInfo:

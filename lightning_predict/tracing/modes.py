@@ -1,9 +1,9 @@
-"""The two torch modes through which a recorder sees a step, and the operators' schemas.
+"""The two torch modes through which a recorder sees a step (dispatch and function mode), and the operators' schemas.
 
-`OperationMode` reports each operation below autograd. `WholeCallMode` reports calls that are recorded whole, before
-torch decomposes them. Both run every call unchanged, except for autocast and the memory format of convolutions on the
-meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged tensors, DTensor, quantized weights)
-decompose their operations first, and the inner operations are reported. Example::
+`OperationMode` reports each operation below autograd. `WholeCallMode` reports calls that are recorded as one operation,
+before torch decomposes them. Both run every call unchanged, except for autocast and the memory format of convolutions
+on the meta device (`meta_device.py`). Tensor subclasses that run Python code (jagged tensors, DTensor, quantized
+weights) decompose their operations first. Then the inner operations are reported. Example::
 
     with OperationMode(recorder), WholeCallMode(recorder):
         model(batch)         # recorder.record_operation(...) and recorder.record_whole_call(...) are called
@@ -42,7 +42,7 @@ _WHOLE_CALLS: Final[Mapping[TorchFunction, str]] = {
 }
 
 # Torch runs the body of its Python functions with the function mode disabled, so whole calls inside them would be
-# missed. These functions contain some: attention, and recomputations under checkpointing during the backward pass.
+# missed. These functions contain whole calls: attention, and recomputations by checkpointing during the backward pass.
 _HOLDS_ATTENTION: Final = functional.multi_head_attention_forward
 _RUN_AUTOGRAD: Final = frozenset({torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad})
 
@@ -51,45 +51,45 @@ _SHOWN_INSIDE: Final = _RUN_AUTOGRAD | {_HOLDS_ATTENTION}
 
 
 class Recorder(Protocol):
-    """The recorder that the modes report to.
+    """The recorder to which the modes report.
 
     Attributes:
         operations: Recorded operations.
-        pauses: Notified when an operation begins, and when it has run and is recorded.
+        pauses: Timer that is called when an operation begins, and when it has run and is recorded.
     """
 
     operations: list[Operation]
     pauses: PauseTimer
 
     def record_operation(self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record an operation that has run. Must not raise."""
+        """Record an operation that has run. This must not raise."""
 
     def cast(
         self, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments to run an operation with; they are changed only under autocast on the meta device."""
+        """Return the arguments for running an operation. Only autocast on the meta device changes them."""
 
     def note_autocast(self) -> bool:
-        """Record whether autocast is active, which is not visible below autograd."""
+        """Store whether autocast is active, which cannot be seen below autograd."""
 
     def cast_call(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments to run a function with; they are changed only under autocast on the meta device."""
+        """Return the arguments for running a function. Only autocast on the meta device changes them."""
 
     def run_without_values(
         self, schema: Schema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: RuntimeError
     ) -> Any:
-        """Return an assumed result of an operation that failed for lack of values on meta, or raise `error`."""
+        """Return an assumed result for an operation that failed because meta has no values, or raise `error`."""
 
     def record_skipped(self, schema: Schema) -> None:
-        """Record that an operation ran which cannot be described. Must not raise."""
+        """Store that an operation ran that cannot be described. This must not raise."""
 
     def record_whole_call(self, name: str, call: TorchFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call that is recorded whole and return its result."""
+        """Run a call that is recorded as one operation, and return its result."""
 
     def fail(self, error: Exception) -> None:
-        """Stop recording after an internal failure. Must not raise."""
+        """Stop recording after an internal failure. This must not raise."""
 
 
 @final
@@ -100,12 +100,13 @@ class Schema:
     Attributes:
         name: Qualified name without the overload.
         words: Argument names.
-        defaults: Default values; None without a default.
-        decomposes: Whether it is a composite, which torch decomposes for tensors with autograd.
-        asks: Whether it only queries a device or layout and computes nothing.
+        defaults: Default values; None for arguments without a default.
+        decomposes: Whether the operator is a composite, which torch decomposes for tensors with autograd.
+        asks: Whether it only queries a device or layout, and computes nothing.
         marks: Whether it only marks a range for profilers.
         is_convolution: Whether its memory format must be corrected on the meta device (`meta_device.py`).
-        left_out: For each number of positional arguments, the defaults of the remaining ones, as JSON values.
+        left_out: Defaults of the remaining arguments as JSON values, by the number of positional arguments that are
+            given.
     """
 
     name: str
@@ -122,8 +123,8 @@ _MARKERS: Final = "profiler::"
 """Namespace of operators that only mark a range for profilers."""
 
 _SCHEMAS: dict[int, tuple[Any, Schema]] = {}
-"""Schemas by the address of the operator, since hashing an operator runs Python. Keeping the operator keeps its address
-valid."""
+"""Schemas by the address of the operator, because hashing an operator would run Python code. The operator is kept, so
+that its address stays valid."""
 
 
 def schema_of(operator: Any) -> Schema:
@@ -160,22 +161,22 @@ def _read_schema(operator: Any) -> Schema:
 def _has_kernel(name: str, key: str) -> bool:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-    except RuntimeError:  # an operator implemented in Python, such as queries of symbolic sizes
+    except RuntimeError:  # an operator that is implemented in Python, such as a query of a symbolic size
         return False
 
 
 class _Way(Enum):
-    """How to handle an operation."""
+    """Ways to handle an operation."""
 
     RECORDED = auto()
     RUN = auto()
     DECOMPOSED = auto()
     LEFT = auto()
-    """The tensor subclass runs it; this mode sees the operations inside."""
+    """The tensor subclass runs it, and this mode sees the operations inside."""
     PASSED_OVER = auto()
 
 
-# Module constants, because accessing an enum member is slow and happens for every operation.
+# Module constants, because accessing a member of an enum is slow, and happens for every operation.
 _RECORDED: Final = _Way.RECORDED
 _RUN: Final = _Way.RUN
 
@@ -195,7 +196,7 @@ def _way(schema: Schema, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 @final
 class OperationMode(TorchDispatchMode):
-    """Runs every operation and reports it to the recorder."""
+    """Dispatch mode that runs every operation, and reports it to the recorder."""
 
     supports_higher_order_operators = True
 
@@ -205,12 +206,12 @@ class OperationMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would wrap each call of this mode and import the compiler; compiled steps never use this mode.
+        # True would wrap each call of this mode and import the compiler. Compiled steps never use this mode.
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch that this mode need not see the inside of compiled code."""
+        """Tell torch that this mode does not need to see the inside of compiled code."""
         return True
 
     def __torch_dispatch__(
@@ -225,7 +226,7 @@ class OperationMode(TorchDispatchMode):
                 way = _way(schema, types, args, kwargs)
                 if way is _RECORDED:
                     args, kwargs = recorder.cast(schema, args, kwargs)
-            except CAUGHT as error:  # the recorder's error must not reach the step
+            except CAUGHT as error:  # an error of the recorder must not reach the step
                 recorder.fail(wrap_exit(error))
                 return func(*args, **kwargs)
             if way is _RECORDED:
@@ -268,12 +269,12 @@ class OperationMode(TorchDispatchMode):
 
 @final
 class OwnCall:
-    """A call of the step, which runs exactly once even if the recorder fails around it.
+    """A call of the step. It runs exactly once, even if the recorder fails before or after it.
 
     Attributes:
         has_run: Whether it was called.
-        has_raised: Whether it raised, so that an error belongs to the step.
-        output: Its result; None before the call.
+        has_raised: Whether it raised an error, so that the error belongs to the step.
+        output: Result of the call; None before.
     """
 
     def __init__(self, call: TorchFunction) -> None:
@@ -294,7 +295,7 @@ class OwnCall:
 
 @final
 class WholeCallMode(TorchFunctionMode):
-    """Passes the calls that are recorded whole to the recorder and runs all others."""
+    """Function mode that passes the calls to record as one operation to the recorder, and runs all others."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -309,7 +310,7 @@ class WholeCallMode(TorchFunctionMode):
             has_autocast = recorder.note_autocast()
             name = _WHOLE_CALLS.get(func)
             is_plain = name is None and not has_autocast and func not in _SHOWN_INSIDE
-        except CAUGHT as error:  # the recorder's error must not reach the step
+        except CAUGHT as error:  # an error of the recorder must not reach the step
             recorder.fail(wrap_exit(error))
             return func(*args, **kwargs)
         if is_plain:
@@ -327,7 +328,7 @@ class WholeCallMode(TorchFunctionMode):
             return own.output if own.has_run else func(*args, **kwargs)
 
     def _inside(self, func: Any) -> AbstractContextManager[None]:
-        """Report calls inside a torch function, whose body runs with this mode disabled."""
+        """Report calls inside a torch function, because torch runs its body with this mode disabled."""
         if func is _HOLDS_ATTENTION:
             return _shown(functional, "scaled_dot_product_attention", self._attend, self._recorder)
         if func in _RUN_AUTOGRAD:
@@ -346,11 +347,11 @@ class WholeCallMode(TorchFunctionMode):
 
 @final
 class _Dispatcher:
-    """Replacement of a torch function that calls a per-thread substitute, or the original on other threads.
+    """Replacement of a torch function. It calls a substitute on some threads, and the original on others.
 
     Attributes:
         original: The torch function.
-        by_thread: Stack of substitutes per thread, innermost last, each with the recorder that receives its errors.
+        by_thread: Stack of substitutes per thread, the innermost last, each with the recorder that gets its errors.
     """
 
     def __init__(self, original: TorchFunction) -> None:
@@ -379,9 +380,9 @@ _DISPATCHERS_LOCK: Final = threading.Lock()
 
 @contextmanager
 def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -> Iterator[None]:
-    """Call `instead(original, ...)` in place of a torch function, on this thread only.
+    """Call `instead(original, ...)` instead of a torch function, only on this thread.
 
-    The last thread to leave restores the original, unless other code has replaced the function since.
+    The last thread to leave restores the original, unless other code has replaced the function in the meantime.
     """
     if getattr(holder, name, None) is None:  # this torch release does not have it
         yield
@@ -408,7 +409,7 @@ def _shown(holder: Any, name: str, instead: TorchFunction, recorder: Recorder) -
 
 
 def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
-    """Exit both modes, even if another mode was entered later and is still on top of the stack."""
+    """Exit both modes, even if another mode was entered later and is still active above them."""
     try:
         _leave(operations, _python_dispatch._get_current_dispatch_mode, _python_dispatch)
     finally:
@@ -416,7 +417,7 @@ def leave_modes(operations: OperationMode, whole_calls: WholeCallMode) -> None:
 
 
 def _leave(mode: Any, current: Callable[[], Any], stack: Any) -> None:
-    """Remove a mode from its stack and keep the modes above it; no effect if it is not on the stack."""
+    """Remove a mode from its stack, and keep the modes above it. There is no effect if it is not on the stack."""
     above = []
     try:
         while current() not in (None, mode):

@@ -1,10 +1,8 @@
 """Converts profiles of older torch releases to current names and arguments.
 
-* torch 1.8 and 1.9 name a convolution's backward pass after its library, with the image before the gradient.
+* torch 1.8 and 1.9 name the backward pass of a convolution after its library, and list the image before the gradient.
 * Before torch 2.1, profiles lack strides and paddings of convolutions. They are derived from the sizes of image, filter
-  and result. The result is the gradient of the backward pass, or else the input of a following operation.
-
-Pure Python. Example::
+  and result. The result is the gradient in the backward pass, or else the input of a following operation.
 
     >>> solved_geometry(image=224, taps=7, result=112)  # ResNet's first convolution: stride 2, padding 3
     (2, 3)
@@ -22,16 +20,16 @@ CONVOLUTION: Final = "aten::convolution"
 CONVOLUTION_BACKWARD: Final = "aten::convolution_backward"
 
 _IMAGE_FIRST: Final = frozenset({"aten::cudnn_convolution_backward", "aten::mkldnn_convolution_backward"})
-"""Backward passes with inputs (image, gradient, weight); the current order is (gradient, image, weight)."""
+"""Backward passes whose inputs are (image, gradient, weight). The current order is (gradient, image, weight)."""
 
 _LARGEST_STRIDE: Final = 32
 _NEXT_READERS: Final = 3
-"""Number of operations after a convolution to search for one that reads its result, usually a bias or a
+"""Number of operations after a convolution among which its result is searched as an input, usually of a bias or a
 normalisation."""
 
 
 def in_todays_words(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Rename operations of older releases, and add missing strides to convolutions."""
+    """Give operations of older releases their current names, and add missing strides to convolutions."""
     renamed = [_renamed(operation) for operation in operations]
     if not any(_lacks_strides(operation) for operation in renamed):
         return tuple(renamed)
@@ -80,7 +78,7 @@ def _image_and_weight(operation: Operation) -> tuple[TensorInfo, TensorInfo] | N
 
 
 def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo) -> tuple[int, ...] | None:
-    """Return the first shape read by the following operations that can be the convolution's result."""
+    """Return the first shape that a following operation reads, and that can be the result of the convolution."""
     for operation in after:
         for tensor in operation.inputs[:1]:
             shape = tensor.shape
@@ -90,7 +88,7 @@ def _read_next(after: Sequence[Operation], image: TensorInfo, weight: TensorInfo
 
 
 def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> dict[str, Any] | None:
-    """Derive the arguments of a convolution from its shapes; None without a solution.
+    """Derive the arguments of a convolution from its shapes; None if no arguments fit.
 
     Args:
         image: Shape (batch, channels, *sizes).
@@ -116,8 +114,9 @@ def convolution_arguments(image: Sequence[int], weight: Sequence[int], result: S
 def solved_geometry(*, image: int, taps: int, result: int) -> tuple[int, int] | None:
     """Solve `result = floor((image + 2 padding - taps) / stride) + 1` for stride and padding; None without a solution.
 
-    If there are several solutions, non-overlapping patches come first. Then, for an odd filter, half of it as padding,
-    as in almost all networks; then the smallest padding. The smallest stride is used.
+    If there are several solutions, non-overlapping patches are preferred. Next, for an odd filter, the padding is half
+    of the filter, as in almost all networks. Otherwise, the smallest padding is used. The stride is the smallest
+    possible one.
     """
     if image == taps * result:
         return taps, 0

@@ -1,13 +1,13 @@
-"""Memory layout of operands, which kernels depend on: images, matmul factors and element-wise operands.
+"""Memory layout (strides) of operands on which kernels depend: images, matmul factors and element-wise operands.
 
-Images are stored channels first (N, C, H, W), or channels last, as tensor cores need them. A convolution with
-channels-last images has the argument `channels_last`, and a matmul with a transposed second factor `second_transposed`.
-All recorders set these arguments.
+Images are stored channels first (N, C, H, W) or channels last, which tensor cores need. A convolution with
+channels-last images has the argument `channels_last`. A matmul whose second factor is transposed has the argument
+`second_transposed`. All recorders set these arguments.
 
-PyTorch's element-wise and copy kernels load several elements at once if all operands have the same layout without gaps,
-and one by one otherwise. In the second case, a block reads contiguous elements of an operand in one memory sector, and
-others in a sector each. A call with mixed layouts has the argument `strided`: the number of contiguous elements that a
-block reads. All recorders set it. Example::
+PyTorch's element-wise and copy kernels load several elements at once if all operands have the same layout without gaps.
+Otherwise, they load elements one by one. Then a block reads contiguous elements of an operand in one memory sector, but
+other elements in a sector each. A call with different layouts has the argument `strided`: the number of contiguous
+elements that a block reads. All recorders set it. Example::
 
     >>> rows = (64, 128), (128, 1)                        # sizes and strides
     >>> columns = (64, 128), (1, 64)
@@ -28,7 +28,7 @@ from typing import Any, Final
 # --- Images and matmul factors
 
 CHANNELS_LAST: Final = "channels_last"
-"""Argument of a convolution or batch norm with channels-last images; absent for channels first."""
+"""Argument of a convolution or batch norm with channels-last images. It is absent for channels first."""
 
 IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::convolution": 0,
@@ -36,7 +36,7 @@ IMAGES_AT: Final[Mapping[str, int]] = {
     "aten::cudnn_convolution": 0,
     "aten::convolution_backward": 1,
 }
-"""Convolutions, with the position of the images in their arguments."""
+"""Convolutions, with the position of the images among their arguments."""
 
 IMAGES_POSITION: Final[Mapping[str, int]] = {
     **IMAGES_AT,
@@ -52,14 +52,14 @@ IMAGES_POSITION: Final[Mapping[str, int]] = {
 """Operations whose kernels depend on the layout of their images, with the position of the images."""
 
 SECOND_TRANSPOSED: Final = "second_transposed"
-"""Argument of a matmul A·Bᵀ whose second factor is stored by columns, as in a linear layer; absent otherwise."""
+"""Argument of a matmul A·Bᵀ whose second factor is stored by columns, as in a linear layer. Otherwise it is absent."""
 
 SECOND_FACTOR_POSITION: Final[Mapping[str, int]] = {"aten::mm": 1, "aten::addmm": 2, "aten::bmm": 1, "aten::baddbmm": 2}
-"""Matmuls, with the position of the second factor in their arguments."""
+"""Matmuls, with the position of the second factor among their arguments."""
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether adjacent elements in memory are channels; False if both layouts are identical.
+    """Return whether adjacent elements in memory are channels; False if both memory formats are identical.
 
     Args:
         shape: Shape (N, C, *sizes), with two or three spatial dimensions.
@@ -85,13 +85,13 @@ def is_transposed(shape: Sequence[int], strides: Sequence[int]) -> bool:
 # --- Operands of element-wise calls and copies
 
 STRIDED: Final = "strided"
-"""Argument of a call whose operands have different layouts: number of contiguous elements that one block reads."""
+"""Argument of a call whose operands have different layouts: the number of contiguous elements that one block reads."""
 
 BLOCK_ELEMENTS: Final = 512
-"""Elements per block of an element-wise kernel with scalar loads: 128 threads, 4 elements each."""
+"""Number of elements per block of an element-wise kernel with scalar loads: 128 threads with 4 elements each."""
 
 TO_ROWS: Final = {"memory_format": "contiguous_format"}
-"""Arguments of a copy to row-major layout."""
+"""Arguments of a copy to a row-major layout."""
 
 POINTWISE: Final = frozenset(
     # Operations with torch's tag `pointwise`, except special functions, which are compute-bound.
@@ -113,7 +113,7 @@ POINTWISE: Final = frozenset(
     "mse_loss_backward native_dropout prelu rrelu_with_noise rrelu_with_noise_backward smooth_l1_loss "
     "smooth_l1_loss_backward soft_margin_loss softplus_backward softshrink_backward".split()
 )
-"""Element-wise operations, without `aten::`."""
+"""Names of element-wise operations, without `aten::`."""
 
 RECORDED_WITH_STRIDES: Final = frozenset(
     f"aten::{name}{suffix}" for name in {*POINTWISE, "_to_copy", "copy", "cat", "stack"} for suffix in ("", "_")
@@ -129,7 +129,7 @@ def side_by_side(name: str, operands: Sequence[Operand], arguments: Mapping[str,
 
     Args:
         name: One of `RECORDED_WITH_STRIDES`.
-        operands: The call's tensors, in schema order; the destination of a copy comes first.
+        operands: The call's tensors in schema order. The destination of a copy comes first.
         arguments: The call's other arguments.
     """
     found = [_merged(sizes, strides) for sizes, strides in operands if len(sizes) == len(strides) and 0 not in sizes]
@@ -171,10 +171,13 @@ def _is_whole(operand: Operand) -> bool:
 
 
 def _run(operand: Operand, order: Sequence[int]) -> int:
-    """Count the contiguous elements of an operand that one block reads; `order` lists dimensions from slow to fast."""
+    """Count the contiguous elements of an operand that one block reads.
+
+    `order` lists its dimensions from slow to fast.
+    """
     sizes, strides = operand
     beside = next((place for place in order if strides[place] == 1), None)
-    if beside is None:  # one element per row, or one for all
+    if beside is None:  # one element per row, or one for all rows
         return BLOCK_ELEMENTS if 0 in strides or not sizes else 1
     faster = math.prod(sizes[place] for place in order[list(order).index(beside) + 1 :])
     return max(min(BLOCK_ELEMENTS // faster, sizes[beside]), 1)

@@ -1,17 +1,17 @@
-"""Determines the phase of an operation from information that every recorder has. Pure Python.
+"""Determines the phase of an operation (forward, backward, optimizer), from facts that every recorder knows.
 
 The rules, in this order:
 
 1. Inside `Optimizer.step`, except in its closure: `optimizer`. This includes scaling for mixed precision.
-2. While an autograd node runs: `backward`, including recomputation under checkpointing.
+2. While an autograd node runs: `backward`. This includes recomputation by gradient checkpointing.
 3. With gradients enabled and an input that requires them: `forward`. Reading a loss (`item`, `detach`) does not count.
 4. In-place zeroing and copies between devices: `other`.
-5. After a backward pass and before the next forward: `optimizer` if gradients are disabled (clipping), else `other`
-  (metrics).
-6. After an optimizer step and before the next forward: `other` (averaged weights, metrics).
+5. After a backward pass and before the next forward pass: `optimizer` if gradients are disabled (clipping), otherwise
+  `other` (metrics).
+6. After an optimizer step and before the next forward pass: `other` (averaged weights, metrics).
 7. Everything else, such as a forward pass without gradients in validation: `forward`.
 
-Rules 5 and 6 do not apply inside a module's call, which is a forward pass. Example::
+Rules 5 and 6 do not apply inside a module's call, which is always a forward pass. Example::
 
     >>> rules = PhaseRules()
     >>> rules.phase_of("aten::mm", builds_graph=True, grad_enabled=True), rules.phase_of("aten::mm", in_backward=True)
@@ -27,14 +27,14 @@ from typing import Final, Literal, final
 from lightning_predict.tracing.trace import Phase
 
 READS: Final = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::alias", "aten::is_nonzero"})
-"""Operations that read a tensor with a graph without extending the graph."""
+"""Operations that read a tensor that has an autograd graph, but do not extend the graph."""
 
 ZEROING: Final = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
 
 @final
 class PhaseRules:
-    """The rules above as a state machine; call `phase_of` for each operation in host order."""
+    """The rules above as a state machine. Call `phase_of` for each operation, in the order of the host."""
 
     __slots__ = ("_after",)
 

@@ -1,11 +1,11 @@
-"""Names of precisions, and the what-if of training in half precision.
+"""Names of precisions, autocast's lists of operations, and the what-if of training in mixed precision.
 
 `precision_of` parses Lightning's names. `in_precision` gives a Trace the dtypes that it would have under autocast.
 Matmuls, convolutions, attention and recurrent layers, with their backward passes, read and write 16-bit tensors. Layer
-norm, softmax and losses use float32. All other operations use the widest input dtype, so 16 bits propagate through
-batch norm, activations, additions and pooling. Casts between the two are added. The lists contain names below autograd
-and are torch's (`ATen/autocast_mode.h`, release 2.13); `linear`, `matmul` and `einsum` are covered by the matmuls
-inside. Example::
+norm, softmax and losses use float32. All other operations use the widest dtype of their inputs, so 16 bits propagate
+through batch norm, activations, additions and pooling. Casts between the two are added. The lists are torch's
+(`ATen/autocast_mode.h`, release 2.13), with the names of operations below autograd. `linear`, `matmul` and `einsum` are
+covered by the matmuls inside them. Example::
 
     half = in_precision(trace, "bfloat16")
     lp.predict(half, ["L4"])["L4"].iteration_seconds
@@ -23,7 +23,7 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 
 
 def named(text: str) -> frozenset[str]:
-    """Return the qualified names of operations listed in a text."""
+    """Return the qualified names of the operations that a text lists."""
     return frozenset(f"aten::{name}" for name in text.split())
 
 
@@ -72,7 +72,7 @@ class Precision:
     """A precision of Lightning's Trainer.
 
     Attributes:
-        word: Lightning's name.
+        word: Name in Lightning.
         dtype: dtype of the parameters.
         autocast: Autocast dtype of matmuls; None without autocast.
     """
@@ -99,7 +99,7 @@ def precision_of(word: str | int) -> Precision:
     """Parse the name of a precision, as Lightning's Trainer does.
 
     Args:
-        word: For example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
+        word: Name, for example `bf16-mixed`, `16-mixed`, `32-true` or `bf16-true`.
 
     Raises:
         InvalidArgumentError: The name is unknown.
@@ -113,10 +113,10 @@ def precision_of(word: str | int) -> Precision:
 
 
 _WORDS: Final = ("attention", "lstm", "gru", "rnn")
-"""Substrings of other operations that autocast runs in 16 bits: backward passes of calls recorded whole."""
+"""Substrings of other operations that autocast runs in 16 bits: backward passes of calls recorded as one operation."""
 
 _BATCH_NORM: Final = "batch_norm"
-"""Substring of norms that keep parameters and statistics in float32 with 16-bit data."""
+"""Substring of norms that keep parameters and statistics in float32 if their data is 16-bit."""
 
 _FLOAT32_OPERATIONS: Final = FLOAT32 | FLOAT32_BACKWARD | {FUSED_RMS_NORM, f"{FUSED_RMS_NORM}_backward"}
 
@@ -128,7 +128,7 @@ _WEIGHT_AT: Final[Mapping[str, int]] = {
     "aten::cudnn_convolution_backward": 2,
     "aten::addmm": 2,
 }
-"""Matmuls and convolutions of layers, with the position of the weight in their tensors."""
+"""Matmuls and convolutions of layers, with the position of the weight among their tensors."""
 
 _READ_HALF: Final = frozenset({"aten::_softmax", "aten::_log_softmax"})
 """Operations that read float16 and return float32 without a copy."""
@@ -145,15 +145,15 @@ def is_cast_by_autocast(operation: Operation) -> bool:
 def in_precision(trace: Trace, dtype: str) -> Trace:
     """Return the trace as it would be under autocast.
 
-    Measurements (kernels, times, the GPU, the memory peak) apply only to the old precision and are removed, so that
-    everything is predicted again.
+    Measurements (kernels, times, the GPU, the memory peak) are only valid for the old precision. They are removed, so
+    that everything is predicted again.
 
     Args:
         trace: A trace in float32.
         dtype: `bfloat16` or `float16`.
 
     Raises:
-        InvalidArgumentError: Another dtype, or a trace that already runs in 16 bits.
+        InvalidArgumentError: The dtype is not supported, or the trace already runs in 16 bits.
     """
     if dtype not in PRECISIONS:
         raise InvalidArgumentError(f"dtype={dtype!r} is not an autocast precision; expected {' or '.join(PRECISIONS)}.")
@@ -174,7 +174,7 @@ def in_precision(trace: Trace, dtype: str) -> Trace:
 
 @final
 class _Autocast:
-    """Converts the operations of a trace to autocast dtypes, in order."""
+    """Converts the operations of a trace to the dtypes of autocast, in order."""
 
     def __init__(self, trace: Trace, dtype: str) -> None:
         self._trace = trace
@@ -188,11 +188,12 @@ class _Autocast:
         self._weights = shapes | {shape[::-1] for shape in shapes}
         losses = (one for one in trace.operations if one.name.startswith("aten::nll_loss"))
         self._kept_softmax = {tensor.id for one in losses for tensor in one.inputs}
-        # A profiler records no outputs, so data flow is unknown: activations between matmuls are assumed to be 16-bit.
+        # A profiler records no outputs, so the data flow is unknown. Activations between matmuls are then assumed to be
+        # 16-bit.
         self._is_blind = not any(one.outputs for one in trace.operations)
 
     def operations(self) -> Iterator[Operation]:
-        """Yield the operations and the casts between them."""
+        """Yield the operations, with the casts between them."""
         for operation in self._trace.operations:
             operation = replace(operation, kernels=(), host_start_seconds=None, host_seconds=None)
             if operation.phase == "optimizer":
@@ -206,24 +207,24 @@ class _Autocast:
             self._produced |= {tensor.id for tensor in operation.outputs}
 
     def _keeps_softmax(self, operation: Operation) -> bool:
-        """Return whether the operation is the log-softmax of a cross entropy, which uses its input's dtype."""
+        """Return whether an operation is the log-softmax of a cross entropy, which keeps the dtype of its input."""
         return operation.name == "aten::_log_softmax" and any(
             tensor.id in self._kept_softmax for tensor in operation.outputs
         )
 
     def _now(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor with its current dtype."""
+        """Return the tensor with the dtype that it has at this point."""
         flows = self._is_blind and len(tensor.shape) > 1 and tensor.shape not in self._weights
         is_half = (flows or tensor.id in self._half) and tensor.dtype == "float32"
         return replace(tensor, dtype=self._dtype) if is_half else tensor
 
     def _saved(self, tensor: TensorInfo) -> TensorInfo:
-        """Return the tensor as saved by the forward pass: the float32 copy if a float32 operation made one."""
+        """Return the tensor that the forward pass saved: the float32 copy, if a float32 operation made one."""
         known = None if tensor.id is None else self._copies.get((tensor.id, "float32"))
         return self._now(tensor) if known is None else replace(tensor, id=known.id)
 
     def _blindly(self, operation: Operation) -> Iterator[Operation]:
-        """Cast all inputs of a matmul, with the copy of its weight before it or of the weight gradient after it."""
+        """Cast all inputs of a matmul. Add the copy of its weight before it, or of the weight gradient after it."""
         inputs = tuple(replace(one, dtype=self._dtype) if one.dtype == "float32" else one for one in operation.inputs)
         changed = replace(operation, inputs=inputs)
         place = _WEIGHT_AT.get(operation.name)
@@ -250,7 +251,7 @@ class _Autocast:
             result = replace(tensor, dtype=self._dtype) if tensor.dtype == "float32" else tensor
             if operation.phase == "backward" and tensor.dtype == "float32" and tensor.shape in self._weights:
                 result = replace(result, id=self._number())
-                after.append(_copy(operation, result, tensor))  # weight gradient in the weight's dtype
+                after.append(_copy(operation, result, tensor))  # the weight gradient in the dtype of the weight
             elif tensor.id is not None and tensor.dtype == "float32":
                 self._half.add(tensor.id)
             outputs.append(result)
@@ -274,7 +275,7 @@ class _Autocast:
         first = replace(operation.outputs[0], id=self._number())
         yield replace(operation, inputs=tuple(inputs), outputs=(first, *operation.outputs[1:]))
         self._half.add(operation.outputs[0].id)
-        yield _copy(operation, first, self._now(operation.outputs[0]))  # gradient in the dtype of its tensor
+        yield _copy(operation, first, self._now(operation.outputs[0]))  # the gradient in the dtype of its tensor
 
     def _in_widest(self, operation: Operation) -> Operation:
         inputs = tuple(map(self._saved if operation.phase == "backward" else self._now, operation.inputs))
@@ -289,9 +290,9 @@ class _Autocast:
         return replace(operation, inputs=inputs, outputs=tuple(map(self._now, operation.outputs)))
 
     def _cast(self, tensor: TensorInfo, dtype: str, operation: Operation) -> tuple[TensorInfo, Operation | None]:
-        """Return the tensor in a dtype, and the copy that is needed.
+        """Return the tensor in a dtype, and the copy operation that this needs.
 
-        Copies of parameters are kept, and copies of the forward pass exist in the backward pass.
+        Copies of parameters are kept, and copies of the forward pass still exist in the backward pass.
         """
         others = {"float32", self._dtype} - {dtype}
         if tensor.dtype not in others or (not tensor.shape and dtype != "float32"):

@@ -1,7 +1,7 @@
-"""`ProfilerRecorder`: records a step with `torch.profiler`, for CUDA and for compiled code.
+"""`ProfilerRecorder`: records a step with `torch.profiler`, on CUDA and for compiled code.
 
-The profiler does not change what runs, so compiled code stays compiled. Its events use the same file format and the
-same reader as imported files. Information that the format lacks (storage ids, devices, dtypes of lists) is added.
+The profiler does not change what runs, so compiled code stays compiled. Its events have the same format as exported
+files, and the same code reads both. Facts that the format lacks (storage ids, devices, dtypes of lists) are added.
 Example::
 
     recorder = ProfilerRecorder(cuda=True)
@@ -34,29 +34,29 @@ from lightning_predict.tracing.tensors import dtype_name
 from lightning_predict.tracing.trace import Operation, Trace, read_trace_json
 
 WINDOW_MARK: Final = "ProfilerStep#0"
-"""Marker that readers of profiles interpret as the extent of a step."""
+"""Marker that readers of profiles take for the extent of a step."""
 
 
 MAX_EVENTS: Final = 500_000
-"""Maximum number of events of a recorded step; each takes 3 to 4 KiB of memory while it is read."""
+"""Maximum number of events of a recorded step. Reading an event takes 3 to 4 KiB of memory."""
 
 
 _torchs: Final[Any] = torch.autograd.profiler
-"""Module in which torch stores whether a profiler runs."""
+"""Module in which torch stores whether a profiler is running."""
 
 
 _STARTING: Final = threading.Lock()
 
 
 class _Ours(int):
-    """A value equal to True that marks torch's "profiler is running" flag as set by this recorder."""
+    """Value equal to True. It marks torch's "profiler is running" flag as set by this recorder."""
 
 
 def refuse_second_profiler() -> None:
-    """Raise an error if a profiler is running or scheduled; a second one would steal its events and crash the process.
+    """Raise an error if a profiler is running or scheduled. A second one would take its events and crash the process.
 
-    A scheduled profiler prepares torch's in its warm-up, which torch does not report. If another profiler starts then,
-    it takes over, and the scheduled one later starts or stops a profiler that does not exist.
+    A scheduled profiler prepares torch's profiler in its warm-up, which torch does not report. If another profiler
+    starts at that time, it takes over. Later, the scheduled one starts or stops a profiler that does not exist.
 
     Raises:
         CaptureError: Another profiler is running or warming up.
@@ -83,24 +83,25 @@ def _others_under_way() -> bool:
 
 
 _RECORDING: Final[WeakSet[ProfilerRecorder]] = WeakSet()
-"""Running recorders of this class, in any thread; torch has one profiler per process."""
+"""Running recorders of this class, in any thread. torch has one profiler per process."""
 
 _OWN: Final[WeakSet[Any]] = WeakSet()
-"""torch profilers of this class; one that another profiler displaced never ends."""
+"""torch profilers that this class created. If another profiler displaces one, it never ends."""
 
 _NEVER_ENDED: Final[list[record_function]] = []
-"""Markers of recordings that another profiler displaced. Ending or freeing one would write to freed memory."""
+"""Markers of recordings that another profiler displaced. Ending or freeing such a marker would write to freed
+memory."""
 
 
 @final
 class ProfilerRecorder:
     """Profiles the code between `start` and `stop`, which may be called repeatedly.
 
-    If the user starts a profiler in between, it displaces this one. The recording is then lost, and torch's profiler is
-    left alone: stopping it, or asking for missing events, would crash the process.
+    If the user starts a profiler in between, it displaces this one, and the recording is lost. Then torch's profiler is
+    left alone, because stopping it, or requesting missing events, would crash the process.
 
     Args:
-        cuda: Also record GPU work.
+        cuda: Whether to record GPU work, too.
 
     Attributes:
         peak_bytes: Peak memory allocated on a GPU; None if no GPU allocation was recorded.
@@ -128,7 +129,7 @@ class ProfilerRecorder:
         if self._cuda:
             torch.cuda.synchronize()
         self._begin()
-        # The step's time counts from here, including code before its first operation.
+        # The time of the step counts from here, with the code before its first operation.
         self._window = record_function(WINDOW_MARK)
         self._window.__enter__()
 
@@ -153,7 +154,7 @@ class ProfilerRecorder:
 
     @property
     def _is_displaced(self) -> bool:
-        """Whether another profiler has started since; every start and stop in Python sets torch's flag."""
+        """Whether another profiler has started since. In Python, every start and stop sets torch's flag."""
         return (
             _torchs._is_profiler_enabled is not self._token
             or not torch._C._autograd._profiler_enabled()
@@ -161,7 +162,7 @@ class ProfilerRecorder:
         )
 
     def stop(self) -> None:
-        """Stop the profiler and keep its events; calling it again has no effect.
+        """Stop the profiler, and keep its events. Calling it again has no effect.
 
         Raises:
             CaptureError: Another profiler displaced this one, or there are too many events.
@@ -181,7 +182,7 @@ class ProfilerRecorder:
             return
         self._has_begun = False
         displaced = self._is_displaced
-        with ExitStack() as parts:  # in reverse order; each runs even if others raise
+        with ExitStack() as parts:  # runs in reverse order; each runs even if others raise
             if not displaced:
                 parts.callback(_stop, running)
             if window is not None and displaced and torch._C._autograd._profiler_enabled():
@@ -202,7 +203,7 @@ class ProfilerRecorder:
             self._parts.append(self._read(running))
 
     def _read(self, stopped: profile) -> Trace:
-        """Convert the events of a part to operations at once, which take a fraction of their memory."""
+        """Convert the events of a part to operations immediately, because these take a fraction of the memory."""
         assert stopped.profiler is not None
         assert stopped.profiler.kineto_results is not None
         self._events += len(stopped.profiler.kineto_results.events())
@@ -219,11 +220,11 @@ class ProfilerRecorder:
         return trace_of_profile(read_profile(document, "the recorded step", step=None), recorder="profiler")
 
     def trace(self, *, shown_by: Sequence[int] = ()) -> Trace:
-        """Return the recorded step with its parts joined.
+        """Return the recorded step, with its parts joined.
 
         Args:
-            shown_by: For each micro-batch of the step, the index of the recorded one to copy; its own index if it was
-                recorded.
+            shown_by: For each micro-batch of the step, the index of the recorded one that represents it; its own index
+                if it was recorded.
 
         Raises:
             CaptureError: Nothing was recorded.
@@ -240,7 +241,7 @@ class ProfilerRecorder:
 
 
 def _stop(running: profile) -> None:
-    """Stop a profiler; if that fails, disable torch's profiler so that none stays active."""
+    """Stop a profiler. If this fails, disable torch's profiler, so that none stays active."""
     try:
         with detached_afterwards():
             running.stop()
@@ -252,7 +253,7 @@ def _stop(running: profile) -> None:
 
 
 def _without_update(last: Trace) -> Trace:
-    """Return the last micro-batch up to the end of its backward pass, as a copy for earlier micro-batches."""
+    """Return the last micro-batch up to the end of its backward pass, as a copy to represent earlier micro-batches."""
     left_out = last.operations[backward_ends(last.operations) :]
     until = left_out[0].host_start_seconds if left_out else None
     operations = without_update(last.operations)
@@ -270,7 +271,7 @@ def _without_update(last: Trace) -> Trace:
 
 
 def _joined(first: Trace, others: Sequence[Trace]) -> Trace:
-    """Join the parts of one step; each begins at the end of the previous one."""
+    """Join the parts of one step. Each part begins at the end of the previous one."""
     operations, waits, offset = list(first.operations), list(first.waits), first.profiled_seconds or 0.0
     for part in others:
         operations.extend(_later(operation, offset) for operation in part.operations)
@@ -317,7 +318,7 @@ def _later(operation: Operation, offset: float) -> Operation:
 
 
 def _export(stopped: profile) -> dict[str, Any]:
-    """Return the events of a stopped profiler as in its file, with the tensors of each call added."""
+    """Return the events of a stopped profiler as in an exported file, with the tensors of each call added."""
     with tempfile.TemporaryDirectory(prefix="lightning-predict-") as folder:
         path = os.path.join(folder, "profile.json")
         stopped.export_chrome_trace(path)
@@ -334,18 +335,18 @@ _CUDA: Final = 1
 
 
 def _peak_of(document: dict[str, Any]) -> int | None:
-    """Return the peak of allocated GPU memory in bytes, from allocation events; None without any."""
+    """Return the peak of allocated GPU memory in bytes, from the allocation events; None if there are none."""
     totals = (
         (event["args"]["Total Allocated"], event["args"].get("Bytes", 0))
         for event in document["traceEvents"]
         if event.get("name") == "[memory]" and event["args"].get("Device Type") == _CUDA
     )
-    # A release reports the total after it; the total before was larger by the released size.
+    # A release reports the total after it, so the total before it was larger by the released size.
     return max((int(total) + max(0, -int(size)) for total, size in totals), default=None)
 
 
 def _recorded_tensors(stopped: profile) -> Iterator[tuple[int, list[list[list[Any]]]]]:
-    """Yield each call's id in the file, and the tensors at each position of its schema."""
+    """Yield the id of each call in the file, with the tensors at each position of its schema."""
     results = stopped.profiler and stopped.profiler.kineto_results
     pending = list(results.experimental_event_tree()) if results else []
     while pending:

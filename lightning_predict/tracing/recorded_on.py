@@ -1,14 +1,14 @@
-"""Where a trace was recorded (GPU, torch release, code path), and the consequences for predictions.
+"""Where a trace was recorded (GPU, torch release, code path), and what follows from this for predictions.
 
-**GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, they cannot be used:
-operations are predicted from shapes, with a note. A trace without shapes cannot be predicted then.
+**GPU.** Measured kernels are scaled from one GPU to another. If the recording GPU is unknown, they cannot be used. Then
+operations are predicted from their shapes, with a note. If the trace has no shapes either, it cannot be predicted.
 
-**Release.** Before torch 2.0, `zero_grad` zeroed gradients one by one and the backward pass accumulated into them; now
-it frees them. `torch.optim` updated tensors one by one; now it updates them together. `for_torch_release` converts a
-step of a current release to such a release.
+**Release.** Before torch 2.0, `zero_grad` set gradients to zero one by one, and the backward pass accumulated into
+them. Now `zero_grad` frees them. `torch.optim` updated tensors one by one, and now updates them together.
+`for_torch_release` converts a step of a current release to such an earlier release.
 
-**Code path.** Compiled or eager, memory layout and algorithm selection: predictions follow the trace for each. If they
-cannot, `code_path_notes` reports it. Example::
+**Code path.** A step may be compiled or eager, and use different memory formats and algorithms. Predictions follow the
+trace in this. If they cannot, `code_path_notes` reports it. Example::
 
     >>> from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
     >>> trace = Trace(operations=(), device="cuda", recorder="kineto", gpu_reported_name="Tesla V100-SXM2-16GB")
@@ -45,7 +45,8 @@ from lightning_predict.tracing.trace import Operation, TensorInfo, Trace
 def gpu_in_use(trace: Trace) -> Gpu | None:
     """Return the catalogue row of the recording GPU; None without CUDA, or if the catalogue does not have it.
 
-    Also None for other vendors' GPUs: their kernels and times cannot be used to correct predictions for NVIDIA GPUs.
+    It is also None for GPUs of other vendors, because their kernels and times cannot correct predictions for NVIDIA
+    GPUs.
     """
     if trace.gpu_reported_name is None:
         return None
@@ -57,7 +58,7 @@ def gpu_in_use(trace: Trace) -> Gpu | None:
 
 
 def with_named_gpu(trace: Trace, name: str | None) -> Trace:
-    """Set the recording GPU of a trace whose file does not name it, or names it differently from the catalogue.
+    """Set the recording GPU of a trace, if its file does not name the GPU, or names it differently from the catalogue.
 
     Raises:
         UnknownGpuError: The catalogue does not have this GPU.
@@ -77,7 +78,7 @@ def with_named_gpu(trace: Trace, name: str | None) -> Trace:
 
 
 def unknown_gpu_note(trace: Trace) -> str | None:
-    """Describe what cannot be used because the recording GPU is unknown, and how to fix it; None if nothing is lost."""
+    """Describe what cannot be used because the recording GPU is unknown, and the remedy; None if nothing is lost."""
     if trace.device != "cuda" or not (trace.kernels or trace.measured_steps) or gpu_in_use(trace) is not None:
         return None
     what = _named(trace)
@@ -99,7 +100,7 @@ def check_predictable(trace: Trace) -> None:
 
     Raises:
         UnknownGpuError: The trace has measured kernels of an unknown GPU, and no shapes.
-        TraceError: The trace has no operations, or neither shapes nor kernels.
+        TraceError: The trace has no operations, or it has neither shapes nor kernels.
     """
     if not trace.operations:
         raise TraceError(
@@ -173,14 +174,14 @@ def release_of(software: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 _RELEASE: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc|\.dev|\.post)\d+)?(\+\S+)?")
-"""A release as in `torch.__version__`, or a prefix of it."""
+"""Pattern of a release as in `torch.__version__`, or of a prefix of it."""
 
 
 def check_release(release: str | None) -> None:
     """Check that a text is a torch release.
 
     Raises:
-        InvalidArgumentError: It is not.
+        InvalidArgumentError: The text is not a torch release.
     """
     if release is not None and (not isinstance(release, str) or _RELEASE.fullmatch(release) is None):
         raise InvalidArgumentError(
@@ -200,16 +201,17 @@ def frees_gradients(trace: Trace) -> bool:
 
 
 def _is_before_foreach(trace: Trace) -> bool:
+    """Return whether the optimizer launches kernels for each tensor, as before torch 2.0."""
     release = release_of(trace.software)
     return release is not None and release < FOREACH_SINCE
 
 
 def for_torch_release(trace: Trace, release: str | None) -> Trace:
-    """Return a step as another torch release would run it; a step with measured kernels is only given a note.
+    """Return a step as another torch release would run it. If it has measured kernels, only add a note.
 
     Args:
         trace: The step.
-        release: torch release; None keeps the trace's.
+        release: torch release. If None, the trace's release is kept.
     """
     if release is None:
         return trace
@@ -254,10 +256,10 @@ def _one_by_one(operations: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
-    """Zero gradients before the step, and accumulate into them in the backward pass.
+    """Set gradients to zero before the step, and accumulate into them in the backward pass.
 
-    A step that already zeroes gradients shows its own loop's behaviour and is unchanged, as is a step without a
-    backward pass.
+    If a step sets gradients to zero already, this is the behaviour of its own loop, so it stays unchanged. So does a
+    step without a backward pass.
     """
     operations = trace.operations
     is_filled = any(one.name in _FILLS and one.phase == "other" for one in operations)
@@ -271,7 +273,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
     added = tuple(
         Operation(name="aten::add_", phase="backward", inputs=(each, each), outputs=(each,)) for each in gradients
     )
-    # Spread over the backward pass, last parameter first. At its end, they would hide host waits.
+    # They are spread over the backward pass, last parameter first. At its end, they would hide host waits.
     last = backward[-1] + 1
     return (*zeros, *_spread(operations, backward, added[::-1]), *operations[last:])
 
@@ -279,7 +281,7 @@ def _with_kept_gradients(trace: Trace) -> tuple[Operation, ...]:
 def _spread(
     operations: Sequence[Operation], backward: Sequence[int], added: Sequence[Operation]
 ) -> Iterator[Operation]:
-    """Yield operations up to the end of the backward pass, with the added ones spread evenly over that pass."""
+    """Yield the operations up to the end of the backward pass. The added ones are spread evenly over that pass."""
     taken, passed = 0, 0
     is_backward = frozenset(backward)
     for index, operation in enumerate(operations[: backward[-1] + 1]):
@@ -298,11 +300,11 @@ def _device_of(operations: Sequence[Operation]) -> str | None:
 # --- The code path
 
 OLDEST_TORCH: Final = (2, 1)
-"""Oldest torch release in the networks' training data for matmuls and layers; the newest is 2.9."""
+"""Oldest torch release in the networks' training data for matmuls and layers. The newest is 2.9."""
 
 
 def code_path_notes(trace: Trace) -> tuple[str, ...]:
-    """Return notes on the code path; empty for an eager step without convolutions on a current torch."""
+    """Return notes on the code path; none for an eager step without convolutions on a current torch."""
     return (*_of_software(trace), *_of_convolutions(trace), *_of_compilation(trace))
 
 
@@ -318,7 +320,7 @@ def _of_software(trace: Trace) -> Iterator[str]:
 def _of_convolutions(trace: Trace) -> Iterator[str]:
     convolutions = [operation for operation in trace.operations if operation.name in IMAGES_AT]
     if trace.has_measured_kernels or not convolutions:
-        return  # measured kernels include conversions and algorithm selection
+        return  # measured kernels include conversions and the choice of algorithms
     if any(_converts(operation) for operation in convolutions):
         yield (
             "Convolutions in 16 bits read images channels first: cuDNN converts most of them for the tensor cores, "

@@ -1,4 +1,4 @@
-"""`capture`: runs a training step and returns its Trace.
+"""`capture`: runs a training step, records it and returns its Trace.
 
 Example::
 
@@ -35,7 +35,8 @@ from lightning_predict.tracing.trace import Trace
 from lightning_predict.tracing.waiting import wait_for
 
 STEPS_TIMED_ALONE: Final = 2
-"""Warm-up steps that are timed one by one, each with a wait for the device, before a block of steps without waits."""
+"""Number of warm-up steps that are timed one by one, each with a wait for the device, before a block of steps without
+waits."""
 
 _FLOATING: Final = ("float", "bfloat")
 
@@ -49,26 +50,28 @@ def capture(
 ) -> Trace:
     """Run a step `warmup_steps + 1` times and record the last one.
 
-    Works on CUDA (with kernel times), on the CPU and on the meta device, eager or compiled. A step is everything up to
-    the next optimizer update: for example, several batches with gradient accumulation, or two optimizers of a GAN.
+    This works on CUDA (with kernel times), on the CPU and on the meta device, for eager and compiled code. A step is
+    everything up to the next optimizer update: for example, several batches with gradient accumulation, or the two
+    optimizers of a GAN.
 
-    The parameters are updated in every run. On CUDA there is one more run, which records the data flow between
-    operations for what-ifs, because the profiler does not see it.
+    Every run updates the parameters. On CUDA, one more run records the data flow between operations for what-ifs,
+    because the profiler does not record it.
 
-    The first run is cold and never timed. With `warmup_steps` of 2 or more, the other warm-up steps are timed, and
-    calibrate predictions for the same GPU. On a GPU with 6 or more, all but two of them run as in a training loop,
+    The first run is slow (cold) and never timed. If `warmup_steps` is 2 or more, the other warm-up steps are timed, and
+    calibrate predictions for the same GPU. If it is 6 or more on a GPU, all but two of these run as in a training loop,
     without waiting for the device between steps.
 
     Args:
         step: Runs one step; its return value is ignored.
-        warmup_steps: Steps before the recorded one, so that memory, autotuning and optimizer state reach a steady
-            state.
-        samples_per_step: Samples per step, for throughput; None if not needed.
-        precision: Lightning's name of a precision. `bf16-mixed` and `16-mixed` run the step under autocast. On the meta
-            device, where torch's autocast has no effect, the casts of CUDA are applied (`meta_device.py`). Autocast is
-            off in `backward`, as in Lightning. Others (`32-true`, `bf16-true`, ...) only check that the trained
-            parameters have that dtype; frozen ones may have another, as under PEFT. None or `auto` takes the step as it
-            is: its parameters' dtypes, and an autocast that it enters, which also applies on the meta device.
+        step: Runs one step. Its return value is ignored.
+        warmup_steps: Number of steps before the recorded one, so that memory, autotuning and optimizer state reach a
+            steady state.
+        samples_per_step: Number of samples per step, for throughput; None if not needed.
+        precision: Name of a precision in Lightning. `bf16-mixed` and `16-mixed` run the step under autocast. torch's
+            autocast has no effect on the meta device, so there the casts of CUDA are applied (`meta_device.py`).
+            Autocast is off in `backward`, as in Lightning. Other names (`32-true`, `bf16-true`, ...) only check the
+            dtype of the parameters. If None, the step itself determines its precision. If it enters an autocast, this
+            also applies on the meta device.
 
     Raises:
         InvalidArgumentError: `step` is not callable, `warmup_steps` is negative, `samples_per_step` is below 1, or the
@@ -86,7 +89,7 @@ def capture(
     if samples_per_step is not None and samples_per_step < 1:
         raise InvalidArgumentError(f"samples_per_step is {samples_per_step}; expected 1 or more, or None.")
     compiled_before, own_step = compilations(), step
-    wanted = None if precision in (None, "auto") else precision_of(precision)
+    wanted = None if precision is None else precision_of(precision)
     step = _explaining_errors(step)
     casts = wanted is not None and wanted.autocast is not None
     if wanted is not None and wanted.autocast is not None:
@@ -126,13 +129,13 @@ def capture(
 
 
 def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], object]:
-    """Wrap a warm-up step so that it runs under a recorder if it needs autocast's casts, or values, on the meta device.
+    """Wrap a warm-up step, so that it runs under a recorder if it needs casts by autocast, or values, on meta.
 
-    The first step shows whether it does; the recordings are discarded.
+    The first step shows whether it does. These recordings are discarded.
 
     Args:
         step: The step.
-        may_cast: Whether to look for casts in the first step.
+        may_cast: Whether to check the first step for casts.
     """
     is_recorded = may_cast
 
@@ -141,7 +144,7 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
         if not is_recorded:
             try:
                 return step()
-            except CaptureError:  # a recorder may assume the values that the step reads
+            except CaptureError:  # a recorder can assume the values that the step reads
                 forget_step()
         recorder = DispatchRecorder()
         recorder.start()
@@ -157,7 +160,7 @@ def _as_on_meta(step: Callable[[], object], *, may_cast: bool) -> Callable[[], o
 
 @contextmanager
 def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[None]:
-    """Name the assumed values in an error of the step that follows from them."""
+    """Name the assumed values in an error of the step that may follow from them."""
     try:
         yield
     except Exception as error:
@@ -169,7 +172,7 @@ def _naming_assumptions(assumptions: Callable[[], Sequence[str]]) -> Iterator[No
 
 
 def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
-    """Run one more step to record the data flow between operations; if that fails, add a note."""
+    """Run one more step to record the data flow between operations. If this fails, add a note."""
     session = CaptureSession(device=torch.device(trace.device), records_data_flow=True)
     try:
         session.start()
@@ -183,11 +186,11 @@ def _followed(trace: Trace, step: Callable[[], object]) -> Trace:
 
 
 _CREATES_SUBCLASS: Final = "already associated to a python object"
-"""torch's error for a tensor subclass that is created by torch's own constructor while a dispatch mode is active."""
+"""torch's error if a tensor subclass is created with torch's own constructor while a dispatch mode is active."""
 
 
 def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
-    """Wrap a step so that torch's errors of the meta device name the line and the remedy."""
+    """Wrap a step, so that torch's errors about the meta device name the line and a remedy."""
 
     def run() -> object:
         try:
@@ -204,10 +207,10 @@ def _explaining_errors(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def _under_autocast(step: Callable[[], object], dtype: torch.dtype) -> Callable[[], object]:
-    """Wrap a step in autocast, for the CPU (and thus the meta device) and the GPU if there is one.
+    """Wrap a step in autocast: for the CPU (which includes the meta device), and for the GPU if there is one.
 
-    Backward passes run without autocast: recomputations of their own, as in reversible layers, use the parameters'
-    dtype. Checkpointing re-enables autocast for recomputation.
+    Backward passes run without autocast. If they recompute something, as in reversible layers, they use the parameters'
+    dtype. Gradient checkpointing re-enables autocast for its recomputation.
     """
 
     def cast() -> object:
@@ -226,7 +229,7 @@ def _autocast_devices() -> tuple[str, ...]:
 
 @contextmanager
 def _backward_without_autocast() -> Iterator[None]:
-    """Disable autocast during `backward`, which trainers call outside of it."""
+    """Disable autocast during `backward`, because trainers call `backward` outside of autocast."""
 
     def without(plain: Callable[..., None]) -> Callable[..., None]:
         @wraps(plain)
@@ -243,19 +246,18 @@ def _backward_without_autocast() -> Iterator[None]:
 
 
 def _check_dtype(trace: Trace, wanted: Precision) -> None:
-    """Check that the trained parameters have the dtype of the precision; frozen ones may have been converted."""
-    checked = [one for one in trace.parameters if one.requires_grad] or trace.parameters
-    others = sorted({one.dtype for one in checked if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
+    """Check that the parameters have the dtype of the precision."""
+    others = sorted({one.dtype for one in trace.parameters if one.dtype.startswith(_FLOATING)} - {wanted.dtype})
     if others:
         raise CaptureError(
-            f"precision={wanted.word!r} means trained parameters in {wanted.dtype}, and the step has some in "
-            f"{', '.join(others)}. Convert the model, for example model.to(torch.{wanted.dtype}), or use another "
-            "precision; precision='auto' takes the step as it is."
+            f"precision={wanted.word!r} means parameters in {wanted.dtype}, and the step has some in "
+            f"{', '.join(others)}; make the model in {wanted.dtype}, for example model.to(torch.{wanted.dtype}), or "
+            "say another precision."
         )
 
 
 def _cuda_allocations() -> list[int]:
-    """Return the number of blocks ever allocated on each GPU by this process; empty before CUDA is initialised."""
+    """Return the number of blocks that this process has allocated on each GPU; empty before CUDA is initialised."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     statistics = (torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count()))
@@ -263,7 +265,7 @@ def _cuda_allocations() -> list[int]:
 
 
 def _device_in_use(before: list[int]) -> torch.device:
-    """Return the GPU with most new allocations since `before`; the CPU (also for the meta device) if there are none."""
+    """Return the GPU with most new allocations since `before`; the CPU (also for the meta device) without any."""
     after = _cuda_allocations()
     grown = [count - (before[index] if index < len(before) else 0) for index, count in enumerate(after)]
     most = max(grown, default=0)
@@ -271,11 +273,11 @@ def _device_in_use(before: list[int]) -> torch.device:
 
 
 def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], list[float], StepBlock | None]:
-    """Run warm-up steps: the first is cold, a few are timed with a wait for the device, and the rest form a block.
+    """Run warm-up steps. The first is cold, a few are timed with a wait for the device, and the rest form a block.
 
     Returns:
         Time of each timed step until the device was done, time until the host was done, and the block if there were
-        enough steps. Host times are empty without a device to wait for.
+        enough steps. Without a device to wait for, there are no host times.
     """
     seconds: list[float] = []
     hosts: list[float] = []
@@ -300,7 +302,7 @@ def _warmed_up(step: Callable[[], object], steps: int) -> tuple[list[float], lis
 
 
 def _wait_in_use() -> Callable[[], object] | None:
-    """Return a function that waits for this process's device; None if it uses none."""
+    """Return a function that waits for the device that this process uses; None if it uses none."""
     if torch.cuda.is_available():
         return torch.cuda.synchronize if torch.cuda.is_initialized() else None
     accelerator: Any = getattr(torch, "accelerator", None)

@@ -1,6 +1,6 @@
 """Raises Python's recursion limit by the stack frames that a recorder needs.
 
-Otherwise a step that recurses almost to the limit would raise a RecursionError only because it is recorded. Example::
+Otherwise, a step that recurses almost to the limit would raise a RecursionError only because it is recorded. Example::
 
     room = RecursionHeadroom()
     room.open()   # the limit is higher by FRAMES
@@ -15,7 +15,8 @@ from threading import Lock
 from typing import Final, final
 
 FRAMES: Final = 200
-"""Stack frames that a recorder, and torch on its behalf, may need within one operation; up to 30 were observed."""
+"""Number of stack frames that a recorder, and torch on its behalf, may need within one operation. Up to 30 were
+observed."""
 
 _LOCK: Final = Lock()
 _RECORDERS: Final[list[int]] = []  # original limit for each open recorder; the limit applies to all threads
@@ -23,12 +24,12 @@ _RECORDERS: Final[list[int]] = []  # original limit for each open recorder; the 
 
 @final
 class RecursionHeadroom:
-    """Additional stack frames for one recorder; repeated calls of open and close have no effect."""
+    """Additional stack frames for one recorder. Repeated calls of open or close have no effect."""
 
     _is_open = False
 
     def open(self) -> None:
-        """Raise the limit, once for all concurrent recorders."""
+        """Raise the limit, only once for all recorders that are open at the same time."""
         with _LOCK:
             if self._is_open:
                 return

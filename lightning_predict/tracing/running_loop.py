@@ -1,8 +1,9 @@
-"""Step time in a running loop and host time without a profiler, derived from clock readings only.
+"""Step time in a running loop, and host time without a profiler, both from clock readings only.
 
-An isolated step begins and ends with an idle device. A running loop does not wait: the host launches one step while the
-device executes the previous one. Two readings distinguish them. In an isolated step, the clock is also read before
-waiting for the device, when the host is done. A block of steps is timed with a single wait at its end. Example::
+An isolated step begins and ends with an idle device. A running loop does not wait: the host launches a step while the
+device still executes the previous one. Two additional readings give both times. In an isolated step, the clock is also
+read when the host is done, before waiting for the device. And a block of steps is timed with a single wait at its end.
+Example::
 
     block = StepBlock(seconds=0.86, waited_seconds=0.0, steps=8, batches=1)
     running_step_seconds(block, standing=0.12, host=0.03)   # 0.106: (0.86 - 0.12) / 7
@@ -18,36 +19,39 @@ from typing import Final, final
 from lightning_predict.tracing.trace import Trace
 
 BLOCK_BATCHES: Final = 8
-"""Batches per block. The idle device at the start lengthens the mean by at most an eighth of a step, before the
-correction."""
+"""Number of batches per block. The idle device at the start lengthens the mean step by at most an eighth of a step,
+before the correction."""
 
 MIN_BATCHES: Final = 3
-"""Minimum number of batches in a block; with fewer, the single wait has too much weight."""
+"""Minimum number of batches in a block. With fewer, the single wait has too much weight."""
 
 BLOCKS_OF_A_RUN: Final = 4
-"""Minimum length of the remaining run, in blocks; shorter runs do not wait for a block before the first prediction."""
+"""Minimum length of the remaining run, as a number of blocks. A shorter run does not time a block before the first
+prediction."""
 
 WAITED_SHARE: Final = 0.02
-"""Maximum share of a block spent waiting for batches; with longer waits, the device catches up with the host."""
+"""Maximum share of a block that is spent waiting for batches. With longer waits, the device catches up with the
+host."""
 
 HOST_AHEAD_SHARE: Final = 0.9
-"""Maximum share of a block for host work and waits at which the device never runs out of work."""
+"""Maximum share of a block that host work and waits take, so that the device never runs out of work."""
 
 MAX_TRIES: Final = 2
-"""Maximum number of attempts to time a block, since none fits into epochs that are shorter than a block."""
+"""Maximum number of attempts to time a block. If epochs are shorter than a block, no attempt succeeds."""
 
 IDLE_SHARE: Final = 0.02
-"""If the device finishes within this share of a step after the host, the step is host-bound."""
+"""If the device finishes at most this share of a step after the host, the step is host-bound."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlock:
-    """Consecutive steps with a single wait for the device, at their end.
+    """Consecutive steps that were timed with a single wait for the device, at their end.
 
     Attributes:
-        seconds: Time from the start of the first step, with an idle device, until the device finished the last.
-        waited_seconds: Time spent waiting for batches, which the device may have used.
+        seconds: Time from the start of the first step, with an idle device, until the device has finished the last
+            step.
+        waited_seconds: Time spent waiting for batches, in which the device may have worked.
         steps: Number of steps.
         batches: Batches per step.
     """
@@ -60,10 +64,10 @@ class StepBlock:
 
 @final
 class BlockTimer:
-    """Times one block of steps from notifications; an interruption discards the block.
+    """Times one block of steps, from calls at their starts and ends. An interruption discards the block.
 
     Attributes:
-        block: The block once it is complete.
+        block: The block when it is complete; None before.
         is_running: Whether a block is being timed.
     """
 
@@ -78,12 +82,12 @@ class BlockTimer:
 
     @property
     def may_begin(self) -> bool:
-        """Whether a block may begin: none was completed yet, and an attempt is left."""
+        """Whether a block may begin: none is complete, and an attempt is left."""
         return self.block is None and not self.is_running and self._tries > 0
 
     @property
     def is_at_last_step(self) -> bool:
-        """Whether the current step is the last of the block, after which to wait for the device."""
+        """Whether the current step is the last one of the block, after which to wait for the device."""
         return self.is_running and self._steps == self._steps_wanted - 1
 
     def begins(self, now: float, *, steps: int, batches: int) -> None:
@@ -109,7 +113,7 @@ class BlockTimer:
         self._last_end = now
 
     def on_step_end(self, now: float) -> None:
-        """Record that a step ended; for the last one, `now` is the time at which the device was done."""
+        """Record that a step ended. For the last step, `now` is the time at which the device was done."""
         self._steps += 1
         if self._steps < self._steps_wanted:
             return
@@ -139,12 +143,12 @@ def running_step_seconds(block: StepBlock, *, standing: float, host: float) -> f
     """Return the step time in a running loop; None if the block is unsuitable.
 
     An isolated step waits once per batch for the device's remaining work, w = (standing - running) / b with b batches.
-    The block waits once: seconds = steps * running + w. An isolated step takes at most the sum of host and device time,
-    so a running one takes at least half of it.
+    The block waits once, so seconds = steps * running + w. An isolated step takes at most the sum of host and device
+    time. So a step in a running loop takes at least half of it.
 
     Args:
         block: The block.
-        standing: Time of one isolated step, which waits for the device at its end (and after each of its batches).
+        standing: Time of one isolated step, with a wait for the device at its end (and after each of its batches).
         host: Time of an isolated step until the host is done.
     """
     is_ahead = block.steps * host + block.waited_seconds <= HOST_AHEAD_SHARE * block.seconds

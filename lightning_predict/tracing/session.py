@@ -75,10 +75,10 @@ class CaptureSession:
         compiled_before: Compilations before the training began. If None, earlier compilations do not make the step
             count as compiled, but their duration still counts as compilation time.
         step: The function that runs the step, to search for compiled code if no model is given.
-        lost: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work; after two, it
-            is not used.
-        follows: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would time
-            kernels.
+        profiler_errors: Errors of the profiler in earlier steps. After one error, the profiler records no GPU work;
+            after two, it is not used.
+        records_data_flow: Whether to record data flow with the dispatch modes, even on a GPU, where the profiler would
+            time kernels.
         creates_subclasses: Whether the step creates tensor subclasses with torch's constructor, which does not work in
             a dispatch mode. If None, search the process for such subclasses; if any exist, use the profiler.
     """
@@ -219,7 +219,7 @@ class CaptureSession:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Notes on values of meta tensors that the step read."""
+        """Notes on the values of meta tensors that the step read, and that had to be assumed."""
         return self._recorder.assumptions if isinstance(self._recorder, DispatchRecorder) else ()
 
     def trace(

@@ -1,12 +1,13 @@
-"""Argument names of operations, and the operations that are recorded whole.
+"""Argument names of operations (torch's schemas), and the composite calls that are recorded as one operation.
 
-Profiler files list an operation's arguments by position, without names. This table names them as in torch's schemas (a
-test compares it with the installed torch). A name with `@` is a tensor or a list of tensors.
+Profiler files list an operation's arguments by position, without names. This table has their names from torch's
+schemas, and a test compares it with the installed torch. A name with `@` is a tensor or a list of tensors.
 
 Recurrent layers, scaled-dot-product attention and RMS normalisation are composites. Depending on device and dtype, the
-same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts and use the same names for
-the call and its backward pass. Inputs are the call's tensors in schema order, with lists flattened, also for the
-backward pass. Only RMS normalisation's backward pass starts with the gradient, as its fused operation does. Example::
+same call becomes one fused kernel or hundreds of small ones. All recorders skip their parts, and use the same names for
+the call and its backward pass (a "whole call"). The inputs of both are the call's tensors in schema order, with lists
+flattened. The exception is the backward pass of RMS normalisation, which starts with the gradient, like its fused
+operation. Example::
 
     >>> name_values("aten::_softmax", ["tensor", -1, False], is_tensor=[True, False, False])
     {'dim': -1, 'half_to_float': False}
@@ -26,14 +27,14 @@ from typing import Any, Final
 from lightning_predict.tracing.trace import DTYPE_BYTES, Operation, TensorInfo
 
 RECORDED_TENSORS: Final = "recorded tensors"
-"""Key for data that a recorder in the same process adds to the profile. For each position, it lists the tensors as rows
-of shape, dtype, storage id and device type."""
+"""Key of `call.details` for data that a recorder in the same process adds to the profile. For each position, it lists
+the tensors as rows of shape, dtype, storage id and device type."""
 
 FUSED: Final = "triton::fused"
 """Name of a compiler's fused kernel."""
 
 MODULE_MARK: Final = "nn.Module#"
-"""Prefix of the markers that our recorder puts around a module's call; the module's name follows."""
+"""Prefix of the markers that our recorder sets around a module's call. The module's name follows."""
 
 _TABLE: Final = """
 _adaptive_avg_pool2d: @self output_size
@@ -235,16 +236,16 @@ _EXTENSIONS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
         "@seqused_k max_seqlen_q max_seqlen_k softmax_scale causal",
     }.items()
 }
-"""Argument names of FlashAttention 2 and 3, up to the causal mask; trailing positions are not compared."""
+"""Argument names of FlashAttention 2 and 3, up to the causal mask. Further positions are not compared."""
 
 
 def signature(name: str, is_tensor: Sequence[bool | None]) -> tuple[str, ...] | None:
-    """Return the overload that matches these positions; None if the table does not have it.
+    """Return the overload whose arguments match these positions; None if the table has none.
 
     Args:
         name: Qualified name without the overload.
-        is_tensor: One entry per position: True for a tensor, False for another value, None if not given. Trailing
-            positions may be omitted.
+        is_tensor: One entry per position: True for a tensor, False for another value, None if not given. Positions at
+            the end may be omitted.
     """
     for words in _EXTENSIONS.get(name, ()):
         if all(kind is None or kind == word.startswith("@") for word, kind in zip(words, is_tensor, strict=False)):
@@ -261,7 +262,7 @@ def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | 
 
     Args:
         name: Qualified name without the overload.
-        values: Values by position; values of tensors are ignored.
+        values: Values by position. Values of tensors are ignored.
         is_tensor: As for `signature`.
     """
     words = signature(name, is_tensor) or ()
@@ -270,8 +271,8 @@ def name_values(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | 
 
 
 DRAWS_MASKS: Final = "aten::bernoulli_"
-"""Without CUDA, dropout draws its mask in the dtype of its input; CUDA's `native_dropout` keeps one byte per
-element."""
+"""Operation that draws the mask of dropout without CUDA, in the dtype of its input. CUDA's `native_dropout` keeps one
+byte per element instead."""
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 RMS_NORM: Final = "aten::rms_norm"
@@ -279,7 +280,7 @@ FUSED_RMS_NORM: Final = "aten::_fused_rms_norm"
 RECURRENT: Final = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 
 WHOLE_OPERATIONS: Final = frozenset({ATTENTION, RMS_NORM, *RECURRENT})
-"""Names of the operations recorded whole; each has a backward pass named by `backward_name`."""
+"""Names of the composite calls that are recorded as one operation. `backward_name` names their backward passes."""
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     ATTENTION: {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False},
@@ -299,7 +300,7 @@ _COMPUTING_PARTS: Final = (
 
 
 def recorded_name(name: str) -> str:
-    """Return the name under which a whole call is recorded: torch's fused operation if there is one."""
+    """Return the name under which a whole call is recorded: that of torch's fused operation, if there is one."""
     return FUSED_RMS_NORM if name == RMS_NORM else name
 
 
@@ -328,31 +329,32 @@ def backward_inputs(name: str, inputs: tuple[TensorInfo, ...]) -> tuple[TensorIn
 
 
 def computes(part: str) -> bool:
-    """Return whether a part's first input has the compute dtype of the whole operation.
+    """Return whether the first input of a part has the dtype in which the whole operation computes.
 
-    Under autocast the call's tensors are float32 and its parts use 16 bits; the arguments then include `compute_dtype`.
+    Under autocast, the call's tensors are float32, but its parts use 16 bits. The arguments then include
+    `compute_dtype`.
     """
     return part.startswith(_COMPUTING_PARTS)
 
 
 def is_cast_down(outside: str, inside: str | None) -> bool:
-    """Return whether the parts of a whole call use fewer bits than its tensors, because autocast casts inside it.
+    """Return whether the parts of a whole call use fewer bits than its tensors, because autocast casts inside the call.
 
-    More bits result from torch's fallback without a fused kernel (16-bit attention on the meta device). They are
-    ignored, because the target GPU determines which kernel runs.
+    Parts with more bits come from torch's fallback if it has no fused kernel (16-bit attention on the meta device).
+    This is ignored, because the target GPU determines which kernel runs.
     """
     return inside is not None and DTYPE_BYTES.get(inside, 4) < DTYPE_BYTES.get(outside, 4)
 
 
 def whole_arguments(name: str, values: Sequence[Any], *, is_tensor: Sequence[bool | None]) -> dict[str, Any]:
-    """Return the arguments of a whole operation by name, including defaults.
+    """Return the arguments of a whole call by name, including defaults.
 
-    For attention, `attn_mask` states whether there is a mask (the fourth input). A recurrent layer over a packed
-    sequence has `packed` (its second input has one element per time step).
+    For attention, `attn_mask` states whether there is a mask (the fourth input). For a recurrent layer over a packed
+    sequence, `packed` is true (its second input has one element per time step).
 
     Args:
         name: One of `WHOLE_OPERATIONS`.
-        values: Values by position of the schema; values of tensors are ignored.
+        values: Values by position of the schema. Values of tensors are ignored.
         is_tensor: One entry per position: True for a tensor or a list of them, False for another value, None if not
             given.
     """

@@ -1,4 +1,4 @@
-"""Converts torch values to plain ones: tensors to `TensorInfo` with storage ids, arguments to JSON.
+"""Converts torch values to plain values: tensors to `TensorInfo` with storage ids, and arguments to JSON.
 
 Example::
 
@@ -29,12 +29,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Ordinary tensor types; for example, a lazy parameter is not."""
+"""Ordinary tensor types. A lazy parameter, for example, is not one of them."""
 
 
 @final
 class _WeakReferences(list[int]):
-    """Weak references to storages. torch's `StorageWeakRef` would run Python code for each of them on deletion."""
+    """Weak references to storages, as addresses. torch's `StorageWeakRef` would run Python code for each deletion."""
 
     def __del__(self) -> None:
         for reference in self:
@@ -46,9 +46,9 @@ _is_freed: Final[Any] = torch.UntypedStorage._expired
 
 @final
 class StorageIds:
-    """Assigns ids to storages in order of first use; views of one storage share its id.
+    """Assigns ids to storages in the order of their first use. Views of one storage share its id.
 
-    A weak reference per storage prevents its address from being reused, but does not keep its memory.
+    A weak reference to each storage prevents its address from being reused, but does not keep its memory.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StorageIds:
         self._described: dict[tuple[int, tuple[int, ...], torch.dtype], TensorInfo] = {}
 
     def describe(self, tensor: torch.Tensor) -> TensorInfo | None:
-        """Describe a tensor, with the stored elements if sparse; None if its sizes are not plain numbers."""
+        """Describe a tensor, by its stored elements if it is sparse; None if its sizes are not plain numbers."""
         is_plain = type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
         if is_plain and not tensor._has_symbolic_sizes_strides:
             number, shape, dtype = self.number(tensor), tuple(tensor.shape), tensor.dtype
@@ -84,7 +84,7 @@ class StorageIds:
         )
 
     def number(self, tensor: torch.Tensor) -> int | None:
-        """Return the id of a tensor's storage; None if it has none."""
+        """Return the id of a tensor's storage; None if the tensor has no storage."""
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage
@@ -93,18 +93,18 @@ class StorageIds:
         number = self._numbers.get(address)
         if number is None:
             number = self._numbers[address] = len(self._numbers)
-            reference: Any = storage._weak_ref()  # an address, although torch types it as a storage
+            reference: Any = storage._weak_ref()  # an address, although torch annotates it as a storage
             self._references.append(reference)
             self._alive[number] = reference
         return number
 
     @property
     def alive(self) -> Collection[int]:
-        """Ids of the storages not yet found freed."""
+        """Ids of the storages that have not been found freed."""
         return self._alive.keys()
 
     def find_freed(self, numbers: Iterable[int | None]) -> list[int]:
-        """Return the ids of storages that have been freed since the last call for them."""
+        """Return those of these storages that have been freed, by their ids. Each is returned only once."""
         alive = self._alive
         freed = [number for number in numbers if number in alive and _is_freed(alive[number])]
         for number in freed:
@@ -133,7 +133,7 @@ def _stored(tensor: torch.Tensor) -> tuple[int | None, int | None]:
             parts = [tensor.values(), *(indices(tensor) for indices in _COMPRESSED[tensor.layout])]
         else:
             return None, None
-    except (NotImplementedError, RuntimeError):  # for some layouts, meta tensors only have a shape
+    except (NotImplementedError, RuntimeError):  # for some layouts, meta tensors have only a shape
         return None, None
     return parts[0].numel(), sum(part.numel() * part.element_size() for part in parts)
 
@@ -151,13 +151,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 @cache
 def runs_python(kind: type) -> bool:
-    """Return whether a tensor subclass handles operations in Python; FakeTensor counts as a plain tensor."""
+    """Return whether a tensor subclass handles operations in Python. FakeTensor counts as a plain tensor."""
     is_plain = getattr(kind, "__torch_dispatch__", None) is torch._C._disabled_torch_dispatch_impl
     return not is_plain and not issubclass(kind, FakeTensor)
 
 
 def whole_number(size: int | torch.SymInt) -> int | None:
-    """Return a size as a number, using the hint if it is symbolic; None for a jagged dimension."""
+    """Return a size as a number (the hint of a symbolic size); None for a jagged dimension."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     node = size.node
@@ -169,7 +169,7 @@ def whole_number(size: int | torch.SymInt) -> int | None:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value; lists and tuples are flattened in order."""
+    """Yield the tensors in a value. Lists and tuples are flattened in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -178,7 +178,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def json_argument(value: Any) -> Any:
-    """Return a JSON value for a non-tensor argument; infinities, and values without a JSON form, as text."""
+    """Return a JSON value for a non-tensor argument. Infinities, and values without a JSON form, become text."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,12 +1,12 @@
-"""`Trace`: the operations of one training step, as plain values that can be read without torch, and its file format.
+"""`Trace`: the operations of one recorded training step as plain values, readable without torch, and its file format.
 
-A Trace is an observation. It lists dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`, and calls
-recorded whole, such as `aten::lstm` and `aten::scaled_dot_product_attention`), with the same names for all recorders.
-Costs are computed in `kernels/`.
+A Trace is an observation. It lists dispatcher-level operations (`aten::addmm`, `aten::convolution_backward`), and
+composite calls that are recorded as one operation, such as `aten::lstm` and `aten::scaled_dot_product_attention`. All
+recorders use the same names. Costs are computed in `kernels/`.
 
-The file is versioned JSON, compressed with gzip if its name ends in `.gz`. It lists each distinct tensor once;
-operations refer to this table by index. Fields with default values are omitted. Reading checks every field; errors name
-the field and the expected value. Example::
+The file is versioned JSON, compressed with gzip if its name ends in `.gz`. It lists each distinct tensor once, and
+operations refer to this list by index. Fields with default values are omitted. Every field is checked on reading.
+Errors name the field and the expected value. Example::
 
     >>> weight = TensorInfo(shape=(4, 8), dtype="float32", id=1)
     >>> data = TensorInfo(shape=(2, 8), dtype="float32", id=0)
@@ -65,7 +65,7 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
     "uint32": 4,
     "uint64": 8,
 }
-"""Bytes per element by dtype, with torch's names without `torch.`."""
+"""Bytes per element, by dtype in torch's spelling without `torch.`."""
 
 
 @final
@@ -74,12 +74,12 @@ class TensorInfo:
     """Shape and identity of a tensor that an operation read or wrote.
 
     Attributes:
-        shape: Sizes.
-        dtype: torch's name without `torch.`; a key of `DTYPE_BYTES`.
-        id: Id of its storage within the Trace (shared by views); None if not recorded.
+        shape: Sizes of the tensor.
+        dtype: dtype in torch's spelling without `torch.`; a key of `DTYPE_BYTES`.
+        id: Id of its storage within the Trace, which views share; None if not recorded.
         device: Device type: `cpu`, `cuda` or `meta`; None if not recorded.
         stored_elements: Number of elements that a sparse tensor stores; None if dense or not recorded.
-        stored_bytes: Bytes of these elements and their indices; None if dense or not recorded.
+        stored_bytes: Size of these elements and their indices; None if dense or not recorded.
     """
 
     shape: tuple[int, ...]
@@ -96,7 +96,7 @@ class TensorInfo:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes, with sparse indices; dtypes missing from `DTYPE_BYTES` count 4 bytes per element."""
+        """Size in bytes, with sparse indices. A dtype that `DTYPE_BYTES` lacks counts 4 bytes per element."""
         if self.stored_bytes is not None:
             return self.stored_bytes
         return self.elements * DTYPE_BYTES.get(self.dtype, 4)
@@ -109,7 +109,7 @@ class Kernel:
 
     Attributes:
         name: Name that the driver reports.
-        seconds: Duration.
+        seconds: Duration in seconds.
         grid: Thread blocks in x, y, z; (0, 0, 0) for copies and fills.
         block: Threads per block in x, y, z; (0, 0, 0) for copies and fills.
         registers_per_thread: Registers per thread; 0 if not reported.
@@ -117,8 +117,8 @@ class Kernel:
         stream: CUDA stream number.
         start_seconds: Start, relative to the start of the profiled step.
         launch_start_seconds: Start of the runtime call that launched it; None if not recorded.
-        launch_seconds: Duration of that call; None if not recorded.
-        device: Index of the GPU in the driver; stream numbers are unique per GPU only.
+        launch_seconds: Duration of this call; None if not recorded.
+        device: Index of the GPU in the driver. Stream numbers are unique only within a GPU.
     """
 
     name: str
@@ -140,19 +140,19 @@ class Operation:
     """A dispatcher-level call.
 
     Attributes:
-        name: `aten::...` without the overload, or another operator's qualified name.
+        name: Name, `aten::...` without the overload, or the qualified name of another operator.
         phase: Phase of the step.
-        inputs: Tensors read, in schema order, with lists flattened.
-        outputs: Tensors written; empty if the recorder cannot see them (as the profiler).
-        arguments: Non-tensor arguments by their schema name (JSON values).
-        module: Qualified name of the module that called it, if known.
+        inputs: Tensors that it reads, in schema order, with lists flattened.
+        outputs: Tensors that it writes; empty if the recorder (such as the profiler) cannot see them.
+        arguments: Non-tensor arguments by their schema names, as JSON values.
+        module: Qualified name of the module that called it; None if unknown.
         kernels: Device work; empty without a CUDA profile.
         host_start_seconds: Start on the host, relative to the start of the profiled step; None without a profile.
         host_seconds: Time on the host, including inner calls; None without a profile.
-        freed: Storages freed after this operation although an earlier one used them last, because a variable of the
-            step held them. All others are freed after their last use, or are in the Trace's `held`.
-        python_seconds: Time before it in which no operation ran (Python code of the step, outside backward passes and
-            optimizers), if timed without a profile; 0 if below 5 ms.
+        freed: Storages that are freed after this operation, although an earlier one used them last, because a variable
+            of the step held them. All other storages are freed after their last use, or are in the Trace's `held`.
+        python_seconds: Time before it in which no operation ran, if timed without a profile: Python code of the step,
+            outside backward passes and optimizers. It is 0 if below 5 ms.
     """
 
     name: str
@@ -171,12 +171,12 @@ class Operation:
 @final
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """A time in which the host waited.
+    """A time span in which the host waited.
 
     Attributes:
         start_seconds: Start, relative to the start of the profiled step.
-        seconds: Duration.
-        cause: `device`: a call that synchronises with the GPU; `loader`: the next batch was not ready.
+        seconds: Duration in seconds.
+        cause: `device` for a call that synchronises with the GPU; `loader` if the next batch was not ready.
     """
 
     start_seconds: float
@@ -201,14 +201,14 @@ class Memory:
     """Memory that persists through the step, and the measured peak.
 
     Attributes:
-        parameter_bytes: Parameters and buffers; None if no module was known.
-        gradient_bytes: Gradients after the backward pass; None if unknown.
-        optimizer_state_bytes: Optimizer state kept between steps; None if unknown.
-        forward_gradient_bytes: Gradients of the previous step that live during the forward pass (Lightning frees them
-            after it, most loops before it); None if not recorded.
+        parameter_bytes: Size of parameters and buffers; None if no module was known.
+        gradient_bytes: Size of gradients after the backward pass; None if unknown.
+        optimizer_state_bytes: Size of the optimizer state kept between steps; None if unknown.
+        forward_gradient_bytes: Size of the previous step's gradients that exist during the forward pass; None if not
+            recorded. Lightning frees them after the forward pass, and most other loops before it.
         peak_bytes: `torch.cuda.max_memory_allocated` over the step; None without CUDA.
         reserved_bytes: `torch.cuda.memory_reserved` after the step; None without CUDA, or if earlier work of the
-            process took more than the step.
+            process needed more than the step.
     """
 
     parameter_bytes: int | None = None
@@ -222,14 +222,14 @@ class Memory:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Global flags that affect kernel selection.
+    """Global flags that affect which kernels run.
 
     Attributes:
-        matmul_tf32: float32 matmuls may use TF32.
-        cudnn_tf32: float32 convolutions and recurrent layers may use TF32.
-        autocast_dtype: dtype of an enclosing autocast; None without.
-        cudnn_benchmark: cuDNN benchmarks algorithms and keeps the fastest.
-        cudnn_deterministic: cuDNN uses only deterministic algorithms.
+        matmul_tf32: Whether float32 matmuls may use TF32.
+        cudnn_tf32: Whether float32 convolutions and recurrent layers may use TF32.
+        autocast_dtype: dtype of the active autocast; None if autocast is off.
+        cudnn_benchmark: Whether cuDNN benchmarks algorithms and keeps the fastest.
+        cudnn_deterministic: Whether cuDNN uses only deterministic algorithms.
         foreach: Whether the optimizers update all tensors together by the step's choice; None for torch's default.
         set_to_none: Whether `zero_grad` frees gradients by the step's choice; None for torch's default.
     """
@@ -246,7 +246,7 @@ class Flags:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One recorded step: all batches up to an optimizer update.
+    """One recorded step: all batches up to an optimizer update (several with gradient accumulation).
 
     Attributes:
         operations: Operations in host order.
@@ -256,33 +256,33 @@ class Trace:
         gpu_memory_bytes: Memory of that GPU; None without CUDA.
         step_seconds: Times of isolated steps without a recorder, each until the device was done, without loader waits.
             They calibrate predictions on the same GPU.
-        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device.
-            It is host work without a profiler, and waits inside the step. Empty if not measured.
+        host_seconds_unprofiled: Time of each of these steps until the host was done, before it waited for the device:
+            host work without a profiler, and waits inside the step. Empty if not measured.
         running_step_seconds: Mean step time in a running loop, which does not wait for the device between steps, over a
             block of steps; None if no block was timed.
-        running_steps: Number of steps in that block.
+        running_steps: Number of steps in this block.
         profiled_seconds: Time of the recorded step, with the recorder; None if not timed.
         loader_seconds: Waits for the data loader, one value per batch.
         waits: Host waits in the profiled step; empty without a profile.
-        has_python_stacks: Whether the profiler recorded Python stacks, which slows the host severalfold.
-        batches: Batches of the step (more than 1 with gradient accumulation).
-        samples: Samples of the step on this rank; None if unknown.
-        optimizer_steps: Optimizer updates inside the step (2 for a GAN with two optimizers).
-        parameters: The model's parameters in order; empty if no module was known.
+        has_python_stacks: Whether the profiler recorded Python stacks, which makes the host several times slower.
+        batches: Number of batches of the step (more than 1 with gradient accumulation).
+        samples: Number of samples of the step on this rank; None if unknown.
+        optimizer_steps: Number of optimizer updates inside the step (2 for a GAN with two optimizers).
+        parameters: Parameters of the model in order; empty if no module was known.
         memory: Memory that persists through the step.
-        held: Storages that the step wrote and that existed at its end: gradients, and tensors that a variable of the
-            loop holds until the next step; None if not recorded.
+        held: Storages that the step wrote, and that existed at its end; None if not recorded. They are gradients, and
+            tensors that a variable of the loop holds until the next step.
         buffers: Storages of the model's buffers, which are not part of the batch; None if unknown.
         flags: Global flags.
         compiled: Whether any part ran through `torch.compile`.
-        compile_seconds: Compilation time until the step was recorded, in this fit (without a Trainer, in this process);
+        compile_seconds: Compilation time until the step was recorded, in this fit (without a Trainer: in this process);
             None if unknown.
-        world_size: Number of processes in the training, each with its own GPU and samples; one of them was recorded.
+        world_size: Number of processes in the training, each with its own GPU and samples. One of them was recorded.
         num_nodes: Number of machines.
-        software: Versions, for example `{"torch": "2.13.0"}`.
+        software: Versions of software, for example `{"torch": "2.13.0"}`.
         notes: Notes for the user about missing information.
-        other_steps: Other kinds of steps that alternate with this one (a GAN whose generator is trained every fifth
-            batch); this one is the most frequent. Predictions are the mean of all kinds.
+        other_steps: Other kinds of steps that alternate with this one, such as those of a GAN whose generator is
+            trained every fifth batch. This one is the most frequent. Predictions are the mean of all kinds.
     """
 
     operations: tuple[Operation, ...]
@@ -316,7 +316,7 @@ class Trace:
 
     @property
     def kinds(self) -> tuple[OtherStep, ...]:
-        """All kinds of steps with their shares, this one first."""
+        """All kinds of steps with their shares. This kind comes first."""
         own = 1.0 - sum(other.share for other in self.other_steps)
         return (OtherStep(share=own, trace=replace(self, other_steps=())), *self.other_steps)
 
@@ -327,10 +327,10 @@ class Trace:
 
     @property
     def measured_steps(self) -> tuple[float, ...]:
-        """Step times as in training, with the typical time as median; empty if none was measured.
+        """Step times as in training, whose median is the typical time; empty if no step was measured.
 
-        With a timed block, these are the times in a running loop, with the scatter of the isolated steps. Otherwise
-        they are the times of isolated steps, which wait for the device.
+        If a block was timed, these are times in a running loop, with the scatter of the isolated steps. Otherwise, they
+        are the times of isolated steps, which wait for the device.
         """
         running = self.running_step_seconds
         if running is None:
@@ -379,7 +379,7 @@ class Trace:
 
         Raises:
             TraceVersionError: The file has a version that this release cannot read.
-            TraceFormatError: Not a valid trace file; the message names the field.
+            TraceFormatError: The file is not a valid trace. The message names the field.
             OSError: The file cannot be read.
         """
         return load_trace(path)
@@ -388,11 +388,11 @@ class Trace:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherStep:
-    """Another kind of step in a training that alternates between several.
+    """Another kind of step, in a training that alternates between several kinds.
 
     Attributes:
         share: Share of all steps, above 0 and below 1.
-        trace: The step; it has no other steps of its own.
+        trace: The step. It has no other steps.
     """
 
     share: float
@@ -404,10 +404,10 @@ VERSION: Final = 1
 
 
 def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
-    """Return the kinds of a trace and their weights in a mean step with as many batches as the trace's own kind.
+    """Return the kinds of steps of a trace, and their weights in the mean step.
 
-    The weights are the shares, unless kinds have different numbers of batches (gradient accumulation that differs
-    between optimizers). The mean then preserves the time per batch: with `batches = trace.batches`,
+    The weights are the shares, unless kinds have different numbers of batches (if gradient accumulation differs between
+    optimizers). Then the mean keeps the time per batch, with `batches = trace.batches`:
 
         weight = share * batches / sum(share * batches of the kind, over all kinds)
     """
@@ -417,7 +417,7 @@ def weighted_kinds(trace: Trace) -> tuple[tuple[Trace, ...], tuple[float, ...]]:
 
 
 def measured_seconds(trace: Trace) -> float | None:
-    """Return the measured time of the mean step, without a recorder; None if a kind was not timed."""
+    """Return the measured time of the mean step, without a recorder; None if a kind of step was not timed."""
     kinds, weights = weighted_kinds(trace)
     if not all(kind.measured_steps for kind in kinds):
         return None
@@ -442,7 +442,7 @@ def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     content = text.encode()
     if target.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
-    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device, which cannot be replaced
+    if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device cannot be replaced
         with open(target, "wb") as stream:
             stream.write(content)
         return
@@ -463,7 +463,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
     Raises:
         TraceVersionError: The file has a version that this release cannot read.
-        TraceFormatError: Not a valid trace file; the message names the field.
+        TraceFormatError: The file is not a valid trace. The message names the field.
         OSError: The file cannot be read.
     """
     source = os.fspath(path)
@@ -487,15 +487,15 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def read_trace_json(path: str, *, strict: bool = True) -> Any:
-    """Parse a JSON file, gzip or plain, within the limits of `checked.read_json`."""
+    """Parse a JSON file, with or without gzip, within the limits of `checked.read_json`."""
     return checked.read_json(path, TraceFormatError, strict=strict).value
 
 
-# Writing.
+# --- Writing
 
 
 class _TensorTable:
-    """Table of distinct tensors, in the order of first use."""
+    """Table of distinct tensors, in the order of their first use."""
 
     def __init__(self) -> None:
         self._rows: dict[TensorInfo, int] = {}
@@ -508,7 +508,7 @@ class _TensorTable:
 
 
 def _tensor_row(tensor: TensorInfo) -> list[Any]:
-    """Return a table row with four values; six for a sparse tensor."""
+    """Return a table row: four values, or six for a sparse tensor."""
     stored = [] if tensor.stored_bytes is None else [tensor.stored_elements, tensor.stored_bytes]
     return [list(tensor.shape), tensor.dtype, tensor.id, tensor.device, *stored]
 
@@ -540,7 +540,7 @@ def _operation_to_json(operation: Operation, table: _TensorTable) -> dict[str, A
 
 
 def _changed_fields(record: Any, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults, with mappings as plain dictionaries."""
+    """Return the fields of a record that differ from their defaults. Mappings become plain dictionaries."""
     row: dict[str, Any] = {}
     for own in fields(record):
         value = getattr(record, own.name)
@@ -553,7 +553,7 @@ def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-# Reading.
+# --- Reading
 
 
 @cache
@@ -709,14 +709,14 @@ def _flags(value: Checked) -> Flags:
 
 
 def anonymised(trace: Trace, *, keep_modules: bool = False) -> Trace:
-    """Return the trace without notes, parameter names and, unless kept, module names.
+    """Return the trace without notes and parameter names, and without module names unless they are kept.
 
-    Equal modules keep equal numbers, in the order of their first call. Custom operators keep their qualified names,
-    which identify their kernels.
+    Modules are numbered in the order of their first call, so equal modules stay equal. Custom operators keep their
+    qualified names, because these identify their kernels.
 
     Args:
         trace: The trace to anonymise.
-        keep_modules: Keep module names.
+        keep_modules: Whether to keep module names.
     """
     numbers: dict[str, str] = {}
 

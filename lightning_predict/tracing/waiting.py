@@ -1,7 +1,7 @@
-"""Waits for a device to finish its work, as needed to time a step.
+"""Waits until a device has finished its work (synchronization), which timing a step needs.
 
-CUDA (and ROCm, which torch calls CUDA), Metal, Intel's XPU and others execute asynchronously; a clock that does not
-wait only times launches. Example::
+CUDA (and ROCm, which torch calls CUDA), Metal, Intel's XPU and others execute asynchronously. Without a wait, a clock
+would only time the launches. Example::
 
     wait = wait_for(torch.device("mps"))   # None for the CPU, where operations are synchronous
 """
@@ -19,8 +19,8 @@ import torch
 def wait_for(device: torch.device) -> Callable[[], object] | None:
     """Return a function that waits for a device; None if no wait is needed or supported.
 
-    `torch.accelerator` (from torch 2.6) supports every device type that torch was built with. Before it, each type has
-    its own module. XLA executes lazily and has its own wait function.
+    `torch.accelerator` (from torch 2.6) supports every device type for which torch was built. Before that, each type
+    has its own module. XLA executes lazily, and has its own wait function.
     """
     if device.type in ("cpu", "meta"):
         return None

@@ -65,11 +65,11 @@ def advise(
     Args:
         trace: A recorded step, from `capture` or `Trace.load`.
         gpus: Names of GPUs or layouts, or a group, as for `predict`; of a group, those that its table shows. Gains are
-            for the GPU in use, otherwise for the first.
-        iterations: Remaining steps; None omits the savings of a run.
-        allow: Allowed side effects of changes: `numerics` (products are rounded differently), `digits` (parameters
-            permanently lose digits), `memory`, `samples` (a step has others). Changes with other side effects are
-            listed, but excluded from the chain.
+            for the GPU in use, or else for the first of these.
+        iterations: Remaining steps. If None, the savings of the run are omitted.
+        allow: Side effects that changes may have: `numerics` (results are rounded differently), `digits` (parameters
+            permanently lose digits), `memory`, `samples` (a step has other samples). Changes with other side effects
+            are listed, but are not part of the chain.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU. It has the
             data flow between operations, which torch.compile needs and the profiler does not record.
         strategy: See `Assumptions`.

@@ -157,7 +157,7 @@ def compile_what_if(
     Args:
         trace: An eager step.
         gpus: Names of GPUs, or a group, as for `predict`.
-        iterations: Remaining steps; None predicts only the step.
+        iterations: Remaining steps. If None, only the step is predicted.
         followed: The same step captured on the meta device or the CPU, if `trace` is a profile of a GPU, which lacks
             the data flow between operations.
         usd_per_hour: See `Assumptions`.

@@ -17,7 +17,7 @@ updates all rows. To add a kind of sharding, add a row to `KINDS`. Example::
 
     >>> from lightning_predict.extensions.embeddings.tables import EmbeddingTable
     >>> table = EmbeddingTable(rows=10, dim=64, pooling=5)
-    >>> [(part.holders, part.rows, part.lookups) for part in KINDS["row_wise"].parts(table, 4, 1024)]
+    >>> [(part.num_gpus, part.rows, part.lookups) for part in KINDS["row_wise"].parts(table, 4, 1024)]
     [(3, 3, 1.5), (1, 1, 0.5)]
 """
 

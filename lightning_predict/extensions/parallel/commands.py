@@ -153,8 +153,8 @@ def curve(
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8).
         iterations: Remaining recorded steps, for the time and the cost of the run.
         usd_per_hour: Your own price of one GPU per hour, for all GPUs or by name (L4=0.5,H100=2).
-        network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
-            system's).
+        network_gbps: Network bandwidth of one machine in Gbit/s (default: that of the named machine type, otherwise of
+            a reference system).
         busbw: Bus bandwidth between the GPUs of one machine in GB/s, as printed by nccl-tests.
         pcie: How GPUs without NVLink are connected: through switches, through the CPU (root), without peer-to-peer
             access (host), or without this access in a virtual machine or container (virtual).

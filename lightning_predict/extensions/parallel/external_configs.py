@@ -1,18 +1,16 @@
 """Translates parallel configurations of other projects (Megatron, NeMo, torchtitan, DeepSpeed) to strategy texts.
 
-Supported are arguments of Megatron and NeMo, also in a shell script, torchtitan's TOML, DeepSpeed's JSON, YAML of
-accelerate, axolotl, Hugging Face's Trainer and gpt-neox, and strategy objects of Lightning. Options with an equivalent
-are translated. Options that affect parallelism and have none are refused. Options unrelated to parallelism (model,
-logging, data, learning rates) are ignored. Errors name the option.
-Example::
+The result is a text for `parse_strategy`. Supported are arguments of Megatron and NeMo (also in a shell script),
+torchtitan's TOML files, DeepSpeed's JSON files, YAML files of accelerate, axolotl, Hugging Face's Trainer and gpt-neox,
+and strategy objects of Lightning. An option that affects parallelism is rejected if it has no equivalent. Other options
+(model, logging, data, learning rates) are ignored. Errors name the option. Example::
 
     >>> strategy_of_arguments("--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel")
     'ddp,tensor=8,pipeline=4,sequence=true,gather_again=true,overlap_grad_reduce=false'
 
     parse_strategy("train_configs/llama3_70b.toml")  # the file for torchtitan's --job.config_file
     parse_strategy("ds_config.json")
-    parse_strategy(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # lightning.pytorch's or
-    Fabric's
+    parse_strategy(ModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=8))  # or Fabric's
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ def _of_layers(network: Path, recordings: Sequence[Path]) -> CommandAnswer:
 
     Raises:
         TraceError: A file is missing or is not a trace.
-        InvalidArgumentError: The recordings are from several GPUs or have no kernels, or no layer has a known kind.
+        InvalidArgumentError: The recordings are from several GPUs, or have no kernels, or no step has layers of their
+            kinds.
     """
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.regression.layers import fit_layers, layers_of
