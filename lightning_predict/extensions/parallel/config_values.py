@@ -14,7 +14,7 @@ AUTO: Final = "auto"
 _OFF: Final = (False, None, "", 0, -1, AUTO, "none", "no", "NO", "null")
 
 
-def table_of(found: Any, name: str, path: str) -> Mapping[str, Any]:
+def options_table(found: Any, name: str, path: str) -> Mapping[str, Any]:
     """Return a table of options; empty if it is missing."""
     own = found.get(name) if isinstance(found, Mapping) else None
     if own is None:

@@ -14,8 +14,8 @@ from lightning_predict.extensions.parallel.config_values import (
     AUTO,
     batch_words,
     is_on,
+    options_table,
     refused,
-    table_of,
     whole_if_given,
 )
 
@@ -52,7 +52,7 @@ def words_of_deepspeed(found: Mapping[str, Any], path: str) -> list[str]:
     Raises:
         InvalidArgumentError: An option that changes time or memory has no equivalent, or batch sizes disagree.
     """
-    zero = table_of(found, "zero_optimization", path)
+    zero = options_table(found, "zero_optimization", path)
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise refused(path, "zero_optimization.stage", stage)
@@ -83,7 +83,7 @@ def _offload(zero: Mapping[str, Any], path: str) -> list[str]:
     """Translate offloading: the optimizer's state to the CPU can be predicted, parameters and disks cannot."""
     words = []
     for name in ("offload_optimizer", "offload_param"):
-        device = table_of(zero, name, path).get("device", "none")
+        device = options_table(zero, name, path).get("device", "none")
         if device == "none":
             continue
         if name == "offload_param" or device != "cpu":
@@ -97,20 +97,20 @@ def _refuse_unpredicted(found: Mapping[str, Any], path: str) -> None:
     for name in NOT_PREDICTED:
         if is_on(found.get(name)) and found[name] != 1:
             raise refused(path, name, found[name])
-    shared = table_of(found, "tensor_parallel", path).get("autotp_size", 1)
+    shared = options_table(found, "tensor_parallel", path).get("autotp_size", 1)
     if shared not in (0, 1):
         raise refused(path, "tensor_parallel.autotp_size", shared)
-    compiled = table_of(found, "compile", path)
+    compiled = options_table(found, "compile", path)
     if compiled and not compiled.get("disable", False):
         raise refused(path, "compile.disable", compiled.get("disable", False))
     for key in ("partition_activations", "cpu_checkpointing"):
-        value = table_of(found, "activation_checkpointing", path).get(key)
+        value = options_table(found, "activation_checkpointing", path).get(key)
         if is_on(value):
             raise refused(path, f"activation_checkpointing.{key}", value)
-    kept = table_of(found, "data_types", path).get("grad_accum_dtype")
+    kept = options_table(found, "data_types", path).get("grad_accum_dtype")
     if kept not in (None, AUTO):
         raise refused(path, "data_types.grad_accum_dtype", kept)
-    kind = table_of(found, "optimizer", path).get("type")
+    kind = options_table(found, "optimizer", path).get("type")
     if str(kind).lower() in COMPRESSING:
         raise InvalidArgumentError(
             f"strategy={path!r}: optimizer.type = {kind!r} compresses the gradients that GPUs exchange, which is not "

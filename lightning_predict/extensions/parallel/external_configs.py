@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from lightning_predict.checked import read_json, read_text, read_toml, read_yaml, shown
 from lightning_predict.errors import InvalidArgumentError
-from lightning_predict.extensions.parallel.config_values import batch_words, list_unused, refused, table_of, whole
+from lightning_predict.extensions.parallel.config_values import batch_words, list_unused, options_table, refused, whole
 from lightning_predict.extensions.parallel.deepspeed_config import unused_keys, words_of_deepspeed
 from lightning_predict.extensions.parallel.shell_arguments import arguments_of_script
 from lightning_predict.extensions.parallel.yaml_configs import words_of_yaml
@@ -237,7 +237,7 @@ def strategy_of_file(path: str) -> str:
 
 
 def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
-    sharing = table_of(found, "parallelism", path)
+    sharing = options_table(found, "parallelism", path)
     unknown = set(sharing) - set(TORCHTITAN_NUMBERS) - TORCHTITAN_PASSED_OVER
     if unknown:
         raise refused(path, f"parallelism.{min(unknown)}", sharing[min(unknown)])
@@ -270,22 +270,22 @@ def _of_torchtitan(found: Mapping[str, Any], path: str) -> list[str]:
             )
         words += ["virtual=2"] * is_interleaved
         words += [f"schedule={word}"] * (word != "1f1b")
-        words += _micro_batches(sharing, table_of(found, "training", path).get("local_batch_size"), path)
-    checkpointing = table_of(found, "activation_checkpoint", path)
+        words += _micro_batches(sharing, options_table(found, "training", path).get("local_batch_size"), path)
+    checkpointing = options_table(found, "activation_checkpoint", path)
     words += _recomputed(
         str(checkpointing.get("mode", "selective")), str(checkpointing.get("selective_ac_option", "2")), path
     )
     quantized = {
-        **table_of(found, "float8", path),
-        **table_of(found.get("quantize", {}).get("linear", {}), "float8", path),
+        **options_table(found, "float8", path),
+        **options_table(found.get("quantize", {}).get("linear", {}), "float8", path),
     }
-    converters = table_of(found, "model", path).get("converters", [])
+    converters = options_table(found, "model", path).get("converters", [])
     if "float8" in converters or "quantize.linear.float8" in converters:
         recipe = quantized.get("recipe_name", "tensorwise")
         words.append("fp8=tensorwise" if recipe == "tensorwise" else "fp8=rowwise")
     if any("mx" in str(one) for one in converters):
         words.append("fp8=mx")
-    reduced = table_of(found, "training", path).get("mixed_precision_reduce", "float32")
+    reduced = options_table(found, "training", path).get("mixed_precision_reduce", "float32")
     return [*words, *([f"reduce_dtype={reduced}"] if words[0] != "ddp" else [])]
 
 

@@ -16,8 +16,8 @@ from lightning_predict.extensions.parallel.config_values import (
     batch_words,
     is_on,
     list_unused,
+    options_table,
     refused,
-    table_of,
     whole,
     whole_if_given,
 )
@@ -76,15 +76,17 @@ def _of_accelerate(found: Mapping[str, Any], path: str) -> list[str]:
     kind = str(found.get("distributed_type", "NO")).upper()
     if str(found.get("mixed_precision")) == "fp8":
         raise refused(path, "mixed_precision", "fp8")
-    if is_on(table_of(found, "dynamo_config", path).get("dynamo_backend")):
+    if is_on(options_table(found, "dynamo_config", path).get("dynamo_backend")):
         raise refused(path, "dynamo_config.dynamo_backend", found["dynamo_config"]["dynamo_backend"])
     for key in ("megatron_lm_config", "parallelism_config", "fp8_config", "tp_config"):
         if is_on(found.get(key)):
             raise refused(path, key, found[key])
     if kind == "FSDP":
-        return _of_fsdp(table_of(found, "fsdp_config", path), path, mixed=MIXED.get(str(found.get("mixed_precision"))))
+        return _of_fsdp(
+            options_table(found, "fsdp_config", path), path, mixed=MIXED.get(str(found.get("mixed_precision")))
+        )
     if kind == "DEEPSPEED":
-        return _of_accelerates_deepspeed(table_of(found, "deepspeed_config", path), path)
+        return _of_accelerates_deepspeed(options_table(found, "deepspeed_config", path), path)
     if kind not in ("NO", "MULTI_GPU"):
         raise refused(path, "distributed_type", kind)
     return ["ddp"]
@@ -167,7 +169,7 @@ def _of_trainer(found: Mapping[str, Any], path: str) -> list[str]:
     asked = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
     if not asked and not found.get("fsdp_config"):
         return [("fsdp" if "dp_shard_size" in found else "ddp"), *degrees, *batches]
-    options = dict(table_of(found, "fsdp_config", path))
+    options = dict(options_table(found, "fsdp_config", path))
     first = next((one for one in asked.split() if one.upper() in FSDP_SHARDING), None)
     if first is not None and "fsdp_sharding_strategy" not in options:
         options.setdefault("sharding_strategy", first)
