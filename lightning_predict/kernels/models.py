@@ -92,6 +92,11 @@ class BundledModels:
     collectives: CollectiveCurves
     notes: tuple[str, ...] = ()
 
+    def for_gpu(self, gpu_name: str) -> BundledModels:
+        """Return the models of one GPU, with its networks of families that other GPUs lack."""
+        networks = self.networks.for_gpu(gpu_name)
+        return self if networks is self.networks else replace(self, networks=networks)
+
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a model supports the operation in this dtype."""
         return self._serving(operation).supports(operation, dtype)
@@ -276,17 +281,39 @@ def upper_bound_from_lesser_gpus(gpus: Sequence[Gpu], lesser: Sequence[Gpu], hig
 
 @final
 class UtilisationModels:
-    """The networks of a set of GPUs, ready to predict."""
+    """The networks of a set of GPUs, ready to predict.
 
-    def __init__(self, weights: LoadedWeights) -> None:
-        self._weights = weights
+    Args:
+        weights: The weights.
+        own_families: Families whose network serves one GPU alone (`for_gpu`).
+    """
+
+    def __init__(self, weights: LoadedWeights, own_families: frozenset[str] = frozenset()) -> None:
+        self._weights, self._own_families = weights, own_families
+        self._views: dict[str, UtilisationModels] = {}
         known = set(gpu_names())
         self._measured = tuple(find_gpu(name) for name in weights.gpus if name in known)
 
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a network supports this operation and dtype, on any GPU."""
         family = network_spec(operation, dtype)
-        return family is not None and family.name in self._weights.cross_gpu_model.families
+        if family is None or family.name not in self._weights.cross_gpu_model.families:
+            return False
+        return family.name not in self._own_families or self.trained_on(operation, dtype)
+
+    def for_gpu(self, gpu_name: str) -> UtilisationModels:
+        """Return the models of one GPU, with its networks of families that no cross-GPU network supports.
+
+        Such a family (convolutions on tensor cores) times the problems that its network was trained on.
+        """
+        base, own = self._weights.cross_gpu_model, self._weights.gpus.get(gpu_name)
+        added = {} if own is None else {k: replace(v) for k, v in own.families.items() if k not in base.families}
+        if not added:
+            return self
+        if gpu_name not in self._views:
+            whole = replace(base, families={**base.families, **added})
+            self._views[gpu_name] = UtilisationModels(replace(self._weights, cross_gpu_model=whole), frozenset(added))
+        return self._views[gpu_name]
 
     def trained_on(self, operation: str, dtype: str) -> bool:
         """Return whether measurements of this operation and dtype, from any GPU, were in the training data."""

@@ -102,6 +102,9 @@ class Estimate:
 class KernelModels(Protocol):
     """Interface of trained models; `models.BundledModels` implements it."""
 
+    def for_gpu(self, gpu_name: str) -> KernelModels:
+        """Return the models of one GPU, with its networks of families that other GPUs lack."""
+
     def supports(self, operation: str, dtype: str) -> bool:
         """Return whether a model supports the operation in this dtype, even if not trained on it."""
 
@@ -252,12 +255,14 @@ def predict_operation_times(
     columns = np.array([position.setdefault(item, len(position)) for item in problems], dtype=np.intp)  # (problems,)
     distinct = list(position)
     dtypes = {item.dtype for item in distinct if operation_spec(item.operation).units == "tensor"}
-    groups: dict[frozenset[str], list[int]] = {}
-    for row, gpu in enumerate(gpus):
-        groups.setdefault(frozenset(dtype for dtype in dtypes if computes_in_float32(dtype, gpu)), []).append(row)
+    serving = [models if models is None else models.for_gpu(gpu.name) for gpu in gpus]
+    groups: dict[tuple[frozenset[str], int], list[int]] = {}
+    for row, (gpu, own) in enumerate(zip(gpus, serving, strict=True)):
+        as_float32 = frozenset(dtype for dtype in dtypes if computes_in_float32(dtype, gpu))
+        groups.setdefault((as_float32, id(own)), []).append(row)
     parts = [
-        _predict_times(TimingRequest(distinct, [gpus[row] for row in rows], models, as_float32))
-        for as_float32, rows in groups.items()
+        _predict_times(TimingRequest(distinct, [gpus[row] for row in rows], serving[rows[0]], as_float32))
+        for (as_float32, _), rows in groups.items()
     ]
 
     def joined(*tables: Array) -> Array:

@@ -19,6 +19,9 @@ class HalfSpeed:
     known: frozenset[tuple[str, str]]
     served_as: TimedBy = "mlp"
 
+    def for_gpu(self, gpu_name: str) -> HalfSpeed:
+        return self
+
     def supports(self, operation: str, dtype: str) -> bool:
         return (operation, dtype) in self.known
 

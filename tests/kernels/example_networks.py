@@ -20,6 +20,7 @@ def _any_problem(family: str) -> ShapeBatch:
         "attention": {"batch": 1, "heads": 1, "seq": 8, "head_dim": 8},
         "vector": {"rows": 8, "cols": 8},
         "convolution": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},
+        "convolution_tensor": {"batch": 1, "in_channels": 1, "out_channels": 1, "kernel_size": 1, "image_size": 8},
     }
     chosen = network_specs()[family]
     return shape_batch(chosen.operations[0], chosen.dtypes[0], **words[family])
