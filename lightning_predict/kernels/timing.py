@@ -156,6 +156,17 @@ def compute_dtype_on(dtype: str, gpu: Gpu) -> str:
     return "float32" if dtype == "tf32" and "tf32" not in gpu.peak_flops_per_second else dtype
 
 
+def float8_becomes_bfloat16(gpu: Gpu) -> bool:
+    """Return whether float8 products count as bfloat16's: torch cannot run them here, and bfloat16 has units."""
+    return gpu.peak("float8") is None and not uses_float32_fallback("bfloat16", gpu)
+
+
+def in_bfloat16(problem: OperationShape) -> OperationShape:
+    """Return a float8 product as one in bfloat16; other problems unchanged."""
+    is_product = problem.dtype == "float8" and operation_spec(problem.operation).units == "tensor"
+    return replace(problem, dtype="bfloat16") if is_product else problem
+
+
 def uses_float32_fallback(dtype: str, gpu: Gpu) -> bool:
     """Return whether this GPU computes a lower-precision matrix dtype on float32's units, which are as fast.
 
@@ -256,13 +267,20 @@ def predict_operation_times(
     distinct = list(position)
     dtypes = {item.dtype for item in distinct if operation_spec(item.operation).units == "tensor"}
     serving = [models if models is None else models.for_gpu(gpu.name) for gpu in gpus]
-    groups: dict[tuple[frozenset[str], int], list[int]] = {}
+    groups: dict[tuple[frozenset[str], bool, int], list[int]] = {}
     for row, (gpu, own) in enumerate(zip(gpus, serving, strict=True)):
         as_float32 = frozenset(dtype for dtype in dtypes if computes_in_float32(dtype, gpu))
-        groups.setdefault((as_float32, id(own)), []).append(row)
+        groups.setdefault((as_float32, float8_becomes_bfloat16(gpu), id(own)), []).append(row)
     parts = [
-        _predict_times(TimingRequest(distinct, [gpus[row] for row in rows], serving[rows[0]], as_float32))
-        for (as_float32, _), rows in groups.items()
+        _predict_times(
+            TimingRequest(
+                [in_bfloat16(item) for item in distinct] if in_16_bits else distinct,
+                [gpus[row] for row in rows],
+                serving[rows[0]],
+                as_float32,
+            )
+        )
+        for (as_float32, in_16_bits, _), rows in groups.items()
     ]
 
     def joined(*tables: Array) -> Array:
@@ -903,6 +921,7 @@ def explain(problem: OperationShape, gpu: Gpu, models: KernelModels | None) -> E
         gpu: The GPU.
         models: Trained models; None uses the roofline alone.
     """
+    problem = in_bfloat16(problem) if float8_becomes_bfloat16(gpu) else problem
     is_matrix = operation_spec(problem.operation).units == "tensor"
     as_float32 = frozenset({problem.dtype} if is_matrix and computes_in_float32(problem.dtype, gpu) else ())
     question = TimingRequest([problem], [gpu], models, as_float32)

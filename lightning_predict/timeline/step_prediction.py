@@ -39,7 +39,7 @@ from lightning_predict.gpus.records import NVIDIA, Gpu
 from lightning_predict.interval import Interval, ends_of_later
 from lightning_predict.kernels.measured_scaling import MEASURED_SPREAD, WorkTimes
 from lightning_predict.kernels.operations import Array, BoolArray, IndexArray
-from lightning_predict.kernels.timing import summed_by_owner, uses_float32_fallback
+from lightning_predict.kernels.timing import float8_becomes_bfloat16, summed_by_owner, uses_float32_fallback
 from lightning_predict.kernels.translation import unknown_operation_notes
 from lightning_predict.note import decisive, details
 from lightning_predict.ties import clearly_less
@@ -397,7 +397,8 @@ def _notes(dtypes: frozenset[str], target: Gpu) -> tuple[str, ...]:
         for dtype in stood_in
     ]
     if any(dtype.startswith("float8") for dtype in dtypes) and target.peak("float8") is None:
-        notes.append("No float8 hardware: predicted at float32's rate.")
+        instead = "bfloat16" if float8_becomes_bfloat16(target) else "float32"
+        notes.append(f"No float8 hardware: torch cannot run this step here. Predicted with {instead} products.")
     return tuple(notes)
 
 

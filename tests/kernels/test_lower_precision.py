@@ -177,3 +177,16 @@ def test_float32s_convolutions_are_no_faster_than_tf32s_where_only_the_base_know
     assert ["TF32's kernels" in held for held in limits] == [True, False, False]  # the T4 has no such kernels
     times = [predict_operation_times([one], [unmeasured], models).seconds[0, 0] for one in (single, tf32)]
     assert times[0] == pytest.approx(times[1])
+
+
+def test_a_float8_product_on_a_gpu_without_float8_takes_the_time_of_bfloat16() -> None:
+    """It was predicted in float32, 14 times as slow on an A100."""
+    cards, models = [gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB"), gpu("T4")], kernel_models(())
+    eight, sixteen, single = (
+        problem("linear", kind, m=4096, n=4096, k=4096) for kind in ("float8", "bfloat16", "float32")
+    )
+    times = predict_operation_times([eight, sixteen, single], cards, models).seconds
+    assert times[0, 0] == times[0, 1]
+    assert times[1, 0] < 0.7 * times[1, 1]
+    assert times[2, 0] == times[2, 2]  # a T4 has no units for bfloat16
+    assert explain(eight, cards[0], models).interval.middle == pytest.approx(times[0, 0])

@@ -189,7 +189,7 @@ def test_a_missing_float8_is_said() -> None:
         Operation(name="aten::_scaled_mm", phase="forward", inputs=(TensorInfo((4096, 4096), "float8_e4m3fn"),) * 2)
     )
     (step,) = predict_steps(trace, predict_work_times(trace, [OLD], origin=None, models=None), [OLD])
-    assert step.notes == ("No float8 hardware: predicted at float32's rate.",)
+    assert step.notes == ("No float8 hardware: torch cannot run this step here. Predicted with float32 products.",)
 
 
 def test_kernels_that_nothing_can_time_are_said() -> None:
