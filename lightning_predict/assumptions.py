@@ -26,6 +26,8 @@ from lightning_predict.tracing.recorded_on import check_release
 from lightning_predict.weights.source import AnyWeights, weights_source
 
 if TYPE_CHECKING:
+    from lightning_predict.gpus.layouts import Layout
+    from lightning_predict.gpus.own_rates import OwnRates
     from lightning_predict.timeline.host import Host
 
 Door = TypeVar("Door")
@@ -60,6 +62,9 @@ class Assumptions:
             table's module. None assumes uniform lookups.
         cores_per_node: CPU cores of each machine, which the loaders of its GPUs share. None: each loader has enough
             cores.
+        measured: Rates of large matmuls that your machine sustains, in FLOP/s by dtype: `{"bf16": 1103e12}`, or by GPU,
+            `{"B200": {"bf16": 1103e12}}` (see `gpus/own_rates.py`). They correct this GPU's times. None takes the
+            catalogue's.
         charges: Costs of a rented machine other than training: `Charges(setup_minutes=20, storage_usd=3)` of
             `lightning_predict.cost.prediction`. None: no such costs. The GPU in use is already rented, so it has none.
 
@@ -80,6 +85,7 @@ class Assumptions:
     zipf_alpha: Skew | None = None
     cores_per_node: int | None = None
     charges: Charges | None = None
+    measured: OwnRates | None = None
 
     def __post_init__(self) -> None:
         if self.method != "auto":
@@ -97,6 +103,14 @@ class Assumptions:
         check_release(self.release)
         if self.host is not None:
             _ = self.host_assumed  # raises for an unknown class
+
+    def with_own_rates(self, layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+        """Return the layouts with the user's own rates of their GPUs."""
+        if not self.measured:
+            return tuple(layouts)
+        from lightning_predict.gpus.own_rates import with_own_rates
+
+        return with_own_rates(layouts, self.measured)
 
     @property
     def host_assumed(self) -> Host:

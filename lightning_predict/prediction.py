@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lightning_predict.assumptions import Assumptions, Skew, fill_in_assumptions
 from lightning_predict.cost.offers import Offer, today
@@ -41,6 +41,9 @@ from lightning_predict.tracing.recorded_on import gpu_in_use
 from lightning_predict.tracing.trace import Trace, measured_seconds
 from lightning_predict.weights.source import AnyWeights
 
+if TYPE_CHECKING:
+    from lightning_predict.gpus.own_rates import OwnRates
+
 
 @fill_in_assumptions
 def predict(
@@ -48,6 +51,9 @@ def predict(
     gpus: str | Sequence[str | Gpu | Layout] = ALL,
     *,
     iterations: int | None = None,
+    loader_seconds: float | None = None,
+    loader_samples_per_second: float | None = None,
+    evaluation_seconds: float = 0.0,
     num_nodes: int = 1,
     strategy: str | Strategy | LightningStrategy = "ddp",
     method: str = "auto",
@@ -61,6 +67,7 @@ def predict(
     zipf_alpha: Skew | None = None,
     gpus_file: str | PathLike[str] | None = None,
     charges: Charges | None = None,
+    measured: OwnRates | None = None,
 ) -> Predictions:
     """Predict time, memory and cost of the recorded step on GPUs.
 
@@ -72,6 +79,11 @@ def predict(
             takes the samples of the trace.
         iterations: Remaining steps on the recorded number of GPUs; a larger layout needs fewer steps for the same
             samples. None predicts only the step.
+        loader_seconds: Seconds in which the data loader of one process loads a batch while the GPU computes; the longer
+            of the two counts. None takes the recorded waits.
+        loader_samples_per_second: The same as a rate.
+        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints; the same on
+            every GPU.
         num_nodes: Number of machines, for layouts that do not include it.
         strategy: See `Assumptions`.
         method: See `Assumptions`.
@@ -85,6 +97,7 @@ def predict(
         zipf_alpha: See `Assumptions`.
         gpus_file: TOML file with your own GPUs, which stay known in this process (see `gpus/user_gpus.py`).
         charges: See `Assumptions`.
+        measured: See `Assumptions`.
 
     Returns:
         One Prediction per GPU or layout, in the given order; of a group, the cheapest run first.
@@ -100,7 +113,13 @@ def predict(
         from lightning_predict.gpus.user_gpus import add_gpus
 
         add_gpus(gpus_file)
-    workload = remaining_steps(trace, iterations)
+    workload = remaining_steps(
+        trace,
+        iterations,
+        loader_seconds=loader_seconds,
+        loader_samples_per_second=loader_samples_per_second,
+        evaluation_seconds=evaluation_seconds,
+    )
     layouts = layouts_to_predict(gpus, num_nodes=num_nodes, offers=offers, usd_per_hour=usd_per_hour)
     assumptions = Assumptions(
         strategy=parse_strategy(strategy),
@@ -114,24 +133,59 @@ def predict(
         host=host,
         zipf_alpha=zipf_alpha,
         charges=charges,
+        measured=measured,
     )
     return predict_workload(trace, layouts, workload, assumptions)
 
 
-def remaining_steps(trace: Trace, iterations: int | None) -> Workload:
-    """Describe a run of this many recorded steps, with the recorded waits for the loader.
+def remaining_steps(
+    trace: Trace,
+    iterations: int | None,
+    *,
+    loader_seconds: float | None = None,
+    loader_samples_per_second: float | None = None,
+    evaluation_seconds: float = 0.0,
+) -> Workload:
+    """Describe a run of this many recorded steps, with a loader and evaluation as stated or recorded.
+
+    Args:
+        trace: The step.
+        iterations: Number of steps; None predicts only the step.
+        loader_seconds: See `predict`.
+        loader_samples_per_second: See `predict`.
+        evaluation_seconds: See `predict`.
 
     Raises:
-        InvalidArgumentError: A negative number.
+        InvalidArgumentError: A negative number, two speeds of the loader, or a rate for a step of unknown size.
     """
     if iterations is not None and iterations < 0:
         raise InvalidArgumentError(f"iterations={iterations} is negative; give the number of remaining steps.")
-    waits = trace.loader_seconds
+    if not evaluation_seconds >= 0 or (evaluation_seconds and iterations is None):
+        raise InvalidArgumentError(
+            f"evaluation_seconds={evaluation_seconds} needs the number of steps (iterations), and cannot be negative."
+        )
     return Workload(
         training_iterations=iterations,
         samples_per_iteration=trace.samples,
-        loader=Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0),
+        loader=_loader(trace, loader_seconds, loader_samples_per_second),
+        between_seconds=evaluation_seconds,
     )
+
+
+def _loader(trace: Trace, seconds: float | None, rate: float | None) -> Loader:
+    if seconds is None and rate is None:
+        waits = trace.loader_seconds
+        return Loader(seconds_per_batch=statistics.mean(waits) if waits else 0.0)
+    if rate is not None and (seconds is not None or not rate > 0 or trace.samples is None):
+        raise InvalidArgumentError(
+            f"loader_samples_per_second={rate} cannot be used; give a rate above 0, no loader_seconds beside it, and a "
+            "step recorded with its number of samples (samples_per_step)."
+        )
+    if rate is not None and trace.samples is not None:
+        seconds = trace.samples / trace.batches / rate
+    if seconds is None or not seconds >= 0:
+        raise InvalidArgumentError(f"loader_seconds={seconds} is no time; give the seconds of one batch.")
+    return Loader(seconds_per_batch=seconds, overlaps=True)
 
 
 def predict_workload(
@@ -157,6 +211,7 @@ def predict_workload(
     origin = gpu_in_use(trace)
     if group is not None and origin is not None:
         layouts = tuple(dict.fromkeys((*layouts, layout_in_use(trace, origin))))
+    layouts = assumptions.with_own_rates(layouts)
     gpus = [layout.gpu for layout in layouts]
     step = StepPredictor(trace, gpus, assumptions, workload, validation=validation, forecast=forecast)
     predictions = tuple(step.predict_layout(step.with_offered_network(layout)) for layout in layouts)

@@ -107,6 +107,8 @@ class StepPredictor:
         self._workload = workload or Workload(training_iterations=None)
         targets = tuple(dict.fromkeys(gpus))
         origin = gpu_in_use(trace)
+        if origin is not None:  # with the user's own rates, if there are any
+            origin = next((target for target in targets if target.name == origin.name), origin)
         self.in_use = None if origin is None else layout_in_use(trace, origin)
         needed = targets if origin is None else (*targets, origin)
         models = kernel_models(tuple(dict.fromkeys(target.name for target in needed)), assumptions.weights)

@@ -302,3 +302,39 @@ def test_gpus_that_networks_never_saw_say_so() -> None:
     result = lp.predict(replace(TRACE, operations=(PRODUCT,)), gpus=["T4", "RTX-4090"])
     assert (result["T4"].base_share, result["RTX-4090"].base_share) == (0.0, 1.0)
     assert result.as_dict()["predictions"][1]["base_share"] == 1.0
+
+
+# --- What surrounds a step, and a machine's own rates
+
+
+def test_the_total_has_a_stated_loader_and_evaluation() -> None:
+    step = lp.predict(TRACE, gpus=["T4"])["T4"].iteration_seconds
+    slow = lp.predict(TRACE, gpus=["T4"], iterations=100, loader_seconds=3 * step, evaluation_seconds=60)["T4"]
+    assert slow.total_seconds == pytest.approx(100 * 3 * step + 60)
+    hidden = lp.predict(TRACE, gpus=["T4"], iterations=100, loader_samples_per_second=8 / (step / 2))["T4"]
+    assert hidden.total_seconds == pytest.approx(100 * step)  # eight samples load in half a step
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"loader_seconds": -1.0}, "loader_seconds=-1.0 is no time"),
+        ({"loader_samples_per_second": 0.0}, "loader_samples_per_second=0.0 cannot be used"),
+        ({"loader_samples_per_second": 9.0, "loader_seconds": 1.0}, "no loader_seconds beside it"),
+        ({"evaluation_seconds": 60.0}, "needs the number of steps"),
+    ],
+)
+def test_impossible_surroundings_are_rejected(words: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        lp.predict(TRACE, gpus=["T4"], **words)  # type: ignore[arg-type]
+
+
+def test_a_machines_own_rate_sets_the_time_of_its_products() -> None:
+    product = replace(
+        PRODUCT, inputs=(replace(DATA, dtype="bfloat16"),) * 2, outputs=(replace(DATA, dtype="bfloat16"),)
+    )
+    trace = replace(TRACE, operations=(product,))
+    half, full = (lp.predict(trace, ["B200"], measured={"bf16": rate})["B200-SXM-180GB"] for rate in (700e12, 1400e12))
+    assert half.iteration_seconds / full.iteration_seconds == pytest.approx(2, rel=0.05)
+    with pytest.raises(InvalidArgumentError, match="does not name its GPU"):
+        lp.predict(trace, ["B200", "H200"], measured={"bf16": 700e12})

@@ -12,6 +12,7 @@ the products of each expert. Example::
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -33,11 +34,12 @@ from lightning_predict.kernels.fusion import fused
 from lightning_predict.kernels.interconnect import CATALOGUE, Interconnect
 from lightning_predict.tracing.recorded_on import for_torch_release
 from lightning_predict.tracing.trace import Trace
-from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes
+from lightning_predict.units import GIBIBYTE, MEBIBYTE, gigabytes_to_bytes, milliseconds_to_seconds
 
 TORCHTITAN_TABLE: Final = "torchtitan.csv"
 NANOTRON_TABLE: Final = "nanotron.csv"
 NEMO_TABLE: Final = "nemo.csv"
+SIMUMAX_TABLE: Final = "simumax_steps.csv"
 
 
 @final
@@ -333,6 +335,61 @@ def _nemo_case(row: Checked, seconds: float) -> LargeRunCase:
         micro_batch=micro,
         measured_seconds=seconds,
     )
+
+
+_DEGREES: Final = re.compile(r"tp(?P<tensor>\d+)(?:cp(?P<context>\d+))?pp(?P<pipeline>\d+)")
+_LENGTH: Final = re.compile(r"_seq(\d+)_")
+
+SIMUMAX_GPU: Final = "B200-SXM-180GB"
+SIMUMAX_LENGTH: Final = 4096
+"""Tokens of a sample where a case does not name another number."""
+
+
+def read_simumax_cases(path: Path) -> Cases:
+    """Read the rows of `simumax_steps.csv`: dense models in Megatron-LM on one machine of eight B200.
+
+    Its distributed optimizer overlaps nothing, and gradients are in float32. The rows are a test: nothing is chosen on
+    them.
+
+    Raises:
+        MeasurementTableError: A missing column, or a value that is not a positive number.
+    """
+    cases, left_out = [], Counter[str]()
+    for row in read_csv(path, MeasurementTableError, columns=("case", "model", "parallel", "layers", "step_ms")):
+        words = row.value
+        model = f"{words['model']}-{words['layers']}"
+        found = _DEGREES.fullmatch(words["parallel"])
+        if model not in LLAMA or found is None:
+            left_out[words["model"] if found else words["parallel"]] += 1
+            continue
+        tensor, context, pipeline = (int(found[name] or 1) for name in ("tensor", "context", "pipeline"))
+        length = _LENGTH.search(words["case"])
+        cases.append(
+            LargeRunCase(
+                workload=PretrainingWorkload(
+                    table="simumax",
+                    model=model,
+                    length=SIMUMAX_LENGTH if length is None else int(length[1]),
+                    batch=1,
+                    is_compiled=True,
+                ),
+                layout=machines_of(SIMUMAX_GPU, GPUS_PER_NODE),
+                strategy=Strategy(
+                    data="zero1",
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    context=context,
+                    micro_batches=1,
+                    accumulate=_number(row, "micro_batches"),
+                    sequence=tensor > 1,
+                    reduce_dtype="float32",
+                    overlap_grad_reduce=False,
+                ),
+                micro_batch=1,
+                measured_seconds=milliseconds_to_seconds(row.member("step_ms").parsed().positive()),
+            )
+        )
+    return tuple(cases), left_out
 
 
 def _number(row: Checked, column: str) -> int:

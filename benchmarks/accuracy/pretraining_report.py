@@ -24,10 +24,12 @@ from benchmarks.accuracy.large_runs import (
 from benchmarks.accuracy.pretraining import (
     NANOTRON_TABLE,
     NEMO_TABLE,
+    SIMUMAX_TABLE,
     TORCHTITAN_TABLE,
     Cases,
     read_nanotron_cases,
     read_nemo_cases,
+    read_simumax_cases,
     read_torchtitan_cases,
 )
 from benchmarks.accuracy.stated_runs import (
@@ -50,6 +52,7 @@ READERS: Final[Mapping[str, tuple[str, Callable[[Path], Cases]]]] = {
     "torchtitan": (TORCHTITAN_TABLE, read_torchtitan_cases),
     "nanotron": (NANOTRON_TABLE, read_nanotron_cases),
     "nemo": (NEMO_TABLE, read_nemo_cases),
+    "simumax": (SIMUMAX_TABLE, read_simumax_cases),
     "dgxc": ("", dgxc_cases),
     "dgxc-more": ("", more_dgxc_cases),
     "torchtitan-large": ("", large_titan_cases),

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from lightning_predict.callbacks.advice_output import DataFlowRecorder
     from lightning_predict.extensions.advice.advice_text import Advice
+    from lightning_predict.gpus.own_rates import OwnRates
     from lightning_predict.run.batch_size import BatchSizeOption
 
 
@@ -138,6 +139,7 @@ class RuntimePredictor(Callback):
             `lightning-predict plan --state` reads. If None, the environment variable `LIGHTNING_PREDICT_PROGRESS` names
             the file, which the scripts of an exported plan set. Without this variable, none is written.
         charges: See `Assumptions`.
+        measured: See `Assumptions`.
 
     Attributes:
         advice: Advice for the recorded step, as from `lp.advise`; None before the capture, or if not requested.
@@ -199,6 +201,7 @@ class RuntimePredictor(Callback):
         progress_bar: bool = True,
         progress_file: str | PathLike[str] | None = None,
         charges: Charges | None = None,
+        measured: OwnRates | None = None,
     ) -> None:
         if gpus_file is not None:
             from lightning_predict.gpus.user_gpus import add_gpus
@@ -245,6 +248,7 @@ class RuntimePredictor(Callback):
                 release=release,
                 host=host,
                 charges=charges,
+                measured=measured,
             ),
             batches_per_epoch=batches_per_epoch,
             samples_per_epoch=samples_per_epoch,

@@ -108,7 +108,8 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
             "checkpointing",
             "optimizer",
         ),
-        "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release"),
+        "what surrounds a step": ("loader_seconds", "loader_samples_per_second", "evaluation_seconds"),
+        "the machines": ("strategy", "network_gbps", "busbw", "pcie", "host", "release", "measured_tflops"),
         "prices and energy": (
             "max_usd",
             "usd_per_hour",

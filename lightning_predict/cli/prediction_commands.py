@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_predict.cost.offers import Offer
     from lightning_predict.extensions.advice.advice_text import Advice
     from lightning_predict.gpus.layouts import Layout
+    from lightning_predict.gpus.own_rates import OwnRates
     from lightning_predict.reports.memory import MemoryReport
     from lightning_predict.reports.predictions import Predictions
     from lightning_predict.reports.ranking import Ranking
@@ -50,6 +51,9 @@ def predict(
     gpus: str = "all",
     gpus_file: Path | None = None,
     iterations: int | None = None,
+    loader_seconds: float | None = None,
+    loader_samples_per_second: float | None = None,
+    evaluation_seconds: float = 0.0,
     strategy: str = "ddp",
     network_gbps: float | None = None,
     busbw: float | None = None,
@@ -66,6 +70,7 @@ def predict(
     minimum_minutes: float = 0.0,
     grid: str | None = None,
     pue: float = 1.0,
+    measured_tflops: str | None = None,
     method: Literal["auto", "mlp", "wave"] = "auto",
     release: str | None = None,
     host: str | None = None,
@@ -96,6 +101,10 @@ def predict(
             layouts (8xL4, 2x8xH100), separated by commas.
         gpus_file: TOML file with your own GPUs: [gpu.NAME] with like = "RTX-4090" and the differences.
         iterations: Remaining training steps; without it, times and costs are for one step.
+        loader_seconds: Seconds in which the data loader of one process loads a batch; if longer than the step, the step
+            waits for it.
+        loader_samples_per_second: The same as a rate.
+        evaluation_seconds: Seconds of the run outside training steps, such as evaluation and checkpoints.
         strategy: How several GPUs share the work: ddp, zero1, zero2, fsdp, hybrid, with options (fsdp,tensor=8), or
             sharded embedding tables (embedding=auto, embedding=plan.json).
         network_gbps: Network bandwidth of one machine in Gbit/s (default: the named machine's, otherwise a reference
@@ -118,6 +127,8 @@ def predict(
             (France, FR).
         pue: With --grid, power usage effectiveness of the data centre: total power per watt of its machines, including
             cooling, as published by operators (1: the GPU alone).
+        measured_tflops: Rates of large matrix products that your machine sustains: bf16=1103, or with several GPUs
+            B200:bf16=1103,H200:bf16=680. They correct the times of this GPU.
         method: Prediction method; wave uses measured kernel times if the trace has them.
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
@@ -190,8 +201,14 @@ def predict(
         host=host,
         zipf_alpha=None if skew is None else extension("skew_of")(skew, step),
         charges=Charges(setup_minutes=setup_minutes, minimum_minutes=minimum_minutes, storage_usd=storage_usd),
+        measured=None if measured_tflops is None else _own_rates(measured_tflops),
     )
-    findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes)
+    around = {
+        "loader_seconds": loader_seconds,
+        "loader_samples_per_second": loader_samples_per_second,
+        "evaluation_seconds": evaluation_seconds,
+    }
+    findings = _findings(step, layouts, iterations, deadline_hours, assumptions, notes, around)
     findings = replace(findings, command=command, heading=heading)
     if pue != 1 and found_grid is None:
         raise InvalidArgumentError("--pue is for the energy of the run; give it with --grid.")
@@ -234,6 +251,12 @@ def over_limit(ranking: Ranking, max_usd: float) -> str | None:
     if best.cost_usd <= max_usd:
         return None
     return f"The cheapest GPU, {best.gpu}, costs {usd(best.cost_usd)}, more than --max-usd {usd(max_usd)}."
+
+
+def _own_rates(text: str) -> OwnRates:
+    from lightning_predict.gpus.own_rates import parse_rates
+
+    return parse_rates(text)
 
 
 @final
@@ -471,11 +494,12 @@ def _findings(
     deadline_hours: float | None,
     assumptions: Assumptions,
     notes: Sequence[str],
+    around: Mapping[str, Any],
 ) -> Findings:
     """Predict and rank."""
     from lightning_predict.prediction import predict_workload, remaining_steps
     from lightning_predict.reports.ranking import rank
 
-    found = predict_workload(step, layouts, remaining_steps(step, iterations), assumptions)
+    found = predict_workload(step, layouts, remaining_steps(step, iterations, **around), assumptions)
     found = replace(found, notes=(*found.notes, *notes))
     return Findings(found, rank(found, deadline_hours=deadline_hours), assumptions.offers or ())

@@ -91,12 +91,15 @@ PEAKS: Final[dict[str, str]] = {
 MEASURED: Final = "measured_tflops"
 """Key of the table of measured rates of large square matmuls, by dtype."""
 
+SUSTAINED: Final = "sustained_tflops"
+"""Key of the table of rates of large matmuls that ran back to back for seconds, by dtype."""
+
 CITABLE: Final[Mapping[str, str]] = (
     {key: field for key, (field, _) in (FIGURES | OPTIONAL_FIGURES).items()}
     | COUNTS
     | PEAKS
     | {"memory_kind": "memory_kind", PEER_ACCESS: "has_peer_access", INLINE_ECC: "has_inline_ecc"}
-    | {MEASURED: "measured_flops_per_second"}
+    | {MEASURED: "measured_flops_per_second", SUSTAINED: "sustained_flops_per_second"}
 )
 """Keys that may cite their own sources, with the key in `Gpu.sources`."""
 
@@ -105,7 +108,17 @@ REQUIRED_KEYS: Final = frozenset(
     | {"sources"}
 )
 OPTIONAL_KEYS: Final = frozenset(
-    {*PEAKS, *OPTIONAL_FIGURES, PEER_ACCESS, INLINE_ECC, MEASURED, "aliases", "emulated_dtypes", "figure_sources"}
+    {
+        *PEAKS,
+        *OPTIONAL_FIGURES,
+        PEER_ACCESS,
+        INLINE_ECC,
+        MEASURED,
+        SUSTAINED,
+        "aliases",
+        "emulated_dtypes",
+        "figure_sources",
+    }
 )
 
 CAPABILITY_KEYS: Final[Mapping[str, str]] = {
@@ -228,7 +241,8 @@ def _parse_gpu(
         memory_kind=row.member("memory_kind").choice(MEMORY_KINDS),
         has_peer_access=row.optional(PEER_ACCESS, Checked.flag, default=True),
         has_inline_ecc=row.optional(INLINE_ECC, Checked.flag, default=False),
-        measured_flops_per_second=_parse_measured(row),
+        measured_flops_per_second=_parse_measured(row, MEASURED),
+        sustained_flops_per_second=_parse_measured(row, SUSTAINED),
         single_source=row.member("single_source").flag(),
         sources=_parse_sources(row, shared, sources),
         **fields,
@@ -248,11 +262,11 @@ def _parse_emulated(row: Checked) -> frozenset[str]:
     return frozenset(emulated)
 
 
-def _parse_measured(row: Checked) -> dict[str, float]:
+def _parse_measured(row: Checked, key: str) -> dict[str, float]:
     """Parse measured rates by dtype. The row must state a peak for each of these dtypes."""
-    if not row.has(MEASURED):
+    if not row.has(key):
         return {}
-    table = row.member(MEASURED)
+    table = row.member(key)
     stated = {dtype for key, dtype in PEAKS.items() if row.has(key)}
     measured = {}
     for dtype, value in table.members().items():

@@ -198,13 +198,23 @@ def add_to_catalogue(gpus: Iterable[Gpu]) -> None:
         known.cache_clear()
 
 
+_MEASURED: Final[dict[str, Gpu]] = {}
+"""GPUs with rates that the user measured, by name."""
+
+
+def set_measured(gpus: Iterable[Gpu]) -> None:
+    """Replace GPUs by the same ones with the user's own rates, for this process."""
+    _MEASURED.update({row.name: row for row in gpus})
+    _catalogue_index.cache_clear()
+
+
 @cache
 def _catalogue() -> tuple[Gpu, ...]:
     return load_catalogue()
 
 
 def _known() -> tuple[Gpu, ...]:
-    return (*_catalogue(), *_OWN.values())
+    return tuple(_MEASURED.get(row.name, row) for row in (*_catalogue(), *_OWN.values()))
 
 
 @cache

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, Literal, final
 
@@ -70,6 +70,8 @@ class Gpu:
             the P100, whose lanes compute float16 at twice the float32 rate.
         measured_flops_per_second: Measured rates of large square matmuls by dtype, under power and clock limits. Empty
             without measurements.
+        sustained_flops_per_second: Rates of large matmuls that ran back to back for seconds, by dtype. Power and heat
+            lower the clock after a few milliseconds. Empty without measurements.
         dram_bytes_per_second: Bandwidth of the device memory.
         l2_bytes: Size of the last-level cache.
         l2_bytes_per_second: Bandwidth of the last-level cache.
@@ -127,6 +129,7 @@ class Gpu:
     sources: Mapping[str, tuple[Source, ...]]
     vendor: str = NVIDIA
     ruled_by: str = NVIDIA
+    sustained_flops_per_second: Mapping[str, float] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         """Hash the name. It is unique, so a Gpu can be a dict key or an argument of a cached function."""

@@ -9,6 +9,12 @@ Keys are named as in the catalogue (`memory_gib`, `dram_gb_per_s`, `power_watts`
     reported_names = ["NVIDIA GeForce RTX 4090 48GB"]
     memory_gib = 48
 
+A table `[measured.<name>]` has rates that `lightning-predict measure --quick` measured, and corrects this GPU::
+
+    [measured.RTX-4090]
+    dram_gb_per_s = 980
+    tflops = { float16 = 160, bfloat16 = 165 }
+
 Example::
 
     lp.predict(trace, ["RTX-4090-48GB"], gpus_file="gpus.toml")
@@ -25,11 +31,14 @@ from typing import Any, Final
 from lightning_predict.checked import Checked, read_toml
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.gpus.catalogue import COUNTS, FIGURES, MEASURED, NAME_PATTERN, OPTIONAL_FIGURES, PEAKS
-from lightning_predict.gpus.lookup import add_to_catalogue, gpu, other_vendor
+from lightning_predict.gpus.lookup import add_to_catalogue, gpu, other_vendor, set_measured
 from lightning_predict.gpus.records import Gpu, Source
-from lightning_predict.units import teraflops_to_flops
+from lightning_predict.units import bytes_to_gigabytes, gigabytes_to_bytes, teraflops_to_flops
 
 LIKE: Final = "like"
+RATES: Final = "measured"
+"""Table of measured rates, by the name of the GPU."""
+
 VENDOR: Final = "vendor"
 _NAMES: Final = frozenset({"aliases", "reported_names"})
 
@@ -41,7 +50,7 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
         path: A TOML file with a table `[gpu.<name>]` for each GPU.
 
     Returns:
-        Names of the added GPUs.
+        Names of the added GPUs, and of those with measured rates.
 
     Raises:
         InvalidArgumentError: The file is not in this format, a name is already in the catalogue, or a figure is
@@ -51,7 +60,9 @@ def add_gpus(path: str | PathLike[str]) -> tuple[str, ...]:
     """
     rows = read_gpus(path)
     add_to_catalogue(rows)
-    return tuple(row.name for row in rows)
+    measured = read_measured(path)
+    set_measured(measured)
+    return tuple(row.name for row in (*rows, *measured))
 
 
 def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
@@ -65,9 +76,44 @@ def read_gpus(path: str | PathLike[str]) -> tuple[Gpu, ...]:
         UnknownGpuError: `like` does not name a GPU.
         OSError: The file cannot be read.
     """
+    document = _read(path)
+    rows = document.member("gpu").members() if document.has("gpu") else {}
+    return tuple(_own(name, row, Path(path)) for name, row in rows.items())
+
+
+def read_measured(path: str | PathLike[str]) -> tuple[Gpu, ...]:
+    """Read the GPUs of a file with measured rates.
+
+    Args:
+        path: A TOML file; its other GPUs must be in the catalogue already.
+
+    Raises:
+        InvalidArgumentError: The file is not in this format, or the GPU cannot reach a rate.
+        UnknownGpuError: The catalogue does not contain a GPU.
+        OSError: The file cannot be read.
+    """
+    document = _read(path)
+    if not document.has(RATES):
+        return ()
+    from lightning_predict.gpus.own_rates import gpu_with_rates
+
+    found = []
+    for name, row in document.member(RATES).members().items():
+        row.check_keys({"tflops"}, {"dram_gb_per_s"})
+        whole = gpu(name)
+        rates = {dtype: teraflops_to_flops(value.positive()) for dtype, value in row.member("tflops").members().items()}
+        memory = row.optional("dram_gb_per_s", Checked.positive, bytes_to_gigabytes(whole.dram_bytes_per_second))
+        own = gpu_with_rates(whole, rates)
+        found.append(replace(own, dram_bytes_per_second=gigabytes_to_bytes(memory)))
+    return tuple(found)
+
+
+def _read(path: str | PathLike[str]) -> Checked:
     document = read_toml(Path(path), InvalidArgumentError)
-    document.check_keys({"gpu"})
-    return tuple(_own(name, row, Path(path)) for name, row in document.member("gpu").members().items())
+    document.check_keys((), {"gpu", RATES})
+    if not document.has("gpu") and not document.has(RATES):
+        document.member("gpu")  # raises
+    return document
 
 
 def _own(name: str, row: Checked, path: Path) -> Gpu:
@@ -105,6 +151,11 @@ def _own(name: str, row: Checked, path: Path) -> Gpu:
             dtype: share * rate for dtype, rate in whole.measured_flops_per_second.items() if dtype not in peaks
         }
         | measured,
+        sustained_flops_per_second={
+            dtype: share * rate
+            for dtype, rate in whole.sustained_flops_per_second.items()
+            if dtype not in {*peaks, *measured}
+        },
         single_source=True,
         sources={"*": (Source(title=f"{path.name}, like {whole.name}", url="", date=""),)},
         **figures,

@@ -44,9 +44,10 @@ import numpy as np
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.families.attention import FUSED_ATTENTION
 from lightning_predict.kernels.memory_bound import FREE_OPERATIONS
-from lightning_predict.kernels.operations import Array, OperationShape, operation_spec
+from lightning_predict.kernels.operations import Array, OperationShape, batch_shapes, operation_spec
+from lightning_predict.kernels.operations import problem as shape_of
 from lightning_predict.kernels.roofline import transposed_ratio
-from lightning_predict.kernels.timing import computes_in_float32
+from lightning_predict.kernels.timing import KernelModels, computes_in_float32, predict_operation_times
 from lightning_predict.kernels.translation import WorkItem
 from lightning_predict.tracing.operand_strides import SECOND_FACTOR_POSITION, SECOND_TRANSPOSED
 from lightning_predict.tracing.recorded_on import release_of
@@ -318,6 +319,62 @@ def _turns(view: Operation) -> bool:
         return False
     expected = [*range(dimensions - 2), dimensions - 1, dimensions - 2]
     return [side % dimensions for side in order] == expected
+
+
+# --- Sustained work
+
+PRODUCTS: Final = ("linear", "bmm")
+LARGE_SIDE: Final = 8192
+"""Side of the product by which the rates of networks and of a card are compared."""
+
+POWER_TWINS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bfloat16": ("float16",),
+    "float16": ("bfloat16",),
+    "tf32": ("bfloat16", "float16"),
+    "float8": ("bfloat16", "float16"),
+}
+"""Dtypes whose slowdown applies to another one of the same units, because they share the power limit."""
+
+
+def sustained_factors(
+    problems: Sequence[OperationShape], gpus: Sequence[Gpu], seconds: Array, models: KernelModels | None
+) -> Array:
+    """Return the slowdown of products in a training loop relative to short bursts, (gpus, problems) or 1 x 1.
+
+    Networks learnt from bursts of milliseconds, at clocks that power does not limit yet. A step lasts longer. If a
+    card's sustained rate r is known, and networks give a large product the rate b, each FLOP at the rate b takes b / r
+    times as long. A product that memory or launches bound has fewer such FLOPs, so its time changes less.
+
+    Args:
+        problems: Any problems; those other than products get 1.
+        gpus: The GPUs.
+        seconds: Their predicted seconds in bursts, shape (gpus, problems).
+        models: Models that predicted them.
+    """
+    if not any(gpu.sustained_flops_per_second for gpu in gpus):
+        return np.ones((1, 1))
+    factors = np.ones(seconds.shape)
+    columns: dict[tuple[str, str], list[int]] = {}
+    for column, problem in enumerate(problems):
+        if problem.operation in PRODUCTS:
+            columns.setdefault((problem.operation, problem.dtype), []).append(column)
+    for (_, dtype), found in columns.items():
+        flops = batch_shapes([problems[column] for column in found]).flops
+        for row, gpu in enumerate(gpus):
+            slowdown, burst = _slowdown(gpu, dtype, models)
+            factors[row, found] += (slowdown - 1) * np.minimum(flops / (burst * seconds[row, found]), 1.0)
+    return factors
+
+
+def _slowdown(gpu: Gpu, dtype: str, models: KernelModels | None) -> tuple[float, float]:
+    """Return the time of a large product in a loop over that in a burst, and its FLOP/s in a burst."""
+    sustained = gpu.sustained_flops_per_second
+    known = next((one for one in (dtype, *POWER_TWINS.get(dtype, ())) if one in sustained), None)
+    if known is None or dtype not in gpu.peak_flops_per_second:
+        return 1.0, math.inf
+    products = [shape_of("linear", one, m=LARGE_SIDE, n=LARGE_SIDE, k=LARGE_SIDE) for one in (known, dtype)]
+    bursts = 2.0 * LARGE_SIDE**3 / predict_operation_times(products, [gpu], models).seconds[0]
+    return float(bursts[0]) / sustained[known], float(bursts[1])
 
 
 # --- Individual GPU

@@ -36,6 +36,7 @@ from lightning_predict.kernels.corrections import (
     attention_factors,
     gpu_bias_factor,
     layout_factors,
+    sustained_factors,
     torch_version_factors,
 )
 from lightning_predict.kernels.operations import (
@@ -196,7 +197,7 @@ def _direct(trace: Trace, items: tuple[WorkItem, ...], gpus: Sequence[Gpu], mode
         older = torch_version_factors(problems, gpus, trace.software) * attention_factors(
             problems, names, gpus, trace.software
         )
-        of_release = times.interval.scaled(older)
+        of_release = times.interval.scaled(older * sustained_factors(problems, gpus, times.seconds, models))
         interval = of_release.map(added)
         whole = np.where(interval.middle > 0, interval.middle, 1.0)
         base_share = added(of_release.middle * times.extrapolated_share) / whole

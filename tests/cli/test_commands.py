@@ -18,7 +18,7 @@ from lightning_predict.extensions.own_weights.measuring.clock import time_call
 from lightning_predict.extensions.own_weights.training import tuning
 from lightning_predict.extensions.own_weights.training.networks import TrainingPlan
 from lightning_predict.gpus import gpu, gpu_names
-from lightning_predict.gpus.user_gpus import read_gpus
+from lightning_predict.gpus.user_gpus import read_measured
 from tests.cli.conftest import Run
 from tests.training.example import write_own_table
 from tests.weights.example import publish
@@ -393,13 +393,14 @@ def test_simulate_without_a_plan_says_where_studies_are(run: Run, tmp_path: Path
 def test_measuring_quickly_writes_a_gpu_that_predict_takes(run: Run, tmp_path: Path) -> None:
     words = ("measure", tmp_path / "tables", "--quick", "--device", "cpu", "--gpu", "L4")
     found = run(*words, "--json").json
-    assert found["name"] == "L4-measured"
+    assert found["name"] == "L4"
     assert found["figures"][0]["name"] == "float32 products"
     out = run(*words).out
     assert "assumed before" in out
-    assert f"predict --gpus L4-measured --gpus-file {tmp_path / 'tables' / 'anchors.toml'}" in out
-    (own,) = read_gpus(tmp_path / "tables" / "anchors.toml")
-    assert own.name == "L4-measured"
+    assert f"predict --gpus L4 --gpus-file {tmp_path / 'tables' / 'anchors.toml'}" in out
+    (own,) = read_measured(tmp_path / "tables" / "anchors.toml")
+    assert own.name == "L4"
+    assert own.sustained_flops_per_second.keys() == {"float32", "tf32", "float16", "bfloat16"}
 
 
 def test_measure_writes_tables(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

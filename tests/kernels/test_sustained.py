@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from lightning_predict.gpus import gpu, gpu_names
+from lightning_predict.gpus.own_rates import gpu_with_rates
 from lightning_predict.gpus.records import Gpu
+from lightning_predict.kernels.corrections import sustained_factors
 from lightning_predict.kernels.models import OTHER_HALF, kernel_models
-from lightning_predict.kernels.operations import shape_batch
+from lightning_predict.kernels.operations import problem, shape_batch
 from lightning_predict.kernels.roofline import (
     HEADROOM,
     LANES_SHARE,
@@ -24,6 +26,7 @@ from lightning_predict.kernels.roofline import (
     sustained_rate_uncertainty,
     with_sustained_peaks,
 )
+from lightning_predict.kernels.timing import predict_operation_times
 from tests.example_gpu import SMALL
 
 GPUS = tuple(gpu(name) for name in gpu_names())
@@ -41,6 +44,25 @@ def units_of(card: Gpu) -> list[str]:
         and dtype in card.peak_flops_per_second
         and dtype not in card.emulated_dtypes
     ]
+
+
+def test_a_product_takes_the_rate_that_the_gpu_sustains() -> None:
+    """A product of memory-bound shape keeps its time; a large one runs at the sustained rate."""
+    own = gpu_with_rates(gpu("H200-SXM-141GB"), {"bf16": 600e12})
+    models = kernel_models((own.name,))
+    large, thin = (problem("linear", "bfloat16", m=m, n=8192, k=8192) for m in (8192, 1))
+    seconds = predict_operation_times([large, thin], [own], models).seconds
+    factors = sustained_factors([large, thin], [own], seconds, models)
+    assert 2 * 8192**3 / (seconds * factors)[0, 0] == pytest.approx(600e12)
+    assert factors[0, 1] == pytest.approx(1.0, abs=0.01)
+    assert (sustained_factors([large], [gpu("T4")], seconds[:, :1], models) == 1).all()  # no sustained rate is known
+
+
+def test_a_slice_of_a_gpu_reaches_no_larger_share_of_its_peak() -> None:
+    """A slice took the whole card's measured rate, and so reached 98 % of its own peak."""
+    whole, part = gpu("A100-SXM-40GB"), gpu("A100-SXM-40GB-MIG-1g.5gb")
+    shares = [sustained_flops(one, "bfloat16") / one.peak_flops_per_second["bfloat16"] for one in (whole, part)]
+    assert shares[0] == pytest.approx(shares[1])
 
 
 def test_a_measured_rate_stands() -> None:

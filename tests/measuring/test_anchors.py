@@ -23,10 +23,13 @@ from lightning_predict.extensions.own_weights.measuring.main_rates import (
 )
 from lightning_predict.extensions.own_weights.measuring.management import GpuState
 from lightning_predict.gpus import Gpu, gpu
-from lightning_predict.gpus.user_gpus import read_gpus
+from lightning_predict.gpus.lookup import set_measured
+from lightning_predict.gpus.user_gpus import add_gpus, read_gpus, read_measured
+from lightning_predict.kernels.measured_scaling import predict_work_times
 from lightning_predict.kernels.models import kernel_models
 from lightning_predict.kernels.operations import OperationShape
 from lightning_predict.kernels.timing import predict_operation_times
+from lightning_predict.tracing.trace import Trace
 
 A10 = gpu("A10")
 RATE = 61e12
@@ -66,12 +69,32 @@ def test_the_bandwidth_that_explains_times_is_that_of_the_gpu_that_took_them(sha
 
 def test_a_gpu_that_does_as_was_assumed_keeps_its_times(tmp_path: Path) -> None:
     (tmp_path / "anchors.toml").write_text(gpus_file_text(found()), encoding="utf-8")
-    (own,) = read_gpus(tmp_path / "anchors.toml")
-    assert own.name == "A10-measured"
+    (own,) = read_measured(tmp_path / "anchors.toml")
+    assert own.name == "A10"
+    assert own.sustained_flops_per_second == pytest.approx({"float16": RATE, "float32": 11e12})
     assert own.measured_flops_per_second == pytest.approx({"float16": RATE, "float32": 11e12})
     assert own.dram_bytes_per_second == pytest.approx(550e9)
     assert own.peak_flops_per_second == A10.peak_flops_per_second
     assert own.l2_bytes_per_second == A10.l2_bytes_per_second
+
+
+def test_a_known_gpu_keeps_its_networks_and_is_corrected(tmp_path: Path) -> None:
+    """A GPU with weights was predicted from its data sheet once it was measured quickly."""
+    known = gpu("H200-SXM-141GB")
+    rates = MainRates(gpu=known, flops_per_second={"bfloat16": 640e12}, dram_bytes_per_second=4e12)
+    (tmp_path / "anchors.toml").write_text(gpus_file_text(rates), encoding="utf-8")
+    try:
+        assert add_gpus(tmp_path / "anchors.toml") == (known.name,)
+        assert gpu("H200") == rates.measured
+    finally:
+        set_measured([known])
+    models = kernel_models((known.name,))
+    assert models.has_own_weights(rates.measured.name, "linear", "bfloat16")
+    trace = Trace.load("examples/gpt2.json.gz")
+    before, after = (
+        predict_work_times(trace, [one], origin=None, models=models).seconds.sum() for one in (known, rates.measured)
+    )
+    assert 1.05 < after / before < 4.8 / 4.0  # products by 681 / 640, memory by 4.8 / 4
 
 
 def test_a_rate_needs_a_peak(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256),
     "llama3-15b": _llama(40, 5120, 40, 8, 17920, 128256),
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256),
+    "llama3-70b-12": _llama(12, 8192, 64, 8, 28672, 128256),
     "llama3-175b": _llama(96, 12288, 96, 8, 39680, 128256),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256),
     "qwen3-8b": replace(_llama(36, 4096, 32, 8, 12288, 151936), norms_heads=True),
@@ -95,7 +96,7 @@ LLAMA: Final[Mapping[str, LlamaConfig]] = {
     "gpt3-175b": replace(_llama(96, 12288, 96, 96, 49152, 51200), is_gated=False),
 }
 """As their authors publish them; nanotron's model as its table words it, NeMo's GPT-3 by its parameters; those of
-Llama 3's form with 15 and 175 billion parameters are KempnerForge's."""
+Llama 3's form with 15 and 175 billion parameters are KempnerForge's. The one with 12 blocks is SimuMax's."""
 
 
 class RotaryAttention(nn.Module):

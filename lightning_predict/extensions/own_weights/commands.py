@@ -132,12 +132,12 @@ def _measure_anchors(output: Path, device: str, gpu: str | None) -> CommandAnswe
     path = output / ANCHORS_FILE
     path.write_text(gpus_file_text(found), encoding="utf-8")
     figures = comparison(found)
-    name = found.measured.name
+    name = found.gpu.name
     rows = [[one.name, f"{one.measured:.4g}", f"{one.assumed:.4g}", one.unit] for one in figures]
     lines = [aligned(("", "measured", "assumed before", ""), rows, right={1, 2})]
     if found.state.held_back_by:
         lines.append(f"Held back by {' and '.join(found.state.held_back_by)}.")
-    lines.append(f"The GPU by these figures: predict --gpus {name} --gpus-file {path}")
+    lines.append(f"Corrected by these figures: predict --gpus {name} --gpus-file {path}")
     data = {"gpu": found.gpu.name, "name": name, "file": str(path), "figures": figures}
     return CommandAnswer(data=lambda: json_value(data), show=lambda: print("\n".join(lines)))
 

@@ -40,6 +40,7 @@ def parallel(
     pcie: Literal["switch", "root", "host", "virtual"] | None = None,
     release: str | None = None,
     host: str | None = None,
+    measured_tflops: str | None = None,
     weights: str | None = None,
 ) -> CommandAnswer:
     """Find the fastest parallel strategies for many GPUs: sharding, micro-batches and recomputation that fit in memory.
@@ -74,6 +75,8 @@ def parallel(
             access (host), or without this access in a virtual machine or container (virtual).
         release: PyTorch version of the run, such as 1.13 (default: the trace's).
         host: CPU class of the rented machine: fast, median or slow; or a factor on the CPU time of this machine.
+        measured_tflops: Rates of large matrix products that your machine sustains: bf16=1103, or with several GPUs
+            B200:bf16=1103,H200:bf16=680. They correct the times of this GPU.
         weights: Weights of the models: a folder, a file or an https:// address.
     """
     from rich.console import Console
@@ -84,6 +87,7 @@ def parallel(
     from lightning_predict.errors import InvalidArgumentError
     from lightning_predict.extensions.parallel.goodput import Reliability
     from lightning_predict.extensions.parallel.layout_search import best_layouts, layouts_on, tokens_per_sample
+    from lightning_predict.gpus.own_rates import parse_rates
     from lightning_predict.kernels.interconnect import interconnect_of
     from lightning_predict.tracing.trace import Trace
 
@@ -121,6 +125,7 @@ def parallel(
             interconnect=interconnect_of(network_gbps=network_gbps, busbw=busbw, pcie=pcie),
             release=release,
             host=host,
+            measured=None if measured_tflops is None else parse_rates(measured_tflops),
             on_progress=lambda done, of: progress.update(task, completed=done, total=of),
         )
     heading = _heading(step, tokens, global_batch=global_batch, max_micro_batch=max_micro_batch, iterations=iterations)

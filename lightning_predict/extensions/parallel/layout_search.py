@@ -30,6 +30,7 @@ from lightning_predict.extensions.embeddings.whole_step import AUTO
 from lightning_predict.extensions.parallel.goodput import Goodput, Reliability, checkpoint_bytes, goodput_of
 from lightning_predict.extensions.parallel.search import BatchLimits, FoundStrategy, StrategyCandidate, best_strategies
 from lightning_predict.gpus.layouts import Layout, find_machine, layouts_of
+from lightning_predict.gpus.own_rates import OwnRates
 from lightning_predict.kernels.interconnect import Interconnect
 from lightning_predict.prediction import remaining_steps
 from lightning_predict.step_predictor import StepPredictor
@@ -109,6 +110,7 @@ def best_layouts(
     interconnect: Interconnect | None = None,
     release: str | None = None,
     host: str | float | None = None,
+    measured: OwnRates | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> tuple[RankedLayout, ...]:
     """Search parallel strategies, micro-batches and recomputation on layouts, and rank those that fit in memory.
@@ -136,6 +138,7 @@ def best_layouts(
         interconnect: See `predict`.
         release: See `predict`.
         host: See `predict`.
+        measured: See `predict`.
         on_progress: Called with the number of finished candidates of a layout, and with the number of all.
 
     Returns:
@@ -166,7 +169,9 @@ def best_layouts(
         interconnect=interconnect,
         release=release,
         host=host,
+        measured=measured,
     )
+    layouts = assumptions.with_own_rates(layouts)
     kinds, shares = weighted_kinds(trace)
     kind = kinds[max(range(len(kinds)), key=lambda index: shares[index])]  # only the most common kind is searched
     recorded = iterations

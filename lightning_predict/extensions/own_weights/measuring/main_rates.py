@@ -1,11 +1,10 @@
 """Measures the main rates of a GPU in half a minute: throughput of large matmuls, and memory bandwidth.
 
-For a GPU without training data, the neural networks use these figures (`Gpu.measured_flops_per_second` and the data
-sheet's bandwidth). So measured figures improve predictions for a GPU that has no weights of its own. They are written
-to a file for `gpus_file`. The matmuls are A·B with large square matrices, as for the rates in the catalogue. Each is
-repeated for seconds, so that the GPU runs at its sustained clock. Memory bandwidth is measured by an addition and a
-ReLU. The result is the data sheet bandwidth that would explain both times, because other GPUs are compared by their
-data sheets. Example::
+Predictions take these figures for the GPU. Its own networks were trained on short bursts on another machine, and for
+other GPUs the networks know only the data sheet. The figures are written to a file for `gpus_file`. The matmuls are A·B
+with large square matrices, as for the rates in the catalogue. Each is repeated for seconds, so that the GPU runs at its
+sustained clock. Memory bandwidth is measured by an addition and a ReLU. The result is the data sheet bandwidth that
+would explain both times, because other GPUs are compared by their data sheets. Example::
 
     found = measure_main_rates(gpu="RTX-6000-Ada")
     Path("anchors.toml").write_text(gpus_file_text(found))
@@ -27,6 +26,7 @@ from lightning_predict.extensions.own_weights.measuring.clock import Timing, own
 from lightning_predict.extensions.own_weights.measuring.management import UNKNOWN_STATE, GpuState
 from lightning_predict.extensions.own_weights.measuring.run import DTYPES, check_device, name_of, tf32_switched
 from lightning_predict.gpus import gpu as find_gpu
+from lightning_predict.gpus.own_rates import gpu_with_rates
 from lightning_predict.gpus.records import Gpu
 from lightning_predict.kernels.models import BundledModels, kernel_models
 from lightning_predict.kernels.operations import OperationShape
@@ -54,9 +54,6 @@ SECONDS: Final = 5.0
 TRIAL_SIDE: Final = 64
 """Side of the square matrices in a trial run on a CPU."""
 
-SUFFIX: Final = "-measured"
-"""Suffix of the catalogue name under which the measured rates are stored."""
-
 STREAMS: Final = ("relu", "add")
 
 
@@ -79,16 +76,9 @@ class MainRates:
 
     @property
     def measured(self) -> Gpu:
-        """Catalogue row with the measured rates, under a name with `SUFFIX`."""
-        rates = {**self.gpu.measured_flops_per_second, **self.flops_per_second}
-        return replace(
-            self.gpu,
-            name=f"{self.gpu.name}{SUFFIX}",
-            aliases=(),
-            reported_names=(),
-            measured_flops_per_second=rates,
-            dram_bytes_per_second=self.dram_bytes_per_second,
-        )
+        """Catalogue row with these rates."""
+        own = gpu_with_rates(self.gpu, self.flops_per_second)
+        return replace(own, dram_bytes_per_second=self.dram_bytes_per_second)
 
 
 @final
@@ -204,11 +194,10 @@ def gpus_file_text(anchors: MainRates) -> str:
     """Format the measured rates as a file for `gpus_file`."""
     rates = ", ".join(f"{dtype} = {flops_to_teraflops(rate):.4g}" for dtype, rate in anchors.flops_per_second.items())
     return (
-        f"[gpu.{anchors.measured.name}]\n"
-        f'like = "{anchors.gpu.name}"\n'
+        f"[measured.{anchors.gpu.name}]\n"
         f"dram_gb_per_s = {bytes_to_gigabytes(anchors.dram_bytes_per_second):.4g} # the bandwidth that explains the "
         "measured times; the data sheet says "
-        f"{bytes_to_gigabytes(anchors.gpu.dram_bytes_per_second):.4g}\nmeasured_tflops = {{ {rates} }}\n"
+        f"{bytes_to_gigabytes(anchors.gpu.dram_bytes_per_second):.4g}\ntflops = {{ {rates} }}\n"
     )
 
 

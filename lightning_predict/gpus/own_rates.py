@@ -1,0 +1,138 @@
+"""A machine's own rates: FLOP/s of large matmuls that the user measured, in place of the catalogue's.
+
+Cards of one name differ by their power limit and cooling. The rate that one machine sustains corrects the times of its
+matmuls. `lightning-predict measure --quick` measures it in half a minute. Example::
+
+    >>> from lightning_predict.gpus.layouts import layout_of
+    >>> (own,) = with_own_rates([layout_of("8xB200")], {"bf16": 1103e12})
+    >>> own.name, own.gpu.sustained_flops_per_second["bfloat16"] / 1e12
+    ('8xB200-SXM-180GB', 1103.0)
+    >>> parse_rates("bf16=1103,tf32=520")
+    {'bf16': 1103000000000000.0, 'tf32': 520000000000000.0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lightning_predict.checked import positive_number, shown
+from lightning_predict.errors import InvalidArgumentError
+from lightning_predict.gpus.layouts import Layout
+from lightning_predict.gpus.lookup import gpu as find_gpu
+from lightning_predict.gpus.records import Gpu
+from lightning_predict.units import flops_to_teraflops, teraflops_to_flops
+
+OwnRates = Mapping[str, float | Mapping[str, float]]
+"""FLOP/s by dtype, or such mappings by the name of the GPU."""
+
+DTYPE_WORDS: Final[Mapping[str, str]] = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "fp8": "float8",
+    "fp64": "float64",
+}
+"""Short names of dtypes."""
+
+ABOVE_PEAK: Final = 1.1
+"""Maximum ratio of a measured rate to the peak: some boards boost above their data sheet by a few per cent."""
+
+NAMES: Final = 4
+"""Maximum number of names in an error message."""
+
+BELOW_PEAK: Final = 0.02
+"""Minimum ratio; a smaller rate is probably in other units."""
+
+
+def parse_rates(text: str) -> dict[str, float | dict[str, float]]:
+    """Parse `bf16=1103`, or `B200:bf16=1103,H200:bf16=680`, in TFLOP/s.
+
+    Raises:
+        InvalidArgumentError: The text has another form.
+    """
+    found: dict[str, float | dict[str, float]] = {}
+    for part in text.split(","):
+        name, _, rate = part.partition("=")
+        card, _, dtype = name.rpartition(":")
+        try:
+            flops = teraflops_to_flops(float(rate))
+        except ValueError:
+            raise InvalidArgumentError(
+                f"measured_tflops={text!r} is not understood at {part.strip()!r}; expected TFLOP/s by dtype, as in "
+                "bf16=1103, or with the GPU, as in B200:bf16=1103."
+            ) from None
+        if card:
+            of_card = found.setdefault(card.strip(), {})
+            assert isinstance(of_card, dict)  # dtypes and GPUs have different names
+            of_card[dtype.strip()] = flops
+        else:
+            found[dtype.strip()] = flops
+    return found
+
+
+def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layout, ...]:
+    """Return the layouts with the user's own rates of their GPU.
+
+    Args:
+        layouts: The layouts.
+        measured: FLOP/s by dtype if all layouts have the same GPU, otherwise such mappings by the GPU's name.
+
+    Raises:
+        InvalidArgumentError: Several GPUs without names, an unknown dtype, or a rate that this GPU cannot reach.
+        UnknownGpuError: A name that the catalogue does not contain.
+    """
+    by_name: dict[str, Mapping[str, float]] = {}
+    common: dict[str, float] = {}
+    for word, rates in measured.items():
+        if isinstance(rates, Mapping):
+            by_name[find_gpu(word).name] = rates
+        else:
+            common[word] = rates
+    names = sorted({layout.gpu.name for layout in layouts})
+    if common and len(names) > 1:
+        raise InvalidArgumentError(
+            f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {', '.join(names[:NAMES])}{' …' * (len(names) > NAMES)}. "
+            f"Name it, as in {{{names[0]!r}: {{...}}}} (on the command line {names[0]}:bf16=...)."
+        )
+    found = []
+    for layout in layouts:
+        rates = {**common, **by_name.get(layout.gpu.name, {})}
+        for dtype, rate in rates.items():
+            _check_range(layout.gpu, dtype, rate)
+        found.append(replace(layout, gpu=gpu_with_rates(layout.gpu, rates)))
+    return tuple(found)
+
+
+def gpu_with_rates(card: Gpu, measured: Mapping[str, float]) -> Gpu:
+    """Return a GPU with other sustained rates.
+
+    Raises:
+        InvalidArgumentError: A dtype without a peak.
+    """
+    rates = {}
+    for word, rate in measured.items():
+        dtype = DTYPE_WORDS.get(word, word)
+        if card.peak(dtype) is None:
+            known = ", ".join(sorted(card.peak_flops_per_second))
+            raise InvalidArgumentError(f"measured has {word!r}, which {card.name} does not compute; choose of {known}.")
+        rates[dtype] = float(rate)
+    return replace(
+        card,
+        measured_flops_per_second={**card.measured_flops_per_second, **rates},
+        sustained_flops_per_second={**card.sustained_flops_per_second, **rates},
+    )
+
+
+def _check_range(card: Gpu, word: str, rate: float) -> None:
+    """Reject a rate in other units."""
+    peak = card.peak(DTYPE_WORDS.get(word, word))
+    number = positive_number(rate)
+    if peak is None or (number is not None and BELOW_PEAK * peak <= number <= ABOVE_PEAK * card.overclock * peak):
+        return
+    raise InvalidArgumentError(
+        f"measured[{word!r}]={shown(rate)} is not a rate of the {card.name}, whose peak is "
+        f"{flops_to_teraflops(peak):.0f} TFLOP/s; give FLOP/s in Python (1103e12), TFLOP/s on the command line."
+    )
