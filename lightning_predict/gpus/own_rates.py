@@ -93,8 +93,9 @@ def with_own_rates(layouts: Sequence[Layout], measured: OwnRates) -> tuple[Layou
             common[word] = rates
     names = sorted({layout.gpu.name for layout in layouts})
     if common and len(names) > 1:
+        some = ", ".join(names[:NAMES]) + " …" * (len(names) > NAMES)
         raise InvalidArgumentError(
-            f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {', '.join(names[:NAMES])}{' …' * (len(names) > NAMES)}. "
+            f"measured={shown(dict(common))} does not name its GPU, and there are {len(names)}: {some}. "
             f"Name it, as in {{{names[0]!r}: {{...}}}} (on the command line {names[0]}:bf16=...)."
         )
     found = []
