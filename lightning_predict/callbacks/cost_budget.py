@@ -177,10 +177,10 @@ class CostBudget(Callback):
     checkpoint, or restarted in the same cluster job.
 
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. It is repeated each
-    time the number of steps has doubled. If even the low end of the forecast exceeds the budget, the run stops before
-    the next batch. If only the middle does, there is one warning. Between these forecasts, one forecast per minute may
-    also warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank zero makes the decision.
-    An error on any rank turns the budget off on all ranks.
+    time the number of steps has doubled. If even the low end of the forecast exceeds the budget, also without its
+    longest stalls, the run stops before the next batch. If only the middle does, there is one warning. In between, a
+    forecast every minute may also warn. All ranks decide together, at agreed batches, at most half a minute apart. Rank
+    zero judges; an error on any rank turns the budget off on all.
 
     If a run is stopped within an accumulation window, the gradients of that window's batches are lost, because no
     checkpoint contains them.
@@ -592,14 +592,15 @@ class CostBudget(Callback):
     def _judge_now(self, trainer: Trainer, watch: BudgetWatch, clock: RunClock, question: DueCheck) -> BudgetVerdict:
         """Check the used amounts and, if requested, the forecast of the rest of the run."""
         rest: RestOfRun | None = None
+
+        def forecast(clock: RunClock) -> RestOfRun:
+            facts = facts_of(trainer, pace=clock.windows.pace, batches_per_epoch=clock.batches_per_epoch)
+            rest = forecast_rest(facts, clock)
+            return rest if self.on_exceed == "stop" else replace(rest, end_seconds=0.0)
+
         if question != "use":
             clock.buffered = prefetched_batches(trainer)
-            facts = forecast_inputs(
-                trainer, window_size=clock.windows.window_size, batches_per_epoch=clock.batches_per_epoch
-            )
-            rest = forecast_rest(facts, clock)
-            if self.on_exceed != "stop":
-                rest = replace(rest, end_seconds=0.0)
+            rest = forecast(clock)
             if rest.forecast is None and question == "forecast" and not self._warned:
                 self._warned.add("length")
                 pace = "" if rest.pace_in_words is None else f" {rest.pace_in_words}."
@@ -607,7 +608,12 @@ class CostBudget(Callback):
                 rank_zero_info(
                     f"CostBudget: the length of this run is unknown; {what} once the budget is used up.{pace}"
                 )
-        verdict = watch.check(question, rest, may_end_earlier=bool(trainer.early_stopping_callbacks))
+        verdict = watch.check(
+            question,
+            rest,
+            without_stalls=lambda: forecast(clock.without_stalls()),
+            may_end_earlier=bool(trainer.early_stopping_callbacks),
+        )
         if rest is not None or verdict.action == "stop":
             log_budget(trainer, watch, exceeded=verdict.action == "stop", reason=verdict.reason)
         return verdict

@@ -425,13 +425,21 @@ class BudgetWatch:
         is_small = check_use(allowed, elapsed, rest_seconds or 0.0).action != "stop"
         return BudgetVerdict("warn" if is_small else "stop", use.reason)
 
-    def check(self, question: DueCheck, rest: RestOfRun | None, *, may_end_earlier: bool = False) -> BudgetVerdict:
-        """Check the used amounts and, if requested, the forecast of the rest of the run.
+    def check(
+        self,
+        question: DueCheck,
+        rest: RestOfRun | None,
+        *,
+        without_stalls: Callable[[], RestOfRun],
+        may_end_earlier: bool = False,
+    ) -> BudgetVerdict:
+        """Judge the used amounts and, if asked for, the rest of the run.
 
         Args:
-            question: What to check.
-            rest: The rest of the run. If None, only the used amounts are checked.
-            may_end_earlier: Whether early stopping may end the run. Then a forecast alone never stops the run.
+            question: What to judge.
+            rest: The rest of the run; None to judge only the used amounts.
+            without_stalls: Forecasts the rest again without the longest times, which a stop needs, too.
+            may_end_earlier: Early stopping may end the run, so a forecast alone never stops it.
         """
         if rest is not None:
             self._refreshed_seconds = self._ledger.elapsed_seconds
@@ -449,16 +457,22 @@ class BudgetWatch:
             outlook = BudgetVerdict("warn", f"{outlook.reason}. Early stopping may end the run sooner")
         elif question == "outlook":
             outlook = BudgetVerdict("warn", f"{outlook.reason}. The run continues until more steps confirm this")
-        elif outlook.action == "stop" and not self._is_sure(rest.forecast, is_settled=rest.batch_times.is_settled):
+        elif outlook.action == "stop" and not self._is_sure(without_stalls()):
             outlook = BudgetVerdict("warn", f"{outlook.reason}. The run ends if twice as many steps confirm this")
         return outlook if outlook.action == "stop" or (use.action == "go on" and self._is_new("forecast")) else use
 
-    def _is_sure(self, forecast: Interval[float], *, is_settled: bool) -> bool:
-        """Return whether to stop on a forecast that exceeds a limit: if it is the second one, or clearly exceeds it."""
-        was_broken, self._is_broken = self._is_broken, True
+    def _is_sure(self, calm: RestOfRun) -> bool:
+        """Return whether to stop on a forecast that exceeds a limit.
+
+        It must exceed the limit without stalls, too, and either be the second in a row or exceed the limit by far.
+        """
         elapsed = self._ledger.elapsed_seconds
-        by_far = any(limit.used(elapsed + forecast.low) > CLEAR_EXCESS * limit.total for limit in self.limits)
-        return is_settled and (was_broken or by_far)
+        is_broken = calm.forecast is not None and check_forecast(self.limits, elapsed, calm.forecast).action == "stop"
+        was_broken, self._is_broken = self._is_broken, is_broken
+        if not is_broken or calm.forecast is None or calm.batch_times is None or not calm.batch_times.is_settled:
+            return False
+        low = elapsed + calm.forecast.low
+        return was_broken or any(limit.used(low) > CLEAR_EXCESS * limit.total for limit in self.limits)
 
     def set_end_seconds(self, seconds: float) -> None:
         """Set the seconds that ending the run after a stop takes."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -29,7 +30,7 @@ from lightning_predict.interval import Interval
 from lightning_predict.observe.device_pace import DevicePace
 from lightning_predict.observe.optimizer_steps import StepCounter
 from lightning_predict.observe.remaining import CheckpointTimer
-from lightning_predict.observe.steady_state import TimingSamples
+from lightning_predict.observe.steady_state import STALLS, TimingSamples
 from lightning_predict.tracing.running_loop import BLOCK_BATCHES
 from lightning_predict.tracing.trace import Memory, Trace, measured_seconds
 from lightning_predict.tracing.waiting import wait_for
@@ -199,6 +200,7 @@ class ValidationTimer:
         self._run: _ValidationRun | None = None
         self._check: _ValidationRun | None = None
         self._batches, self._waits, self._around = TimingSamples(), TimingSamples(), TimingSamples()
+        self._calm_batches = TimingSamples()
         self._batches_per_run = 1
 
     @property
@@ -250,10 +252,18 @@ class ValidationTimer:
             # Use the mean over the run, because in every run the first batches are slow (cold) and the last one is
             # small.
             self._batches.add(statistics.fmean(plain))
+            self._calm_batches.add(statistics.fmean(sorted(plain)[:-STALLS] or [min(plain)]))
             self._batches_per_run = len(plain)
             if len(every) > 1:
                 self._waits.add(run.waited / len(every))
         return now
+
+    def without_stalls(self) -> ValidationTimer:
+        """Return a copy without the longest waits and batches, in each run and of all runs."""
+        calm = copy(self)
+        calm._batches = self._calm_batches.without_stalls() if self._batches.count > 1 else self._calm_batches
+        calm._waits, calm._around = self._waits.without_stalls(), self._around.without_stalls()
+        return calm
 
     def times(
         self, *, batch_seconds: float | None = None, made_in: Interval[float] = NOTHING, ahead: float = math.inf
@@ -480,6 +490,15 @@ class RunClock:
             self._gap = _Gap(now, is_pause=True, is_new_epoch=self._gap is not None and self._gap.is_new_epoch)
 
     # --- Results
+
+    def without_stalls(self) -> RunClock:
+        """Return a copy in which the longest times of each kind are typical ones, to ask for a second forecast."""
+        calm = copy(self)
+        calm._steps, calm._waits = self._steps.without_stalls(), self._waits.without_stalls()
+        calm._pauses, calm._closings = self._pauses.without_stalls(), self._closings.without_stalls()
+        calm.device, calm.validation = self.device.without_stalls(), self.validation.without_stalls()
+        calm.checkpoints = self.checkpoints.without_stalls()
+        return calm
 
     def batch_times(self, *, batches_per_window: int, workers: int = 0, ahead: float = math.inf) -> BatchTimes | None:
         """Return the times of a batch; None before any step was timed.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from copy import copy
 from typing import Final, final
 
 from lightning_predict.observe.steady_state import MeanEstimate, TimingSamples, estimate_mean
@@ -119,6 +120,13 @@ class DevicePace:
         if found is None and self.seconds is not None:
             found = estimate_mean([self.seconds] * self._batches, remaining=ahead)
         return found
+
+    def without_stalls(self) -> DevicePace:
+        """Return a copy without the longest cycles; a measured pace alone may contain a stall, so it does not count."""
+        calm = copy(self)
+        calm._cycles = self._cycles.without_stalls()
+        calm.seconds = self.seconds if self._cycles.count else None
+        return calm
 
     def _count(self, cycles: list[float]) -> None:
         for cycle in cycles:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal, final
 
@@ -352,6 +353,7 @@ class CheckpointTimer:
         self._files = 0
         self._seconds = 0.0
         self._files_timed = 0
+        self._slowest = (0.0, 0)
 
     @property
     def seconds(self) -> float | None:
@@ -362,6 +364,13 @@ class CheckpointTimer:
     def is_pending(self) -> bool:
         """Whether a checkpoint's state was collected, and no hook was called since."""
         return self._start is not None
+
+    def without_stalls(self) -> CheckpointTimer:
+        """Return a copy without the slowest file."""
+        calm = copy(self)
+        seconds, files = self._slowest
+        calm._seconds, calm._files_timed = self._seconds - seconds, self._files_timed - files
+        return calm
 
     def is_collected(self, now: float, caller: object = None) -> None:
         """Record that the state of a checkpoint is collected. Its file is written next.
@@ -384,6 +393,8 @@ class CheckpointTimer:
             waited_seconds: Part of the elapsed time that has another reason: a wait for a batch.
         """
         if self._start is not None:
-            self._seconds += max(0.0, now - self._start - waited_seconds)
+            seconds = max(0.0, now - self._start - waited_seconds)
+            self._seconds += seconds
             self._files_timed += self._files
+            self._slowest = max(self._slowest, (seconds, self._files))
             self._start, self._caller, self._files = None, None, 0

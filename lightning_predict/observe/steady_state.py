@@ -24,8 +24,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Final, final
 
 from lightning_predict.interval import Interval
@@ -101,6 +102,19 @@ CHUNKS: Final = 8
 """Number of chunks of values whose means show the variation over longer times."""
 
 
+STALLS: Final = 3
+"""Number of stalls (a suspended process, a hanging drive) that must not end a run."""
+
+STALL_RATIO: Final = 3.0
+"""Minimum length of a stall, relative to the fast values."""
+
+STALL_VALUES: Final = 8
+"""Maximum number of slow values in a row that are a stall, or `STALL_SHARE` of all values; more are a slower pace."""
+
+STALL_SHARE: Final = 0.6
+"""See `STALL_VALUES`."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
@@ -144,6 +158,24 @@ class TimingSamples:
                 pairs = zip(self._means[::2], self._means[1::2], strict=True)
                 self._means = [(one + other) / 2 for one, other in pairs]
                 self._size *= 2
+
+    def without_stalls(self) -> TimingSamples:
+        """Return a copy in which the `STALLS` largest stalls are replaced by typical values.
+
+        A stall is one slow value or several in a row. The last ones may belong to a stall that is not over yet.
+        """
+        calm, values = copy(self), self._means
+        later = values[1:] if len(values) > 2 else [min(values)] if len(values) == 2 else [0.0]
+        limit = STALL_RATIO * sorted(later)[len(later) // CHUNKS]
+        slow_or_not = [
+            (slow, list(places)) for slow, places in groupby(range(len(later)), lambda at: later[at] > limit)
+        ]
+        stalls = [at for slow, at in slow_or_not if slow and len(at) <= max(STALL_VALUES, STALL_SHARE * len(later))]
+        typical = statistics.median(value for value in later if value <= limit)
+        for places in sorted(stalls, key=lambda at: sum(later[place] - typical for place in at))[-STALLS:]:
+            later[places[0] : places[-1] + 1] = [typical] * len(places)
+        calm._means = [*values[: len(values) - len(later)], *later]
+        return calm
 
     def estimate(
         self, *, together: int = 1, turns: int = 4, of_each: int = 1, ahead: float = math.inf
@@ -196,6 +228,8 @@ def estimate_mean(
     if at:
         excess = statistics.fmean(kept[place] for place in at) - middle
         rate = _rate(at, len(kept), of=len(later), ahead=remaining)
+        if len(at) == 1 and excess > sum(usual):  # longer than all others together: it tells little about the rest
+            rate = replace(rate, middle=0.0)
         middle, reached, least = (one + excess * rate.middle for one in (middle, reached, least))
         low, high = excess * (rate.middle - rate.low), excess * (rate.high - rate.middle)
     number = len(kept) * measurements_per_value

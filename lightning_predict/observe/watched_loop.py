@@ -362,9 +362,10 @@ class WatchedRun:
             longest=None if length is None else longest_sequence(self._loader),
         )
 
-    def _rest_now(self) -> RestOfRun:
-        rest = forecast_rest(self.facts(self._steps), self.clock, samples=self._samples)
-        self._latest_forecast = TimedForecast(rest, self.clock.now())
+    def _rest_now(self, clock: RunClock | None = None) -> RestOfRun:
+        rest = forecast_rest(self.facts(self._steps), clock or self.clock, samples=self._samples)
+        if clock is None:
+            self._outlook = TimedForecast(rest, self.clock.now())
         return rest
 
     def _predict(self) -> None:
@@ -436,7 +437,8 @@ class WatchedRun:
         question = watch.due_check(self.clock.batches, self.clock.training_seconds, elapsed=elapsed)
         if question is None:
             return
-        verdict = watch.check(question, None if question == "use" else self._rest_now())
+        rest = None if question == "use" else self._rest_now()
+        verdict = watch.check(question, rest, without_stalls=lambda: self._rest_now(self.clock.without_stalls()))
         if verdict.action == "warn":
             log_warning(f"watch: {verdict.reason}.")
         elif verdict.action == "stop":

@@ -242,6 +242,43 @@ def family(seed: int) -> Scenario:
     )
 
 
+STALLS: Final = ("step", "wait", "validation", "epoch", "two", "three", "phase")
+"""Where a stall falls: into a step, a wait, a validation batch or between epochs; or how many there are."""
+
+
+def stalled(seed: int, *, kind: str | None = None) -> Scenario:
+    """A run at random with one to three stalls of 3 to 3,000 steps (a suspended process, a hanging drive), most early.
+
+    A phase is several slow steps in a row, as when another job uses the machine for a while.
+    """
+    draws = random.Random(seed)
+    kind = kind or STALLS[seed // 2 % len(STALLS)]
+    step, epochs, batches = 10 ** draws.uniform(-1.5, 1.5), draws.randrange(2, 5), draws.randrange(80, 400)
+    number = {"two": 2, "three": 3, "phase": draws.randrange(4, 9)}.get(kind, 1)
+    at = {min(epochs * batches - 1, int(10 ** draws.uniform(0.3, 2.2))) for _ in range(number)}
+    length = step * 10 ** draws.uniform(0.5, 3.5)
+    if kind == "phase":
+        length, start = step * draws.uniform(3.0, 30.0), draws.randrange(2, 60)
+        at = set(range(start, start + number))
+    plain = noisy(listed((), step), draws.uniform(0.0, 0.15), seed)
+    waits, count = step * draws.uniform(0.001, 0.2), draws.choice([0, draws.randrange(4, 40)])
+    in_steps = at if kind in ("step", "two", "three", "phase") else set[int]()
+    count = max(count, 4) if kind == "validation" else count
+    stall = draws.randrange(count) if count else 0
+    return Scenario(
+        step=lambda batch: plain(batch) + length * (batch in in_steps),
+        wait=lambda batch: (
+            waits + length * (kind == "wait" and batch in at) + length * (kind == "epoch" and batch == batches)
+        ),
+        epochs=epochs,
+        batches=batches,
+        check=(0.3 * step, 0.3 * step) if count else (),
+        validation=lambda run: [
+            0.3 * step + length * (kind == "validation" and run == 0 and number == stall) for number in range(count)
+        ],
+    )
+
+
 def rising(seed: int, *, kind: str = "line") -> Scenario:
     """A run at random whose steps get slower: in a line (sequences that grow), at once, or up to a limit (heat)."""
     draws = random.Random(seed)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from lightning_predict.observe.budget import BudgetWatch, Ledger, hours_limit
 from lightning_predict.observe.clock import RunClock
-from lightning_predict.observe.forecast import ForecastInputs, RestOfRun, forecast_rest
+from lightning_predict.observe.forecast import Facts, ForecastSchedule, RestOfRun, forecast_rest
 from lightning_predict.observe.remaining import Position, Validation
 from tests.observe.scenarios import Scenario, Score, moments, told
 
@@ -58,3 +61,43 @@ def scores(scenario: Scenario) -> list[Score]:
         Score(moment=names[batch], believed=rest.forecast, actual=end - now, spent=now)
         for batch, (now, rest) in found.items()
     ]
+
+
+def stopped(scenario: Scenario, share: float) -> tuple[float, int]:
+    """Return the part of its budget that a run used, and its batches; the budget is a share of what it takes."""
+
+    class StopError(Exception):
+        pass
+
+    def run(budget: float) -> tuple[float, int]:
+        now, batches = 0.0, 0
+        clock, ledger = RunClock(lambda: now), Ledger(lambda: now)
+        ledger.open(forget=True)
+        moments = ForecastSchedule(batches_per_window=scenario.accumulation, batches=scenario.steps)
+        watch = BudgetWatch([hours_limit("hours", budget / 3600)], ledger, moments=moments, warmup_steps=3)
+
+        def advance(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        def after(batch: int) -> None:
+            nonlocal batches
+            batches = batch
+            question = watch.due_check(clock.batches, clock.training_seconds, elapsed=ledger.elapsed_seconds)
+            if question is not None:
+                found = None if question == "use" else forecast_rest(facts_of(scenario, batch), clock)
+                verdict = watch.check(
+                    question,
+                    found,
+                    without_stalls=lambda: forecast_rest(facts_of(scenario, batch), clock.without_stalls()),
+                )
+                if verdict.action == "stop":
+                    raise StopError
+
+        with contextlib.suppress(StopError):
+            told(scenario, clock, advance, after)
+        return now, batches
+
+    whole, _ = run(1e9)
+    used, batches = run(share * whole)
+    return used / (share * whole), batches
