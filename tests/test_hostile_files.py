@@ -230,7 +230,7 @@ LOOK_UP = Trace(
     ),
 )
 
-KEPT = SavedLedger(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00")
+KEPT = SavedLedger(run="a1b2", seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00", jobs={})
 
 READERS = {
     "trace": Reader("t.json", lambda folder: save_trace(TRACE, folder / "t.json"), lambda f: load_trace(f / "t.json")),

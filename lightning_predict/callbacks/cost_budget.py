@@ -20,7 +20,6 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 from uuid import uuid4
 
@@ -74,11 +73,11 @@ from lightning_predict.observe.budget import (
 from lightning_predict.observe.clock import RunClock, ledger_clock, run_clock_of
 from lightning_predict.observe.forecast import ForecastSchedule, RestOfRun, end_seconds, forecast_rest
 from lightning_predict.observe.ledger_file import (
-    LEDGER_NAME,
     LEDGER_SECONDS,
+    LEDGER_STEM,
+    LedgerPlace,
     SavedLedger,
-    job_in_use,
-    read_ledger,
+    find_ledger,
     save_ledger,
 )
 from lightning_predict.reports.format import duration
@@ -90,7 +89,9 @@ if TYPE_CHECKING:
 
     from lightning_predict.cost.grids import PowerGrid
 
-CHECKPOINT_NAME: Final = "lightning_predict_budget.ckpt"
+
+CHECKPOINT_NAME: Final = f"{LEDGER_STEM}.ckpt"
+"""File name of the checkpoint of the first run in a folder."""
 
 
 @final
@@ -142,21 +143,27 @@ class _Fit:
 
     Attributes:
         meetings: Exchange between the ranks, for joint decisions.
-        schedule: Decides after which batches the ranks decide; None for one process.
-        failure: Error on this rank as text; None without an error.
-        has_ended: Whether the run was told to end.
-        is_saving: Whether the budget's own checkpoint is being written.
-        overrun: Reason to stop the run after the current validation; None without one.
-        validation_interval: Number of validation batches between two checks; None for no checks.
-        validated_batches: Number of batches of the current validation so far.
-        kept_seconds: Time at which the ledger file was last written.
-        clock: Clock of the fit. It exists only on rank zero, like `watch` and `judge`.
-        watch: Checks the limits.
+        schedule: The batches after which the ranks decide; None for one process.
+        failure: Error on this rank, as text.
+        has_ended: The run was told to end.
+        is_saving: The budget's own checkpoint is being written.
+        overrun: Reason to stop the run after the current validation.
+        validation_interval: Validation batches between two checks; None: no checks.
+        validated_batches: Batches of the current validation.
+        kept_seconds: When the ledger file was last written.
+        place: Files of the run.
+        stated_seconds: Used seconds in the checkpoint that was written last.
+        saved_seconds: The same in the budget's own checkpoint; None before it is written.
+        clock: Clock of the fit; on rank zero only, like the next two.
+        watch: The limits to check.
         judge: Returns a verdict; None if there is nothing to check.
     """
 
-    def __init__(self, meetings: RankAgreement) -> None:
+    def __init__(self, meetings: RankAgreement, folder: str) -> None:
         self.meetings = meetings
+        self.place = LedgerPlace.of(folder, LEDGER_STEM)
+        self.stated_seconds = 0.0
+        self.saved_seconds: float | None = None
         self.schedule: AgreementSchedule | None = None
         self.failure: str | None = None
         self.has_ended = self.is_saving = False
@@ -171,10 +178,10 @@ class _Fit:
 class CostBudget(Callback):
     """Keep a run within a budget of dollars, hours or kilograms of CO2, or before a deadline.
 
-    The used amounts are checked after every batch. There is a warning at 80 % of the budget. The run stops at 100 %
-    minus the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
-    `lightning_predict_budget.json` in `default_root_dir`. So a killed run counts them when it is resumed from its
-    checkpoint, or restarted in the same cluster job.
+    The used amounts are checked after every batch. There is a warning at 80 % of the budget, and a stop at 100 % minus
+    the cost of the final validation, at most one batch late. The used amounts are saved once a minute to
+    `lightning_predict_budget.json` in `default_root_dir`. A killed run therefore counts them when it is resumed from
+    its checkpoint or if Slurm or torchrun restarts its job.
 
     The first forecast comes after 16 steps and 3 s, half of the run, or 30 s, whichever is first. It is repeated each
     time the number of steps has doubled. If even the low end of the forecast exceeds the budget, also without its
@@ -284,6 +291,8 @@ class CostBudget(Callback):
             "seconds": self._ledger.seconds + later,
             "usd": self._ledger.usd + later * self._ledger.usd_per_second,
         }
+        if fit is not None:
+            fit.stated_seconds = used["seconds"]
         return used | machine | {"run": self._run, "stopping_reason": self.stopping_reason}
 
     @fallback_on_error(lambda: None, _say_state_is_unread)
@@ -305,7 +314,8 @@ class CostBudget(Callback):
         self._warned = set()
         mode = inactive_mode(trainer)
         if mode is None:
-            self._fit = _Fit(rank_agreement(trainer))  # before any code that may fail on a single rank
+            agreement = rank_agreement(trainer)  # before any code that may fail on one rank only
+            self._fit = _Fit(agreement, os.fspath(trainer.default_root_dir))
         self._ledger.open(forget=self.scope == "run")
         if self._fit is None:
             warn(f"CostBudget does nothing under Trainer({mode}).")
@@ -380,7 +390,10 @@ class CostBudget(Callback):
             fit.clock.windows.start_training(optimizer_steps_done=trainer.global_step, is_manual=is_manual)
         fit.schedule = None if isinstance(fit.meetings, SingleProcess) else AgreementSchedule()
         batches = _validation_batches(trainer)
-        decision = self._agree(fit, lambda: self._open(trainer, fit) | self._settings, alike=batches)
+        decision = self._agree(
+            fit, lambda: self._open(trainer, fit) | self._settings | {"checkpoint": fit.place.checkpoint}, alike=batches
+        )
+        fit.place = replace(fit.place, checkpoint=decision["checkpoint"])
         self._follow(decision)
         self._act(trainer, fit, decision, can_save=False)
 
@@ -455,13 +468,13 @@ class CostBudget(Callback):
 
     @log_exceptions
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Store the used amounts, because `teardown` is not called after an exception."""
-        self._close(trainer)
+        """Record the used amounts; teardown is not called after an exception."""
+        self._close(trainer, ended=False)
 
     @log_exceptions
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Store the used amounts."""
-        self._close(trainer)
+        """Record the used amounts."""
+        self._close(trainer, ended=True)
 
     def give_up(self, error: Exception) -> None:
         """Warn once, and do nothing until the next fit.
@@ -477,10 +490,12 @@ class CostBudget(Callback):
             fit.failure = fit.failure or failure
             fit.watch = fit.clock = fit.judge = None
 
-    def _close(self, trainer: Trainer) -> None:
-        """End the fit. Report an error that was not yet shared with the other ranks."""
+    def _close(self, trainer: Trainer, *, ended: bool) -> None:
+        """End the fit and its ledger; report an error that was not shared with the other ranks."""
         fit, self._fit = self._fit, None
         self._ledger.close()
+        if fit is not None and trainer.is_global_zero and (fit.kept_seconds or fit.saved_seconds is not None):
+            self._write_ledger(trainer, fit, ended=ended)
         if fit is not None and fit.failure is not None:
             say = warn if trainer.is_global_zero else log_warning
             say(f"CostBudget was off at the end of this fit: {fit.failure}")
@@ -541,39 +556,52 @@ class CostBudget(Callback):
         return self._decide(trainer, fit)
 
     def _find_ledger(self, trainer: Trainer) -> None:
-        """Restore the used amounts from the ledger file, if they exceed those of the checkpoint."""
-        path, job = self._ledger_path(trainer), job_in_use()
+        """Find the files of this run, and restore the used amounts from its ledger if they exceed the checkpoint's."""
+        fit, folder, before = self._fit, os.fspath(trainer.default_root_dir), self._ledger.seconds_before
+        assert fit is not None
         try:
-            kept = in_hook(path, lambda: read_ledger(path), seconds=wait_seconds(trainer, FILE_SECONDS))
+            place = in_hook(
+                folder,
+                lambda: find_ledger(folder, run=self._run, resumed_seconds=before),
+                seconds=wait_seconds(trainer, FILE_SECONDS),
+            )
         except (OSError, InvalidArgumentError) as error:
-            warn(f"CostBudget cannot read {path}: {error}")
+            warn(f"CostBudget cannot read the ledger in {folder}: {error}")
             return
-        if kept is None or self.scope == "run" or not kept.is_of(self._run, job=job):
+        fit.place, kept = place, place.kept
+        if kept is None or self.scope == "run":
             return
-        missing = kept.seconds - self._ledger.seconds_before
+        missing = kept.seconds - before
         if missing > 0:
             self._run = kept.run
             self._ledger.resume(seconds=kept.seconds, usd=kept.usd)
-            rank_zero_info(f"CostBudget adds {duration(missing)} that {path} records and the checkpoint does not.")
+            rank_zero_info(
+                f"CostBudget adds {duration(missing)} that {place.ledger} records and the checkpoint does not."
+            )
 
     def _keep_ledger(self, trainer: Trainer, fit: _Fit, elapsed: float) -> None:
         """Save the used amounts to the ledger file, once a minute."""
-        if elapsed < fit.kept_seconds + LEDGER_SECONDS:
-            return
-        fit.kept_seconds, path = elapsed, self._ledger_path(trainer)
+        if elapsed >= fit.kept_seconds + LEDGER_SECONDS:
+            fit.kept_seconds = elapsed
+            self._write_ledger(trainer, fit)
+
+    def _write_ledger(self, trainer: Trainer, fit: _Fit, *, ended: bool = False) -> None:
+        path = fit.place.ledger
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         kept = SavedLedger(
-            run=self._run, job=job_in_use(), seconds=self._ledger.seconds, usd=self._ledger.usd, date=now
+            run=self._run,
+            seconds=self._ledger.seconds,
+            usd=self._ledger.usd,
+            date=now,
+            ended=ended,
+            saved_seconds=fit.saved_seconds,
         )
         try:
             in_hook(path, lambda: save_ledger(path, kept), seconds=wait_seconds(trainer, FILE_SECONDS))
-        except OSError as error:
+        except Exception as error:  # a ledger that cannot be written never turns the budget off
             if "ledger" not in self._warned:
                 self._warned.add("ledger")
                 warn(f"CostBudget could not write {path}: {type(error).__name__}: {error}")
-
-    def _ledger_path(self, trainer: Trainer) -> Path:
-        return Path(trainer.default_root_dir) / LEDGER_NAME
 
     def _look(self, trainer: Trainer, fit: _Fit, *, is_due: bool) -> None:
         """Count a batch, and prepare the next check. If the ranks decide now, always prepare one."""
@@ -737,7 +765,7 @@ class CostBudget(Callback):
 
         This must be called on every rank. If any rank fails to write, the result is empty, and a warning is shown.
         """
-        path, problem = os.path.join(trainer.default_root_dir, CHECKPOINT_NAME), ""
+        path, problem = fit.place.checkpoint, ""
         try:
             fit.is_saving = not trainer.validating
             try:
@@ -749,6 +777,7 @@ class CostBudget(Callback):
                 except Exception as another:
                     problem += f"; then {type(another).__name__}: {another}"
             fit.meetings.agree(dict, failure=problem or None)
+            fit.saved_seconds = fit.stated_seconds
             where = f" Its checkpoint is {path}."
             if trainer.is_last_batch or resumes_data(trainer):
                 return where

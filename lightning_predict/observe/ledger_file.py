@@ -1,34 +1,63 @@
-"""Budget ledger on disk: used time and money of a run, saved every minute so that a killed run loses little.
+"""The ledger on disk, and the rule that decides whether two runs are the same.
 
-A checkpoint has the amounts up to its writing. This file, next to the Trainer's other files, also has later amounts.
-The larger of the two counts. Two runs are the same if their checkpoints name the same run, or if the same cluster job
-trained both. A cluster restarts a killed job under the same ID. Example::
+The used time and money of a run are saved every minute, so that a killed run loses little. A checkpoint has the amounts
+up to its writing; this file, in the Trainer's `default_root_dir`, has the later ones. A run continues a ledger whose
+run did not end, if it resumes a checkpoint of that run, or if Slurm or torchrun restarted its job. Runs that share a
+folder get files of their own::
 
-    save_ledger(path, SavedLedger(run="a1b2", job=None, seconds=3600.0, usd=4.1, date="2026-11-23T12:00:00+00:00"))
-    kept = read_ledger(path)     # after `kill -9`
-    kept.is_of("a1b2", job=None)
+    place = find_ledger("runs", run="a1b2", resumed_seconds=0.0)
+    place.kept                   # amounts of the same run, killed earlier; None otherwise
+    place.checkpoint             # runs/lightning_predict_budget.ckpt
+    save_ledger(place.ledger, kept)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
-from lightning_predict.checked import read_json
+from lightning_predict.checked import Checked, File, parse_json, read_json
 from lightning_predict.errors import InvalidArgumentError
 from lightning_predict.files import write_atomically
 
-LEDGER_NAME: Final = "lightning_predict_budget.json"
-"""File name, in the Trainer's `default_root_dir`."""
+LEDGER_STEM: Final = "lightning_predict_budget"
+LEDGER_NAME: Final = f"{LEDGER_STEM}.json"
+"""File name of the first run in a folder."""
 
 LEDGER_SECONDS: Final = 60.0
 """Seconds between two saves, which is also the maximum loss."""
 
-_JOBS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "JOB_COMPLETION_INDEX")
-"""Environment variables with the ID of a cluster job. The ID stays the same after a restart."""
+_RESTARTS: Final = {"SLURM_JOB_ID": "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID": "TORCHELASTIC_RESTART_COUNT"}
+"""Environment variables with the ID of a job, and with the number of its restarts. The ID alone proves nothing: a job
+may run a whole sweep, and other launchers give unrelated runs the same ID."""
+
+
+def jobs_in_use() -> dict[str, int]:
+    """Return the jobs that this process belongs to, with the number of restarts of each."""
+    jobs = {}
+    for name, count in _RESTARTS.items():
+        value = os.environ.get(name)
+        if value:
+            agent = f" {socket.gethostname()}:{os.getppid()}" if value == "none" else ""  # torchrun's default
+            restarts = os.environ.get(count, "0")
+            jobs[f"{name}={value}{agent}"] = int(restarts) if restarts.isdecimal() else 0
+    return jobs
+
+
+def command_in_use() -> str:
+    """Return a hash of this process's command line, which differs between the runs of a sweep."""
+    return hashlib.sha256("\0".join(sys.argv).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _process_in_use() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @final
@@ -38,58 +67,177 @@ class SavedLedger:
 
     Attributes:
         run: Name of the run, as in its checkpoints.
-        job: Cluster job that trained the run; None outside a cluster.
-        seconds: Used seconds, over all fits of the run.
-        usd: Used dollars, over all fits of the run.
-        date: Time at which the file was written (ISO 8601).
+        seconds: Used seconds, over all its fits.
+        usd: Used dollars, over all its fits.
+        date: When it was written (ISO 8601).
+        jobs: Jobs that trained it, with their restarts.
+        command: Hash of its command line.
+        process: Host and number of its process.
+        ended: The last fit ended without an error.
+        saved_seconds: Used seconds in the budget's own checkpoint; None without one.
     """
 
     run: str
-    job: str | None
     seconds: float
     usd: float
     date: str
+    jobs: Mapping[str, int] = field(default_factory=jobs_in_use)
+    command: str = field(default_factory=command_in_use)
+    process: str = field(default_factory=_process_in_use)
+    ended: bool = False
+    saved_seconds: float | None = None
 
-    def is_of(self, run: str, *, job: str | None) -> bool:
-        """Return whether the file belongs to this run."""
-        return self.run == run or (job is not None and self.job == job)
+    def is_continued_by(self, run: str) -> bool:
+        """Return whether a run that begins in this process continues this one.
+
+        Args:
+            run: Name in the checkpoint that it resumes, otherwise a new name.
+        """
+        if self.ended or self._runs_now:
+            return False
+        jobs = jobs_in_use()
+        was_restarted = any(jobs.get(name, 0) > restarts for name, restarts in self.jobs.items())
+        return self.run == run or (was_restarted and self.command == command_in_use())
+
+    @property
+    def _runs_now(self) -> bool:
+        """Another process on this machine trains it."""
+        host, _, number = self.process.rpartition(":")
+        if os.name != "posix" or host != socket.gethostname() or not number.isdecimal() or int(number) == os.getpid():
+            return False
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except OSError:  # a process of another user
+            return True
+        return True
 
 
-def job_in_use() -> str | None:
-    """Return the ID of this process's cluster job; None outside a cluster."""
-    found = [f"{name}={os.environ[name]}" for name in _JOBS if os.environ.get(name)]
-    return found[0] if found else None
+@final
+@dataclass(frozen=True, slots=True)
+class LedgerPlace:
+    """Files of a run.
+
+    Attributes:
+        ledger: Path or URL of the ledger.
+        checkpoint: Path or URL of the budget's own checkpoint.
+        kept: The ledger of this run so far; None without one.
+    """
+
+    ledger: str
+    checkpoint: str
+    kept: SavedLedger | None = None
+
+    @staticmethod
+    def of(folder: str, stem: str, kept: SavedLedger | None = None) -> LedgerPlace:
+        """Return the files with this name in a folder."""
+        path = os.path.join(folder, stem)
+        return LedgerPlace(f"{path}.json", f"{path}.ckpt", kept)
 
 
-def save_ledger(path: Path, kept: SavedLedger) -> None:
+def find_ledger(folder: str, *, run: str, resumed_seconds: float) -> LedgerPlace:
+    """Find the files of a run that begins; files of other runs are not overwritten.
+
+    Args:
+        folder: The Trainer's `default_root_dir`, a path or a URL.
+        run: Name in the checkpoint that it resumes, otherwise a new name.
+        resumed_seconds: Used seconds in that checkpoint; 0 without one.
+
+    Raises:
+        InvalidArgumentError: A ledger is damaged.
+        OSError: A file cannot be read.
+    """
+    names = _names(folder)
+    stems = sorted({name.rpartition(".")[0] for name in names} | {LEDGER_STEM})
+    places = [LedgerPlace.of(folder, stem, read_ledger(f"{os.path.join(folder, stem)}.json")) for stem in stems]
+    for place in places:
+        if place.kept is not None and place.kept.is_continued_by(run):
+            is_free = _is_free(place, names, run, resumed_seconds)
+            return place if is_free else LedgerPlace.of(folder, f"{LEDGER_STEM}-{run[:8]}", place.kept)
+    free = (place for place in places if _is_free(place, names, run, resumed_seconds))
+    found = next(free, LedgerPlace.of(folder, f"{LEDGER_STEM}-{run[:8]}"))
+    return LedgerPlace(found.ledger, found.checkpoint)
+
+
+def _is_free(place: LedgerPlace, names: Iterable[str], run: str, resumed_seconds: float) -> bool:
+    """Return whether a run may write these files: no other run needs them, or it resumes the checkpoint there."""
+    kept = place.kept
+    if os.path.basename(place.checkpoint) in names:
+        return kept is not None and kept.run == run and kept.saved_seconds == resumed_seconds
+    return kept is None or kept.ended or kept.is_continued_by(run)
+
+
+def save_ledger(path: str | os.PathLike[str], kept: SavedLedger) -> None:
     """Write the file atomically.
 
     Raises:
         OSError: The file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(kept)).encode() + b"\n")
+    content = json.dumps(asdict(kept)).encode() + b"\n"
+    if is_url(path):
+        system, place = _file_system(path)
+        system.pipe_file(place, content)
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
 
 
-def read_ledger(path: Path) -> SavedLedger | None:
+def read_ledger(path: str | os.PathLike[str]) -> SavedLedger | None:
     """Read the file; None if it does not exist.
 
     Raises:
         InvalidArgumentError: The file is damaged.
         OSError: The file cannot be read.
     """
-    if not path.exists():
+    try:
+        record = _read(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    record = read_json(path, InvalidArgumentError)
-    record.check_keys(("run", "job", "seconds", "usd", "date"))
-    amounts = {name: record.member(name).number() for name in ("seconds", "usd")}
-    for name, amount in amounts.items():
-        if amount < 0:
-            raise record.member(name).unexpected("a number of at least 0")
-    job = record.member("job")
+    record.check_keys(
+        ("run", "seconds", "usd", "date"), ("jobs", "command", "process", "ended", "saved_seconds", "job")
+    )
     return SavedLedger(
         run=record.member("run").text(),
-        job=None if job.value is None else job.text(),
+        seconds=record.member("seconds").number(),
+        usd=record.member("usd").number(),
         date=record.member("date").text(),
-        **amounts,
+        jobs=record.optional(
+            "jobs", lambda jobs: {name: one.integer() for name, one in jobs.members().items()}, dict[str, int]()
+        ),
+        command=record.optional("command", Checked.text, ""),
+        process=record.optional("process", Checked.text, ""),
+        ended=record.optional("ended", Checked.flag, False),
+        saved_seconds=record.member("saved_seconds").number() if record.has("saved_seconds") else None,
     )
+
+
+def _read(path: str | os.PathLike[str]) -> Checked:
+    if not is_url(path):
+        return read_json(path, InvalidArgumentError)
+    system, place = _file_system(path)
+    return parse_json(system.cat_file(place), File(os.fspath(path), InvalidArgumentError))
+
+
+def _names(folder: str) -> set[str]:
+    """List the files of budgets in a folder."""
+    if is_url(folder):
+        system, place = _file_system(folder)
+        found = system.ls(place, detail=False) if system.isdir(place) else []
+    else:
+        found = os.listdir(folder) if os.path.isdir(folder) else []
+    names = {os.path.basename(str(path).rstrip("/")) for path in found}
+    return {name for name in names if name.startswith(LEDGER_STEM) and name.endswith((".json", ".ckpt"))}
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is on a remote file system, such as `s3://bucket/runs`."""
+    return "://" in os.fspath(path)
+
+
+def _file_system(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    """Return the file system of a URL, by fsspec, which Lightning uses for its own files, and the path there."""
+    from fsspec.core import url_to_fs
+
+    found: tuple[Any, str] = url_to_fs(os.fspath(path))
+    return found

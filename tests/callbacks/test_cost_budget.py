@@ -891,10 +891,11 @@ def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
             if model.batches_trained == 2:
                 trainer.save_checkpoint(tmp_path / "second.ckpt")
             if model.batches_trained == 5:
-                trainer.should_stop = True
+                raise MemoryError
 
     trainer.callbacks.append(Save())
-    trainer.fit(model, lightning.loader(10))
+    with pytest.raises(MemoryError):
+        trainer.fit(model, lightning.loader(10))
     kept = read_ledger(tmp_path / LEDGER_NAME)
     assert kept is not None
     assert 5 * 50.0 - kept.seconds <= LEDGER_SECONDS
@@ -909,25 +910,52 @@ def test_a_run_that_is_killed_counts_what_it_used_since_its_checkpoint(
         return float(again.state_dict()["seconds"])
 
     assert resumed() == kept.seconds
-    assert "CostBudget adds 1 min 40 s that " in caplog.text
+    assert "CostBudget adds 2 min 30 s that " in caplog.text
     assert resumed(scope="run") == 0.0
 
 
-def test_a_job_that_is_started_again_counts_what_it_used_and_another_run_does_not(
+@pytest.mark.parametrize(
+    "variables", [{}, {"TORCHELASTIC_RUN_ID": "none"}, {"JOB_COMPLETION_INDEX": "0"}, {"SLURM_JOB_ID": "123"}]
+)
+def test_unrelated_runs_in_one_folder_and_one_job_train_all_their_batches(
+    lightning: Small, tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    # Three runs of 600 s, each within its 1,000 s: the second trained 6 of its batches, and the third none.
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    trained = []
+    for _ in range(3):
+        model = timed_model(lightning, time, 60.0)
+        fit(lightning, tmp_path, hours_of(1000.0), model=model, batches=10)
+        trained.append(model.batches_trained)
+    assert trained == [10, 10, 10]
+
+
+def test_a_job_that_is_killed_and_restarted_counts_its_use(
     lightning: Small, tmp_path: Path, time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def used() -> float:
-        budget = hours_of(100_000.0)
-        fit(lightning, tmp_path, budget, model=timed_model(lightning, time, 50.0), batches=4)
-        return float(budget.state_dict()["seconds"])
+    class Kill(lightning.lightning.Callback):  # type: ignore[misc,name-defined]
+        def on_train_batch_end(self, *args: Any) -> None:
+            raise SystemExit
 
-    assert used() == 200.0
-    assert used() == 200.0  # another run in the same folder
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert used() == 200.0
-    assert used() == 200.0 + 200.0  # started again
-    monkeypatch.setenv("SLURM_JOB_ID", "18")
-    assert used() == 200.0
+    killed = lightning.trainer(tmp_path, max_epochs=1, callbacks=[hours_of(100_000.0), Kill()])
+    with pytest.raises(SystemExit):
+        killed.fit(timed_model(lightning, time, 200.0), lightning.loader(4))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    budget = hours_of(100_000.0)
+    fit(lightning, tmp_path, budget, model=timed_model(lightning, time, 50.0), batches=4)
+    assert budget.state_dict()["seconds"] == 200.0 + 200.0
+
+
+def test_two_runs_in_one_folder_keep_their_checkpoints(lightning: Small, tmp_path: Path, time: Clock) -> None:
+    for _ in range(2):
+        fit(lightning, tmp_path, hours_of(300.0), model=timed_model(lightning, time, 100.0), batches=10)
+    one, other = sorted(tmp_path.glob("*.ckpt"))
+    assert other.name == CHECKPOINT_NAME
+    runs = [torch.load(path, weights_only=False)["callbacks"][CostBudget.state_key]["run"] for path in (one, other)]
+    assert runs[0] != runs[1]
+    assert one.stem == f"{other.stem}-{runs[0][:8]}"
 
 
 def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, tmp_path: Path, time: Clock) -> None:
@@ -935,4 +963,7 @@ def test_a_ledger_that_cannot_be_written_or_read_is_said_once(lightning: Small, 
     with pytest.warns(LightningPredictWarning) as warned:
         fit(lightning, tmp_path, hours_of(10_000.0), model=timed_model(lightning, time, 100.0), batches=5)
     said = [str(one.message) for one in warned if one.category is LightningPredictWarning]
-    assert [one.split(f" {tmp_path}")[0] for one in said] == ["CostBudget cannot read", "CostBudget could not write"]
+    assert [one.split(f" {tmp_path}")[0] for one in said] == [
+        "CostBudget cannot read the ledger in",
+        "CostBudget could not write",
+    ]
